@@ -1,0 +1,321 @@
+// Drives an engine through a scenario and compares every token with that of the request alone.
+#include <stdexcept>
+
+#include "run.h"
+#include "world.h"
+
+import quire.paging.snapshot;
+
+namespace quire::simulation {
+
+namespace {
+
+// A request on its way.
+struct Live {
+    int                           task = 0;
+    Request                       request;
+    RequestId                     id      = 0;
+    int                           arrived = 0;
+    std::vector<Answer>           answers;
+    std::vector<PositionLogprobs> prompt_logprobs;
+    std::set<int>                 cancelled; // answers, as asked for
+    bool                          cancel_asked = false, done = false;
+};
+
+bool same(const std::vector<PositionLogprobs>& a, const std::vector<PositionLogprobs>& b) {
+    const auto one = [](const TokenLogprob& x, const TokenLogprob& y) {
+        return x.token == y.token && x.logprob == y.logprob;
+    };
+    return std::ranges::equal(a, b, [&](const PositionLogprobs& x, const PositionLogprobs& y) {
+        return one(x.chosen, y.chosen) && std::ranges::equal(x.top, y.top, one);
+    });
+}
+
+std::string text_of(std::span<const Token> tokens) {
+    std::string out;
+    for (Token t : tokens) out += cat(" ", t);
+    return out;
+}
+
+class Run {
+public:
+    Run(const Scenario& scenario, bool trace) : s_(scenario), trace_(trace), oracle_(scenario) {}
+    Verdict run();
+
+private:
+    void submit(int task);
+    void cancel(int step);
+    void set_troubles(int step);
+    bool step();
+    void take(Output& event);
+    void end(Live& live);
+    void overwrite_free_blocks();
+    void count_reached();
+    bool may_outgrow(const Live& live) const;
+    bool all_over() const {
+        return live_.size() == s_.tasks.size() && std::ranges::all_of(live_, [](const auto& l) { return l->done; });
+    }
+    [[noreturn]] void wrong(const std::string& what) const {
+        throw std::runtime_error(cat("step ", step_, ": ", what));
+    }
+    [[noreturn]] void wrong(const Live& live, const std::string& what) const {
+        wrong(cat("request ", live.task, " ", what));
+    }
+
+    const Scenario&                                s_;
+    bool                                           trace_;
+    Oracle                                         oracle_;
+    SimEngine                                      sim_;
+    std::vector<std::unique_ptr<Live>>             live_;
+    std::map<Pattern, std::shared_ptr<Constraint>> compiled_;
+    std::vector<Output>                            events_;
+    Reached                                        reached_;
+    std::size_t                                    next_fault_ = 0;
+    int                                            step_ = 0, n_failed_ = 0, pinned_blocks_ = 0;
+    bool                                           broke_ = false; // the device failed, as it was told
+};
+
+void Run::submit(int task) {
+    auto  live = std::make_unique<Live>();
+    Live& l    = *live;
+    l.task     = task;
+    l.arrived  = step_;
+    l.request  = oracle_.request(task);
+    Request r  = l.request;
+    constrain(r, s_.tasks[std::size_t(task)].pattern, *sim_.engine, compiled_);
+    l.answers.resize(std::size_t(r.n));
+    (void)oracle_.expected(task);
+    live_.push_back(std::move(live));
+    if (r.pin) pinned_blocks_ += units_for(lanes_of(s_.windows), int(r.prompt.size()), s_.block_size);
+    Result<RequestId> id = sim_.engine->submit(std::move(r));
+    if (id) {
+        l.id = *id;
+        reached_["requests"]++;
+        return;
+    }
+    if (!may_outgrow(l)) wrong(l, cat("was refused: ", id.error().message));
+    l.done = true;
+    reached_["refused at once"]++;
+}
+
+// Whether the pool can be too small for a request, beside what is pinned.
+bool Run::may_outgrow(const Live& l) const {
+    const int   width   = l.request.width();
+    std::size_t longest = 1;
+    for (const Answer& a : const_cast<Oracle&>(oracle_).expected(l.task).answers)
+        longest = std::max(longest, a.tokens.size());
+    if (l.request.beam_width > 0 || l.request.context_shift) longest = std::size_t(l.request.max_tokens);
+    const int n_tokens = std::min(int(l.request.prompt.size() + longest) + 1, s_.context);
+    const int units    = units_for(lanes_of(s_.windows), n_tokens, s_.block_size);
+    return (l.request.beam_width > 0 ? 2 : 1) * width * units > s_.n_blocks - pinned_blocks_;
+}
+
+void Run::cancel(int step) {
+    for (auto& l : live_) {
+        const Task& t = s_.tasks[std::size_t(l->task)];
+        if (l->id == 0) continue;
+        if (t.cancel_after >= 0 && step == l->arrived + t.cancel_after) {
+            if (trace_) std::printf("%d: cancels %d\n", step_, l->task);
+            reached_[l->done ? "cancelled when over" : "cancelled"]++;
+            l->cancel_asked = true;
+            sim_.engine->cancel(l->id);
+        }
+        if (t.cancel_answer >= 0 && step == l->arrived + t.cancel_answer_after && !l->done) {
+            reached_["answers cancelled"]++;
+            l->cancelled.insert(t.cancel_answer);
+            sim_.engine->cancel(l->id, t.cancel_answer);
+        }
+    }
+}
+
+void Run::set_troubles(int step) {
+    Trouble& trouble = sim_.executor->trouble;
+    for (; next_fault_ < s_.faults.size() && s_.faults[next_fault_].at <= step; next_fault_++)
+        switch (s_.faults[next_fault_].kind) {
+            case FaultKind::not_finite: trouble.not_finite = true; break;
+            case FaultKind::move: trouble.move = true; break;
+            case FaultKind::launch: trouble.launch = true; break;
+            case FaultKind::results: trouble.results = true; break;
+        }
+}
+
+// False: the engine is idle.
+bool Run::step() {
+    const Trouble before = sim_.executor->trouble;
+    bool          busy   = false;
+    try {
+        busy = sim_.engine->step(events_);
+    } catch (const std::exception& e) {
+        const Trouble& now = sim_.executor->trouble;
+        if (before.move == now.move && before.launch == now.launch && before.results == now.results)
+            wrong(cat("the engine failed: ", e.what()));
+        reached_[before.move != now.move       ? "moves failed"
+                 : before.launch != now.launch ? "launches failed"
+                                               : "results failed"]++;
+        broke_ = true;
+        return false;
+    }
+    if (!sim_.executor->broken().empty()) wrong(sim_.executor->broken());
+    for (Output& event : events_) take(event);
+    events_.clear();
+    sim_.engine->check_invariants();
+    if (s_.scribbles) overwrite_free_blocks();
+    return busy;
+}
+
+void Run::take(Output& event) {
+    const auto at = std::ranges::find_if(live_, [&](const auto& l) { return l->id == event.id; });
+    if (at == live_.end()) wrong(cat("an output of a request that nobody made: ", event.id));
+    Live& l = **at;
+    if (trace_)
+        std::printf("%d: request %d answer %d:%s%s\n", step_, l.task, event.index, text_of(event.tokens).c_str(),
+                    event.finish != FinishReason::none
+                        ? cat(" finish ", int(event.finish), event.done ? ", done" : "").c_str()
+                        : "");
+    if (l.done) wrong(l, "goes on after its end");
+    if (event.index < 0 || event.index >= int(l.answers.size())) wrong(l, cat("has an answer ", event.index));
+    Answer&         a = l.answers[std::size_t(event.index)];
+    const Expected& e = oracle_.expected(l.task);
+    if (a.finish != FinishReason::none) wrong(l, cat("goes on with answer ", event.index, ", which has ended"));
+    a.tokens.insert(a.tokens.end(), event.tokens.begin(), event.tokens.end());
+    a.logprobs.insert(a.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    if (!event.prompt_logprobs.empty()) l.prompt_logprobs = std::move(event.prompt_logprobs);
+    a.finish  = event.finish;
+    a.logprob = event.logprob;
+    a.score   = event.score;
+    if (event.cached_tokens > 0) reached_["cache hits"]++;
+    // A shift where the pool is full is another one than where the context is.
+    if (!l.request.pin && !withheld(l.request) && !(l.request.context_shift && may_outgrow(l))) {
+        const std::vector<Token>& all = e.answers[std::size_t(event.index)].tokens;
+        if (a.tokens.size() > all.size() || !std::equal(a.tokens.begin(), a.tokens.end(), all.begin()))
+            wrong(l, cat("answers", text_of(a.tokens), " where alone it answers", text_of(all), " (answer ",
+                         event.index, ")"));
+    }
+    if (event.finish == FinishReason::none) {
+        if (event.done) wrong(l, "is over without a reason");
+        return;
+    }
+    // Why the answer ended.
+    switch (event.finish) {
+        case FinishReason::none: break;
+        case FinishReason::cancelled:
+            if (!l.cancel_asked && !l.cancelled.contains(event.index)) wrong(l, "was cancelled by nobody");
+            break;
+        case FinishReason::failed:
+            n_failed_ += event.done;
+            reached_["rows that are not finite"] += event.done;
+            if (n_failed_ > sim_.executor->n_not_finite) wrong(l, cat("failed: ", event.message));
+            break;
+        case FinishReason::unmet: wrong(l, cat("met no constraint: ", event.message));
+        case FinishReason::refused:
+            if (!may_outgrow(l)) wrong(l, cat("was refused: ", event.message));
+            reached_["refused later"] += event.done;
+            break;
+        case FinishReason::stop:
+        case FinishReason::length: {
+            if (l.request.pin) {
+                if (event.finish != FinishReason::stop && !may_outgrow(l)) wrong(l, "was not pinned");
+                reached_["pins"] += event.finish == FinishReason::stop;
+                break;
+            }
+            const Answer& want = e.answers[std::size_t(event.index)];
+            const bool    all = a.tokens == want.tokens && a.finish == want.finish && same(a.logprobs, want.logprobs) &&
+                             a.logprob == want.logprob && a.score == want.score;
+            if (all) break;
+            if (event.finish != FinishReason::length && !withheld(l.request) && !l.request.context_shift)
+                wrong(l, cat("ended with reason ", int(event.finish), " where alone with ", int(want.finish)));
+            if (!may_outgrow(l))
+                wrong(l, cat("answers", text_of(a.tokens), " (reason ", int(a.finish), ", score ", a.score,
+                             ") where alone it answers", text_of(want.tokens), " (reason ", int(want.finish),
+                             ", score ", want.score, ", answer ", event.index, ")"));
+            reached_["outgrew the pool"]++;
+        }
+    }
+    if (event.done) end(l);
+}
+
+void Run::end(Live& l) {
+    l.done = true;
+    for (const Answer& a : l.answers)
+        if (a.finish == FinishReason::none) wrong(l, "is over with an answer that is not");
+    const bool whole = std::ranges::all_of(
+        l.answers, [](const Answer& a) { return a.finish == FinishReason::stop || a.finish == FinishReason::length; });
+    if (whole && !l.request.pin) {
+        reached_["complete answers"]++;
+        if (l.request.beam_width > 0) reached_["beam searches"]++;
+        else if (withheld(l.request)) reached_["best of several"]++;
+        if (s_.tasks[std::size_t(l.task)].pattern != Pattern::none) reached_["constraints"]++;
+        if (!same(l.prompt_logprobs, oracle_.expected(l.task).prompt_logprobs))
+            wrong(l, "has other log-probabilities of its prompt than alone");
+    }
+}
+
+// Blocks that are in no table and not in the cache: whoever reads them now is wrong.
+void Run::overwrite_free_blocks() {
+    const Snapshot snapshot = sim_.engine->snapshot();
+    for (std::size_t i = 0; i < snapshot.blocks.size(); i++)
+        if (snapshot.blocks[i].ref_count == 0 && !snapshot.blocks[i].cached && snapshot.blocks[i].filled == 0)
+            sim_.executor->scribble(BlockId(i));
+}
+
+void Run::count_reached() {
+    const EngineStats stats = sim_.engine->stats();
+    reached_["steps"] += stats.steps;
+    reached_["steps planned ahead"] += stats.planned_ahead;
+    reached_["preemptions"] += stats.preemptions;
+    reached_["priority preemptions"] += stats.memory.priority_preemptions;
+    reached_["recomputations"] += stats.memory.recomputations;
+    reached_["swaps out"] += stats.memory.swaps_out;
+    reached_["swaps in"] += stats.memory.swaps_in;
+    reached_["forks"] += stats.memory.forks;
+    reached_["copied blocks"] += stats.memory.copied_blocks;
+    reached_["blocks released behind windows"] += stats.memory.released_blocks;
+    reached_["context shifts"] += stats.memory.context_shifts;
+    reached_["cached tokens"] += stats.cached_tokens;
+    reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
+    reached_[cat("layouts of ", lanes_of(s_.windows).size(), " groups")]++;
+}
+
+Verdict Run::run() {
+    Verdict verdict;
+    try {
+        sim_ = make_engine(s_, false);
+        // Twice what all tokens would take one by one, computed anew for each of them.
+        int most_steps = 2000;
+        for (const Task& t : s_.tasks)
+            most_steps = std::max(most_steps, t.at) + 4 * s_.context * (1 + std::max({t.n, t.best_of, t.beams}));
+        bool busy = true;
+        for (step_ = 0; (busy || !all_over()) && !broke_; step_++) {
+            if (step_ > most_steps) wrong("it does not end");
+            for (std::size_t i = 0; i < s_.tasks.size(); i++)
+                if (s_.tasks[i].at == step_) submit(int(i));
+            cancel(step_);
+            set_troubles(step_);
+            busy = step();
+            if (live_.size() < s_.tasks.size() || busy || broke_) continue;
+            for (const auto& l : live_)
+                if (!l->done) wrong(*l, "is lost: the engine is idle");
+        }
+        if (!broke_) { // what is pinned goes, and nothing is left
+            for (const auto& l : live_)
+                if (l->request.pin && l->id != 0 && !l->cancel_asked) sim_.engine->cancel(l->id);
+            for (int i = 0; i < 3; i++, step_++) step();
+            const EngineStats stats = sim_.engine->stats();
+            if (stats.running + stats.waiting + stats.blocks_used + stats.swap_used + stats.blocks_pinned > 0)
+                wrong(cat("something is left: ", stats.running, " running, ", stats.waiting, " waiting, ",
+                          stats.blocks_used, " blocks, ", stats.swap_used, " swap blocks, ", stats.blocks_pinned,
+                          " pinned"));
+        }
+        count_reached();
+    } catch (const std::exception& e) {
+        verdict.wrong = e.what();
+    }
+    verdict.reached = std::move(reached_);
+    return verdict;
+}
+
+} // namespace
+
+Verdict run(const Scenario& scenario, bool trace) { return Run(scenario, trace).run(); }
+
+} // namespace quire::simulation

@@ -1,0 +1,162 @@
+// Seeds to scenarios, scenarios to text.
+#include "scenario.h"
+#include "hashes.h"
+
+namespace quire::simulation {
+
+Random::Random(std::uint64_t seed, std::uint64_t name) : state_(mix(seed * 0x9e3779b97f4a7c15ull + mix(name + 1))) {}
+
+std::uint64_t Random::next() { return mix(state_ += 0x9e3779b97f4a7c15ull); }
+
+namespace {
+
+std::vector<int> some_windows(Random& r, int block_size) {
+    const auto window = [&] { return 1 + r.below(6 * block_size); };
+    switch (r.below(8)) {
+        case 0:
+        case 1:
+        case 2: return {0};
+        case 3: return {window()};
+        case 4: return {0, window()};
+        case 5: return {window(), window()};
+        case 6: return {window(), 0, window()};
+        default: return {window(), window(), 0, window()};
+    }
+}
+
+Task make_task(Random& r, const Scenario& s, int i, int busy) {
+    Task t;
+    t.at     = r.one_in(3) ? r.below(busy) : r.below(std::max(busy / 4, 1));
+    t.family = r.below(2);
+    t.n_prompt =
+        r.one_in(4) ? r.between(1, s.context - 2) : r.between(1, std::min(s.context - 2, 6 * s.block_size + 3));
+    if (r.one_in(3)) t.n_prompt = std::min(s.context - 2, r.between(1, 4) * s.block_size); // ends with a block
+    if (r.one_in(2)) t.differs = r.below(t.n_prompt + 1), t.variant = r.below(3);
+    if (i > 0 && r.one_in(5)) {
+        t.follows  = r.below(i);
+        t.n_prompt = r.between(1, 6);
+    }
+    t.max_tokens = r.one_in(4) ? r.between(1, s.context) : r.between(1, 12);
+    t.priority   = r.one_in(4) ? r.between(-2, 2) : 0;
+    t.salt       = r.one_in(6) ? r.between(1, 2) : 0;
+    t.ignore_end = r.one_in(2);
+    t.sampled    = r.one_in(2);
+    t.penalties  = r.one_in(6);
+    // Few seeds: equal requests come again.
+    t.sample_seed = std::uint64_t(r.below(3));
+    if (r.one_in(6)) t.min_tokens = r.below(t.max_tokens + 1);
+    if (r.one_in(8)) t.logprobs = r.below(3);
+    if (r.one_in(12)) t.prompt_logprobs = r.below(3);
+    t.progress = r.one_in(8);
+    switch (r.below(10)) {
+        case 0: t.n = r.between(2, 4); break;
+        case 1: t.n = r.between(1, 2), t.best_of = t.n + r.between(0, 2); break;
+        case 2:
+        case 3: t.beams = r.between(2, 4), t.n = r.between(1, t.beams); break;
+        case 4: t.pattern = Pattern(r.between(1, 4)), t.min_tokens = 0; break;
+        case 5:
+            if (r.one_in(2)) t.pin = true;
+            break;
+        default: break;
+    }
+    if (t.n == 1 && t.beams == 0 && t.best_of == 0 && r.one_in(8)) t.shifts = true;
+    t.n       = std::min(t.n, s.sequences);
+    t.best_of = std::min(t.best_of, s.sequences);
+    t.beams   = std::min(t.beams, s.sequences);
+    if (t.pin) t.n = 1, t.best_of = t.beams = 0, t.prompt_logprobs = -1;
+    if (r.one_in(6) || t.pin) t.cancel_after = r.below(busy);
+    if (r.one_in(6) && t.n > 1) t.cancel_answer = r.below(t.n), t.cancel_answer_after = r.below(busy);
+    return t;
+}
+
+} // namespace
+
+Scenario make_scenario(std::uint64_t seed) {
+    Random   r(seed, 0);
+    Scenario s;
+    s.seed            = seed;
+    const int sizes[] = {1, 2, 2, 3, 4, 4, 5, 8, 16};
+    s.block_size      = sizes[r.below(9)];
+    s.context         = r.between(4, 12) * s.block_size + r.below(s.block_size) + 4;
+    const int whole   = (s.context + s.block_size - 1) / s.block_size; // blocks of the longest sequence
+    s.n_blocks        = r.one_in(3) ? r.between(4, whole + 2) : r.between(whole, 4 * whole);
+    s.n_swap          = r.one_in(3) ? 0 : r.between(1, s.n_blocks);
+    s.sequences       = r.between(1, 10);
+    s.step_tokens     = s.sequences + r.below(r.one_in(2) ? 8 : 48);
+    s.windows         = some_windows(r, s.block_size);
+    s.cache           = !r.one_in(5);
+    s.keep_preempted  = !r.one_in(3);
+    s.pipeline        = r.one_in(2);
+    s.shuffled        = r.one_in(2);
+    s.device_best     = r.one_in(2);
+    s.late            = r.one_in(2);
+    s.paced           = r.one_in(6);
+    s.preemption      = PreemptionMode(r.below(3));
+    s.watermark       = r.one_in(3) ? 0 : 0.01 * r.between(1, 25);
+    s.token_seconds   = 1e-4 * r.between(1, 30);
+    s.block_seconds   = 1e-4 * r.between(1, 30);
+    const int n       = r.between(2, 14);
+    const int busy    = r.between(4, 60);
+    for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
+    if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
+    if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
+    return s;
+}
+
+std::string describe(const Scenario& s) {
+    const Scenario d;
+    std::string    out =
+        cat("engine: blocks of ", s.block_size, ", ", s.n_blocks, " of them, ", s.n_swap, " to swap; context ",
+            s.context, ", ", s.step_tokens, " tokens in a step, ", s.sequences, " sequences; windows");
+    for (int w : s.windows) out += cat(" ", w);
+    out += cat("; ",
+               s.preemption == PreemptionMode::swap        ? "swaps"
+               : s.preemption == PreemptionMode::recompute ? "recomputes"
+                                                           : "swaps or recomputes",
+               "; watermark ", s.watermark);
+    const auto flag = [&](bool on, const char* name) { out += on ? cat("; ", name) : std::string(); };
+    flag(!s.cache, "no prefix cache");
+    flag(!s.keep_preempted, "preempted blocks leave the cache");
+    flag(s.pipeline, "pipelined");
+    flag(s.shuffled, "blocks in another order");
+    flag(s.device_best, "the device finds the best token");
+    flag(s.late, "computed late");
+    flag(!s.scribbles, "free blocks stay as they are");
+    flag(s.paced, "chunks by time");
+    out += cat("; ", s.token_seconds, " s a token, ", s.block_seconds, " s a block\n");
+    for (std::size_t i = 0; i < s.tasks.size(); i++) {
+        const Task& t = s.tasks[i];
+        const Task  u;
+        out += cat("request ", i, " at step ", t.at, ": ");
+        if (t.follows >= 0) out += cat("follows ", t.follows, ", ");
+        out += cat(t.n_prompt, " tokens of family ", t.family);
+        if (t.differs < t.n_prompt) out += cat(", of variant ", t.variant, " from ", t.differs);
+        out += cat("; ", t.pin ? "pinned" : cat("max ", t.max_tokens));
+        const auto number = [&](int v, int usual, const char* name) {
+            if (v != usual) out += cat("; ", name, " ", v);
+        };
+        number(t.min_tokens, u.min_tokens, "min");
+        number(t.n, u.n, "n");
+        number(t.best_of, u.best_of, "best of");
+        number(t.beams, u.beams, "beams");
+        number(t.priority, u.priority, "priority");
+        number(t.salt, u.salt, "salt");
+        number(t.logprobs, u.logprobs, "logprobs");
+        number(t.prompt_logprobs, u.prompt_logprobs, "prompt logprobs");
+        number(int(t.pattern), 0, "constraint");
+        flag(t.sampled, "sampled");
+        if (t.sampled) number(int(t.sample_seed), -1, "seed");
+        flag(t.penalties, "penalties");
+        flag(t.ignore_end, "ignores the end");
+        flag(t.shifts, "context shift");
+        flag(t.progress, "progress");
+        number(t.cancel_after, u.cancel_after, "cancelled after");
+        if (t.cancel_answer >= 0) out += cat("; answer ", t.cancel_answer, " cancelled after ", t.cancel_answer_after);
+        out += '\n';
+    }
+    const char* kinds[] = {"a row that is not finite", "a failing move", "a failing launch", "failing results"};
+    for (const Fault& f : s.faults) out += cat("fault from step ", f.at, ": ", kinds[int(f.kind)], "\n");
+    return out;
+}
+
+} // namespace quire::simulation

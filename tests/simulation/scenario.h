@@ -1,0 +1,82 @@
+// What happens in one run, as a plain value made from a seed: the engine's options, the requests, the faults. Printed, and made smaller
+// where it fails.
+#pragma once
+
+import quire.core.base;
+import quire.core.std;
+import quire.schedule.preemption;
+
+namespace quire::simulation {
+
+enum class Pattern : std::uint8_t { none, word, choice, number, object }; // of a constraint
+
+// One request.
+struct Task {
+    int at = 0; // the step before which it arrives
+    // Its prompt: tokens of a family, from `differs` on those of a variant. Behind another task's prompt and answer where it follows one.
+    int           follows = -1;
+    int           family = 0, n_prompt = 8, differs = 1000, variant = 0;
+    int           max_tokens = 8, min_tokens = 0;
+    int           n = 1, best_of = 0, beams = 0;
+    int           priority   = 0;
+    int           salt       = 0; // 0: none
+    bool          pin        = false;
+    bool          sampled    = false; // not greedy
+    bool          penalties  = false;
+    bool          ignore_end = false;
+    bool          shifts     = false;
+    bool          progress   = false;
+    int           logprobs = -1, prompt_logprobs = -1;
+    Pattern       pattern       = Pattern::none;
+    std::uint64_t sample_seed   = 0;
+    int           cancel_after  = -1; // steps after its arrival
+    int           cancel_answer = -1, cancel_answer_after = 0;
+};
+
+enum class FaultKind : std::uint8_t {
+    not_finite, // a row of logits is NaN
+    move,       // moving blocks fails
+    launch,     // the device fails as a step begins
+    results,    // or as it ends
+};
+
+struct Fault {
+    int       at   = 0; // at the first chance from this step on
+    FaultKind kind = FaultKind::not_finite;
+};
+
+struct Scenario {
+    std::uint64_t      seed       = 0;
+    int                block_size = 4, n_blocks = 16, n_swap = 8;
+    int                context = 64, step_tokens = 16, sequences = 8;
+    std::vector<int>   windows{0}; // of the model's layers
+    bool               cache = true, keep_preempted = true, pipeline = false, shuffled = false;
+    bool               device_best = false; // the device says which token is the most likely
+    bool               late       = false; // a step is computed when its results are asked for, not when it is launched
+    bool               scribbles  = true;  // what is in no table is overwritten after each step
+    bool               paced      = false; // chunks by the time of a step
+    PreemptionMode     preemption = PreemptionMode::automatic;
+    double             watermark  = 0.04;
+    double             token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes
+    std::vector<Task>  tasks;
+    std::vector<Fault> faults;
+};
+
+// `served`: to be run behind the server, which leaves out what its API does not have.
+Scenario    make_scenario(std::uint64_t seed);
+std::string describe(const Scenario& scenario);
+
+// A stream of random numbers; of several with the same seed and different names none tells of another.
+class Random {
+public:
+    Random(std::uint64_t seed, std::uint64_t name);
+    std::uint64_t next();
+    int           below(int n) { return int(next() % std::uint64_t(n)); }
+    int           between(int least, int most) { return least + below(most - least + 1); }
+    bool          one_in(int n) { return below(n) == 0; }
+
+private:
+    std::uint64_t state_;
+};
+
+} // namespace quire::simulation

@@ -1,0 +1,144 @@
+// Runs plans on hashes, and looks for plans that cannot be.
+#include <stdexcept>
+
+#include "sim_executor.h"
+
+namespace quire::simulation {
+
+SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
+    : o_(std::move(options)), clock_(std::move(clock)), n_cells_(cells_in_slot(o_.lanes)),
+      device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
+      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)) {
+    std::uint64_t n = 0;
+    for (std::vector<Cell>* memory : {&device_, &swap_})
+        for (Cell& c : *memory)
+            for (std::uint64_t& v : c.value) v = mix(++n);
+}
+
+void SimExecutor::fault(const std::string& what) {
+    if (broken_.empty()) broken_ = cat("step ", step_, " of the device: ", what);
+}
+
+void SimExecutor::copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span<const BlockCopy> list) {
+    const std::ptrdiff_t n = std::ptrdiff_t(o_.block_size) * n_cells_;
+    for (const auto [a, b] : list) {
+        if (a < 0 || b < 0 || (a + 1) * n > std::ptrdiff_t(from.size()) || (b + 1) * n > std::ptrdiff_t(to.size())) {
+            fault(cat("block ", a, " cannot be copied to ", b));
+            continue;
+        }
+        std::copy_n(from.begin() + a * n, n, to.begin() + b * n);
+        clock_->pass(o_.block_seconds);
+        n_moves++;
+    }
+}
+
+void SimExecutor::move_blocks(const BlockMoves& moves) {
+    if (std::exchange(trouble.move, false)) throw std::runtime_error("a simulated failure of a move");
+    copy(device_, swap_, moves.swap_out);
+    copy(swap_, device_, moves.swap_in);
+    copy(device_, device_, moves.copies);
+}
+
+void SimExecutor::launch(const StepPlan& plan) {
+    if (std::exchange(trouble.launch, false)) throw std::runtime_error("a simulated failure of a launch");
+    step_++;
+    plan_     = plan;
+    computed_ = false;
+    clock_->pass(1e-3 + o_.token_seconds * plan.n_tokens());
+    if (!o_.late) compute();
+}
+
+StepResults SimExecutor::results() {
+    if (std::exchange(trouble.results, false)) throw std::runtime_error("a simulated failure of a step");
+    if (!computed_) compute();
+    if (plan_.logit_rows.empty()) return {};
+    return {best_, {}, [this] { return std::span<const float>(logits_); }, {}};
+}
+
+void SimExecutor::scribble(BlockId unit) {
+    for (std::int64_t slot = std::int64_t(unit) * o_.block_size; slot < std::int64_t(unit + 1) * o_.block_size; slot++)
+        for (int l = 0; l < int(o_.lanes.size()); l++) {
+            Cell& c = cell(device_, l, slot);
+            c.step  = -2;
+            for (std::uint64_t& v : c.value) v = mix(v + 1);
+        }
+}
+
+void SimExecutor::compute() {
+    computed_         = true;
+    const StepPlan& p = plan_;
+    const int       n = p.n_tokens(), n_slots = o_.n_blocks * o_.block_size, n_lanes = int(o_.lanes.size());
+    state_.resize(std::size_t(n));
+    next_.resize(std::size_t(n));
+    for (int t = 0; t < n; t++) {
+        if (p.tokens[std::size_t(t)] < 0 || p.tokens[std::size_t(t)] >= o_.vocab)
+            return fault("a token outside the vocabulary");
+        for (const Lane& lane : o_.lanes)
+            if (const int slot = slot_of(p, lane, t); slot < 0 || slot >= n_slots)
+                return fault(cat("slot ", slot, " of ", n_slots));
+        state_[std::size_t(t)] = embed(p.tokens[std::size_t(t)], p.positions[std::size_t(t)]);
+    }
+    for (int r = 0; r < n_rounds; r++) {
+        const auto round = std::size_t(r);
+        for (int l = 0; l < n_lanes; l++)
+            for (int t = 0; t < n; t++) {
+                Cell&               c = cell(device_, l, slot_of(p, o_.lanes[std::size_t(l)], t));
+                const std::uint64_t v = stored(state_[std::size_t(t)], l, r);
+                if (r == 0 && c.step == step_) {
+                    n_same_step++;
+                    if (c.value[round] != v) fault("two tokens of a step are written to one slot");
+                }
+                c.value[round] = v;
+                c.step         = step_;
+            }
+        for (int s = 0; s < p.n_seqs(); s++)
+            for (int t = p.token_start[std::size_t(s)]; t < p.token_start[std::size_t(s) + 1]; t++) {
+                const int     position = p.positions[std::size_t(t)];
+                std::uint64_t state    = state_[std::size_t(t)];
+                for (int l = 0; l < n_lanes; l++) {
+                    const Lane&   lane = o_.lanes[std::size_t(l)];
+                    std::uint64_t sum  = 0;
+                    for (int q = first_seen(lane, position), end = 0; q <= position; q = end) {
+                        const int     i    = q / o_.block_size;
+                        const BlockId unit = unit_of(p, lane, s, i);
+                        end                = std::min(position + 1, (i + 1) * o_.block_size);
+                        if (unit < 0 || unit >= o_.n_blocks) {
+                            fault(cat("sequence ", s, " reads position ", q, " for ", position,
+                                      ", and its table has no block for it"));
+                            continue;
+                        }
+                        for (; q < end; q++) {
+                            const Cell& c = cell(device_, l, std::int64_t(unit) * o_.block_size + q % o_.block_size);
+                            sum += seen(c.value[round], q);
+                            if (c.step < 0)
+                                fault(cat("sequence ", s, " reads position ", q, " for ", position, " from unit ", unit,
+                                          c.step == -1 ? ", where nothing was written" : ", which was given back"));
+                            if (c.step == step_ && q < p.readable[std::size_t(s)])
+                                fault(cat("sequence ", s, ": position ", q, " of unit ", unit,
+                                          " is written in the step that may read it from the beginning"));
+                        }
+                    }
+                    state = attend(state, sum);
+                }
+                next_[std::size_t(t)] = state;
+            }
+        std::swap(state_, next_);
+    }
+    const auto vocab = std::size_t(o_.vocab);
+    logits_.resize(p.logit_rows.size() * vocab);
+    best_.clear();
+    const std::size_t bad =
+        trouble.not_finite && !p.logit_rows.empty() ? std::size_t(step_) % p.logit_rows.size() : p.logit_rows.size();
+    for (std::size_t i = 0; i < p.logit_rows.size(); i++) {
+        const std::span<float> row = std::span(logits_).subspan(i * vocab, vocab);
+        logits_of(state_[std::size_t(p.logit_rows[i])], o_.ends, row);
+        if (i == bad) {
+            row[vocab / 2]     = std::numeric_limits<float>::quiet_NaN();
+            trouble.not_finite = false;
+            n_not_finite++;
+        }
+        if (o_.best) best_.push_back(i == bad ? -1 : Token(std::max_element(row.begin(), row.end()) - row.begin()));
+    }
+}
+
+} // namespace quire::simulation

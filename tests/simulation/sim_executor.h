@@ -1,0 +1,85 @@
+// The executor of the simulator: its K and V are hashes in simulated memory, read through the plan's block tables. **Owns** the memory and
+// the virtual clock.
+#pragma once
+
+#include "hashes.h"
+
+import quire.engine.executor;
+
+namespace quire::simulation {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// Time that passes only when the device computes or moves.
+struct Clock {
+    // Years from now: patience that is measured by the machine's clock does not end. So masks are there in time.
+    TimePoint now = std::chrono::steady_clock::now() + std::chrono::seconds(1'000'000'000);
+    void      pass(double seconds) {
+        now += std::chrono::duration_cast<TimePoint::duration>(std::chrono::duration<double>(seconds));
+    }
+};
+
+struct SimOptions {
+    std::vector<Lane>  lanes;
+    int                block_size = 16, n_blocks = 0, n_swap = 0;
+    int                vocab = 0;
+    std::vector<Token> ends;
+    bool               late = false, best = false;
+    double             token_seconds = 0, block_seconds = 0;
+};
+
+// What the device is to do wrong; each is taken back when it has happened.
+struct Trouble {
+    bool not_finite = false, move = false, launch = false, results = false;
+};
+
+class SimExecutor final : public Executor {
+public:
+    SimExecutor(SimOptions options, std::shared_ptr<Clock> clock);
+
+    void           move_blocks(const BlockMoves& moves) override;
+    void           launch(const StepPlan& plan) override;
+    SamplingLimits sampling_limits() const override { return {}; }
+    void           sample(const StepPlan&) override {}
+    StepResults    results() override;
+    ExecutorMemory memory() const override { return {}; }
+    std::string    tuning() const override { return {}; }
+    double         weight_bandwidth() override { return 0; }
+    std::string    describe() const override { return "simulated"; }
+    std::string    explain() const override { return "hashes"; }
+
+    // What it met that cannot be; empty: nothing.
+    const std::string& broken() const { return broken_; }
+    void               set_ends(std::vector<Token> ends) { o_.ends = std::move(ends); }
+    // Overwrites a unit that nobody is to read any more.
+    void    scribble(BlockId unit);
+    Trouble trouble;
+    int     n_not_finite = 0; // rows
+    int     n_moves = 0, n_far_tables = 0, n_same_step = 0;
+
+private:
+    struct Cell {
+        std::array<std::uint64_t, n_rounds> value{};
+        int                                 step = -1; // that wrote it; -1: none, -2: scribbled
+    };
+    void  compute();
+    void  fault(const std::string& what);
+    Cell& cell(std::vector<Cell>& memory, int lane, std::int64_t slot) {
+        return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(cell_in_slot(o_.lanes, lane))];
+    }
+    void copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span<const BlockCopy> list);
+
+    SimOptions                 o_;
+    std::shared_ptr<Clock>     clock_;
+    int                        n_cells_;
+    std::vector<Cell>          device_, swap_;
+    StepPlan                   plan_;
+    bool                       computed_ = true;
+    int                        step_     = 0;
+    std::vector<std::uint64_t> state_, next_; // [T]
+    std::vector<float>         logits_;
+    std::vector<Token>         best_;
+    std::string                broken_;
+};
+
+} // namespace quire::simulation

@@ -1,0 +1,62 @@
+// Engines on the simulated device, the requests of a scenario, and what each of them answers alone.
+#pragma once
+
+#include "scenario.h"
+#include "sim_executor.h"
+
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.text.grammar.compile;
+
+namespace quire::simulation {
+
+struct SimEngine {
+    std::shared_ptr<Clock> clock    = std::make_shared<Clock>();
+    SimExecutor*           executor = nullptr; // the engine's
+    std::optional<Engine>  engine;
+};
+
+// `alone`: with memory for everything, no faults and no cache, blocks that hold whole sequences, and every order as it is simplest.
+SimEngine make_engine(const Scenario& scenario, bool alone);
+
+struct Answer {
+    std::vector<Token>            tokens;
+    FinishReason                  finish  = FinishReason::none;
+    double                        logprob = 0, score = 0;
+    std::vector<PositionLogprobs> logprobs;
+};
+
+struct Expected {
+    std::vector<Answer>           answers;
+    std::vector<PositionLogprobs> prompt_logprobs;
+};
+
+// Answers that are compared with one another are given when all are there.
+inline bool withheld(const Request& r) { return r.beam_width > 0 || r.best_of > r.n; }
+
+// **Owns** what it has found out about a scenario's tasks.
+class Oracle {
+public:
+    explicit Oracle(const Scenario& scenario) : scenario_(scenario), lanes_(lanes_of(scenario.windows)) {}
+
+    std::vector<Token> prompt(int task);
+    // Everything but what belongs to one engine: the constraint.
+    Request         request(int task);
+    const Expected& expected(int task);
+
+private:
+    Expected by_hand(const Request& request);
+    Expected by_engine(int task, const Request& request);
+
+    const Scenario&          scenario_;
+    std::vector<Lane>        lanes_;
+    std::map<int, Expected>  known_;
+    std::optional<SimEngine> alone_;
+    SimEngine&               alone();
+};
+
+// Puts the task's constraint into a request for this engine.
+void constrain(Request& request, Pattern pattern, const Engine& engine,
+               std::map<Pattern, std::shared_ptr<Constraint>>& compiled);
+
+} // namespace quire::simulation
