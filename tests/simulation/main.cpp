@@ -1,32 +1,135 @@
-// simulate: runs scenarios made from seeds.
+// simulate: runs the engine through random scenarios, one for each seed, and says what went wrong and how often what was reached.
+// docs/simulation.md has more.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
+#include <vector>
 
-#include "run.h"
+#include "apart.h"
 
 using namespace quire;
 using namespace quire::simulation;
 
+namespace {
+
+constexpr const char* usage =
+    "simulate [--seeds N] [--from SEED] [--jobs N]   runs N seeds and counts what they reach\n"
+    "simulate --seed SEED [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n";
+
+// What runs of many seeds have to reach, each of them.
+const std::vector<std::string> features{"requests",
+                                        "complete answers",
+                                        "cache hits",
+                                        "copied blocks",
+                                        "forks",
+                                        "slots shared in a step",
+                                        "beam searches",
+                                        "best of several",
+                                        "constraints",
+                                        "pins",
+                                        "preemptions",
+                                        "priority preemptions",
+                                        "recomputations",
+                                        "swaps out",
+                                        "swaps in",
+                                        "blocks released behind windows",
+                                        "context shifts",
+                                        "steps planned ahead",
+                                        "cancelled",
+                                        "cancelled when over",
+                                        "answers cancelled",
+                                        "refused at once",
+                                        "refused later",
+                                        "outgrew the pool",
+                                        "rows that are not finite",
+                                        "moves failed",
+                                        "launches failed",
+                                        "results failed",
+                                        "layouts of 1 groups",
+                                        "layouts of 2 groups",
+                                        "layouts of 3 groups",
+                                        "layouts of 4 groups"};
+constexpr std::uint64_t        many_seeds = 2000;
+
+unsigned long long number(std::uint64_t v) { return v; }
+
+int one(const Scenario& scenario, const std::string& changes, bool shrinks, bool trace) {
+    std::printf("%s", describe(scenario).c_str());
+    std::fflush(nullptr);
+    const auto fails = [](const Scenario& s) { return in_process([&] { return run(s).wrong; }); };
+    if (trace) {
+        const Verdict v = run(scenario, true);
+        std::printf("%s\n", v.wrong.empty() ? "nothing is wrong" : v.wrong.c_str());
+        return v.wrong.empty() ? 0 : 1;
+    }
+    const std::string wrong = fails(scenario);
+    if (wrong.empty()) {
+        std::printf("nothing is wrong\n");
+        return 0;
+    }
+    std::printf("\n%s\n", wrong.c_str());
+    if (!shrinks) return 1;
+    Scenario    small   = scenario;
+    std::string command = cat("simulate --seed ", scenario.seed, changes);
+    std::printf("\nrepeat it with: %s\n", command.c_str());
+    std::fflush(nullptr);
+    for (const std::string& how : shrink(scenario, fails)) {
+        (void)change(small, how);
+        command += cat(" --set ", how);
+    }
+    std::printf("\nthe smallest that fails:\n%s\n%s\n\nrepeat it with: %s\n", describe(small).c_str(),
+                fails(small).c_str(), command.c_str());
+    return 1;
+}
+
+int many(const Seeds& seeds, bool shrinks) {
+    const Finding found = run_seeds(seeds, [](std::uint64_t seed) { return run(make_scenario(seed)); });
+    if (found.seed) {
+        std::printf("seed %llu fails, after %llu that passed\n", number(*found.seed), number(found.ran));
+        return one(make_scenario(*found.seed), "", shrinks, false);
+    }
+    int missing = 0;
+    for (const auto& [name, count] : found.reached) std::printf("%10llu %s\n", number(count), name.c_str());
+    for (const std::string& name : features) {
+        if (const auto at = found.reached.find(name);
+            seeds.n < many_seeds || (at != found.reached.end() && at->second > 0))
+            continue;
+        std::printf("never reached: %s\n", name.c_str());
+        missing++;
+    }
+    std::printf("%llu seeds ran, nothing is wrong\n", number(found.ran));
+    return missing > 0 || found.ran != seeds.n ? 1 : 0;
+}
+
+} // namespace
+
 int main(int argc, char** argv) {
-    std::uint64_t first = 1, n = 100;
-    bool          trace = false;
+    Seeds                        seeds{.jobs = int(std::max(1u, std::thread::hardware_concurrency()))};
+    std::optional<std::uint64_t> seed;
+    std::vector<std::string>     changes;
+    bool                         trace = false, shrinks = true;
     for (int i = 1; i < argc; i++) {
-        const std::string a = argv[i];
-        if (a == "--seed") first = std::strtoull(argv[++i], nullptr, 10), n = 1;
-        if (a == "--seeds") n = std::strtoull(argv[++i], nullptr, 10);
-        if (a == "--trace") trace = true;
+        const std::string flag = argv[i];
+        if (flag == "--trace") trace = true;
+        else if (flag == "--no-shrink") shrinks = false;
+        else if (i + 1 == argc) return std::fputs(usage, stderr), 2;
+        else if (flag == "--set") changes.emplace_back(argv[++i]);
+        else {
+            const std::uint64_t value = std::strtoull(argv[++i], nullptr, 10);
+            if (flag == "--seed") seed = value;
+            else if (flag == "--seeds") seeds.n = value;
+            else if (flag == "--from") seeds.first = value;
+            else if (flag == "--jobs") seeds.jobs = int(value);
+            else return std::fputs(usage, stderr), 2;
+        }
     }
-    Reached all;
-    for (std::uint64_t seed = first; seed < first + n; seed++) {
-        const Scenario s = make_scenario(seed);
-        if (n == 1) std::printf("%s", describe(s).c_str());
-        std::fprintf(stderr, "\r%llu ", (unsigned long long)seed);
-        const Verdict v = run(s, trace);
-        for (const auto& [name, count] : v.reached) all[name] += count;
-        if (v.wrong.empty()) continue;
-        std::printf("seed %llu: %s\n%s", (unsigned long long)seed, v.wrong.c_str(), describe(s).c_str());
-        return 1;
+    if (!seed) return many(seeds, shrinks);
+    Scenario    scenario = make_scenario(*seed);
+    std::string text;
+    for (const std::string& how : changes) {
+        if (!change(scenario, how)) return std::printf("no such change: %s\n", how.c_str()), 2;
+        text += cat(" --set ", how);
     }
-    for (const auto& [name, count] : all) std::printf("%s: %llu\n", name.c_str(), (unsigned long long)count);
+    return one(scenario, text, shrinks, trace);
 }

@@ -127,6 +127,7 @@ std::string describe(const Scenario& s) {
     for (std::size_t i = 0; i < s.tasks.size(); i++) {
         const Task& t = s.tasks[i];
         const Task  u;
+        if (!t.on) continue;
         out += cat("request ", i, " at step ", t.at, ": ");
         if (t.follows >= 0) out += cat("follows ", t.follows, ", ");
         out += cat(t.n_prompt, " tokens of family ", t.family);
@@ -157,6 +158,126 @@ std::string describe(const Scenario& s) {
     const char* kinds[] = {"a row that is not finite", "a failing move", "a failing launch", "failing results"};
     for (const Fault& f : s.faults) out += cat("fault from step ", f.at, ": ", kinds[int(f.kind)], "\n");
     return out;
+}
+
+namespace {
+
+using Value = std::variant<int*, bool*>;
+
+// The numbers of a scenario by name, with what each is where it is simplest.
+struct Number {
+    const char* name;
+    Value       value;
+    int         simplest;
+};
+
+std::vector<Number> numbers_of(Scenario& s) {
+    return {{"pipeline", &s.pipeline, 0},
+            {"shuffled", &s.shuffled, 0},
+            {"late", &s.late, 0},
+            {"device_best", &s.device_best, 0},
+            {"paced", &s.paced, 0},
+            {"scribbles", &s.scribbles, 1},
+            {"cache", &s.cache, 0},
+            {"keep_preempted", &s.keep_preempted, 1},
+            {"swap", &s.n_swap, 0},
+            {"block", &s.block_size, s.block_size},
+            {"blocks", &s.n_blocks, s.n_blocks},
+            {"step_tokens", &s.step_tokens, 64},
+            {"sequences", &s.sequences, s.sequences},
+            {"context", &s.context, s.context}};
+}
+
+std::vector<Number> numbers_of(Task& t) {
+    return {{"on", &t.on, 0},
+            {"sampled", &t.sampled, 0},
+            {"penalties", &t.penalties, 0},
+            {"shifts", &t.shifts, 0},
+            {"progress", &t.progress, 0},
+            {"pin", &t.pin, 0},
+            {"cancel", &t.cancel_after, -1},
+            {"cancel_answer", &t.cancel_answer, -1},
+            {"logprobs", &t.logprobs, -1},
+            {"prompt_logprobs", &t.prompt_logprobs, -1},
+            {"priority", &t.priority, 0},
+            {"salt", &t.salt, 0},
+            {"min", &t.min_tokens, 0},
+            {"beams", &t.beams, 0},
+            {"best_of", &t.best_of, 0},
+            {"n", &t.n, 1},
+            {"follows", &t.follows, -1},
+            {"ignore_end", &t.ignore_end, 1},
+            {"differs", &t.differs, 1000},
+            {"family", &t.family, 0},
+            {"max", &t.max_tokens, 1},
+            {"prompt", &t.n_prompt, 1},
+            {"at", &t.at, 0}};
+}
+
+int  get(const Value& v) { return std::holds_alternative<int*>(v) ? *std::get<int*>(v) : int(*std::get<bool*>(v)); }
+void set(const Value& v, int to) {
+    if (std::holds_alternative<int*>(v)) *std::get<int*>(v) = to;
+    else *std::get<bool*>(v) = to != 0;
+}
+
+} // namespace
+
+bool change(Scenario& s, const std::string& how) {
+    const std::size_t equals = how.find('=');
+    if (equals == std::string::npos) return false;
+    const std::string name = how.substr(0, equals), value = how.substr(equals + 1);
+    if (name == "only") {
+        for (Task& t : s.tasks) t.on = false;
+        std::istringstream list(value);
+        for (std::string one; std::getline(list, one, ',');) {
+            const auto i = std::size_t(std::strtol(one.c_str(), nullptr, 10));
+            if (i >= s.tasks.size()) return false;
+            s.tasks[i].on = true;
+        }
+        return true;
+    }
+    const int to = int(std::strtol(value.c_str(), nullptr, 10));
+    if (name == "faults") {
+        s.faults.resize(std::min(s.faults.size(), std::size_t(to)));
+        return true;
+    }
+    const auto in = [&](const std::vector<Number>& numbers, const std::string& which) {
+        for (const Number& n : numbers)
+            if (which == n.name) {
+                set(n.value, to);
+                return true;
+            }
+        return false;
+    };
+    const std::size_t dot = name.find('.');
+    if (dot == std::string::npos) return in(numbers_of(s), name);
+    const auto i = std::size_t(std::strtol(name.c_str(), nullptr, 10));
+    return i < s.tasks.size() && in(numbers_of(s.tasks[i]), name.substr(dot + 1));
+}
+
+std::vector<std::string> simpler(const Scenario& scenario) {
+    Scenario                 s = scenario;
+    std::vector<std::string> all;
+    for (std::size_t n = 0; n < s.faults.size(); n++) all.push_back(cat("faults=", n));
+    for (std::size_t i = 0; i < s.tasks.size(); i++)
+        if (s.tasks[i].on) all.push_back(cat(i, ".on=0"));
+    for (const Number& n : numbers_of(s))
+        if (get(n.value) != n.simplest) all.push_back(cat(n.name, "=", n.simplest));
+    for (std::size_t i = 0; i < s.tasks.size(); i++) {
+        if (!s.tasks[i].on) continue;
+        for (const Number& n : numbers_of(s.tasks[i])) {
+            const int now = get(n.value);
+            if (now == n.simplest || n.name == std::string_view("on")) continue;
+            all.push_back(cat(i, ".", n.name, "=", n.simplest));
+            const int half = n.simplest + (now - n.simplest) / 2;
+            if (half != now && half != n.simplest && n.name != std::string_view("follows"))
+                all.push_back(cat(i, ".", n.name, "=", half));
+            const int less = now - (now > n.simplest ? 1 : -1);
+            if (less != half && less != n.simplest && n.name != std::string_view("follows"))
+                all.push_back(cat(i, ".", n.name, "=", less));
+        }
+    }
+    return all;
 }
 
 } // namespace quire::simulation

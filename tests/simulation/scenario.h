@@ -12,7 +12,8 @@ enum class Pattern : std::uint8_t { none, word, choice, number, object }; // of 
 
 // One request.
 struct Task {
-    int at = 0; // the step before which it arrives
+    bool on = true; // false: it never comes; others may follow it nevertheless
+    int  at = 0;    // the step before which it arrives
     // Its prompt: tokens of a family, from `differs` on those of a variant. Behind another task's prompt and answer where it follows one.
     int           follows = -1;
     int           family = 0, n_prompt = 8, differs = 1000, variant = 0;
@@ -62,9 +63,14 @@ struct Scenario {
     std::vector<Fault> faults;
 };
 
-// `served`: to be run behind the server, which leaves out what its API does not have.
 Scenario    make_scenario(std::uint64_t seed);
 std::string describe(const Scenario& scenario);
+
+// A change of one number, such as `cache=0`, `3.n=1` (of request 3), `faults=0` or `only=0,3` (the requests that come). False: there is
+// no such number.
+bool change(Scenario& scenario, const std::string& how);
+// What could make a scenario simpler, one by one.
+std::vector<std::string> simpler(const Scenario& scenario);
 
 // A stream of random numbers; of several with the same seed and different names none tells of another.
 class Random {

@@ -1,4 +1,5 @@
 // Runs plans on hashes, and looks for plans that cannot be.
+#include <cstdio>
 #include <stdexcept>
 
 #include "sim_executor.h"
@@ -34,6 +35,11 @@ void SimExecutor::copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span
 
 void SimExecutor::move_blocks(const BlockMoves& moves) {
     if (std::exchange(trouble.move, false)) throw std::runtime_error("a simulated failure of a move");
+    if (trace) {
+        for (const auto& [name, list] :
+             {std::pair("out", &moves.swap_out), std::pair("in", &moves.swap_in), std::pair("copy", &moves.copies)})
+            for (const auto [a, b] : *list) std::printf("   %s %d to %d\n", name, a, b);
+    }
     copy(device_, swap_, moves.swap_out);
     copy(swap_, device_, moves.swap_in);
     copy(device_, device_, moves.copies);
@@ -44,8 +50,27 @@ void SimExecutor::launch(const StepPlan& plan) {
     step_++;
     plan_     = plan;
     computed_ = false;
+    if (trace) print();
     clock_->pass(1e-3 + o_.token_seconds * plan.n_tokens());
     if (!o_.late) compute();
+}
+
+void SimExecutor::print() const {
+    for (int s = 0; s < plan_.n_seqs(); s++) {
+        const int   first = plan_.token_start[std::size_t(s)], end = plan_.token_start[std::size_t(s) + 1];
+        std::string text =
+            cat("   sequence ", s, ", positions ", plan_.positions[std::size_t(first)], "..",
+                plan_.positions[std::size_t(end - 1)], ", ", plan_.readable[std::size_t(s)], " readable; tokens");
+        for (int t = first; t < end; t++) text += cat(" ", plan_.tokens[std::size_t(t)]);
+        for (const Lane& lane : o_.lanes) {
+            text += "; slots";
+            for (int t = first; t < end; t++) text += cat(" ", slot_of(plan_, lane, t));
+            text += ", units";
+            for (int i = 0; i * o_.block_size < plan_.context_lens[std::size_t(s)]; i++)
+                text += cat(" ", unit_of(plan_, lane, s, i));
+        }
+        std::printf("%s\n", text.c_str());
+    }
 }
 
 StepResults SimExecutor::results() {

@@ -54,7 +54,8 @@ public:
     // Overwrites a unit that nobody is to read any more.
     void    scribble(BlockId unit);
     Trouble trouble;
-    int     n_not_finite = 0; // rows
+    bool    trace        = false; // prints plans
+    int     n_not_finite = 0;     // rows
     int     n_moves = 0, n_far_tables = 0, n_same_step = 0;
 
 private:
@@ -63,6 +64,7 @@ private:
         int                                 step = -1; // that wrote it; -1: none, -2: scribbled
     };
     void  compute();
+    void  print() const;
     void  fault(const std::string& what);
     Cell& cell(std::vector<Cell>& memory, int lane, std::int64_t slot) {
         return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(cell_in_slot(o_.lanes, lane))];
