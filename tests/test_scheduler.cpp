@@ -843,3 +843,38 @@ TEST_CASE("requests of every kind end, whatever groups a model has") {
     CHECK(sum.recomputations > 0);
     CHECK(sum.copied_blocks > 0);
 }
+
+namespace {
+
+// A request whose prompt is computed and which has gone on with as many sequences as it may have, each with a token of its own.
+void fork_all(Scheduler& s, StepPlan& plan, RequestId id) {
+    std::span<const Scheduled> items = s.schedule(plan);
+    s.commit();
+    for (const Scheduled& item : items) {
+        if (!item.samples || item.group->id != id) continue;
+        SequenceGroup& group = *item.group;
+        group.prompt_done    = true;
+        while (int(group.sequences.size()) < group.request.width()) s.fork(group, *item.sequence);
+        for (auto& sequence : group.sequences) s.append(*sequence, 10 + sequence->index);
+    }
+    s.check_invariants();
+}
+
+} // namespace
+
+TEST_CASE("answers that are computed again get on where a step has a token for each of them and no more") {
+    SchedulerOptions o = small();
+    o.max_batch_tokens = o.max_sequences = 3;
+    o.preemption_mode                    = PreemptionMode::recompute;
+    o.prefix_cache                       = false;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   three = request(3, 4);
+    three.n         = 3;
+    s.add(1, three);
+    fork_all(s, plan, 1);
+    Request urgent  = request(1, 1, 50);
+    urgent.priority = -1;
+    s.add(2, urgent);
+    CHECK(run_all(s) == std::vector<RequestId>{2, 1});
+}

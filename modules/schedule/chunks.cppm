@@ -95,7 +95,9 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
     const std::size_t first_item = items.size();
     const int         own        = int(group.sequences.size());
     const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
-    bool              last       = true;
+    // Tokens for the last ones of several sequences, where the step has more than these.
+    const int kept = own > 1 && budget.tokens - budget.others > own ? own : 0;
+    bool      last = true;
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size()), have = std::min(n, tokens_with_slots(*s, blocks));
         if (!all_rows) {
@@ -103,8 +105,8 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
             if (!group.prompt_done && group.n_preempted == 0) group.n_cached += next - s->n_computed;
             s->n_computed = next;
         }
-        int take = std::min(std::min(n - 1, have) - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
-        if (all_rows) take = std::min(take, budget.logit_rows - budget.other_rows - (own > 1 ? own : 0));
+        int take = std::min(std::min(n - 1, have) - s->n_computed, budget.tokens - budget.others - kept);
+        if (all_rows) take = std::min(take, budget.logit_rows - budget.other_rows);
         take = std::max(take, 0);
         if (!all_rows && blocks.is_partly_written(s->table, s->n_computed)) take = 0, last = false; // not twice
         if (whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
