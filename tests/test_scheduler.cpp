@@ -878,3 +878,31 @@ TEST_CASE("answers that are computed again get on where a step has a token for e
     s.add(2, urgent);
     CHECK(run_all(s) == std::vector<RequestId>{2, 1});
 }
+
+TEST_CASE("answers that come back without blocks to part in wait for these") {
+    SchedulerOptions o = small(3);
+    o.n_swap           = 3;
+    o.preemption_mode  = PreemptionMode::swap;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   pinned = request(4, 1, 80);
+    pinned.pin       = true;
+    Request three    = request(1, 4);
+    three.n          = 3;
+    s.add(1, three);
+    fork_all(s, plan, 1);
+    pinned.priority = -1;
+    s.add(2, pinned);
+    s.schedule(plan);
+    REQUIRE(plan.moves.swap_out.size() == 1);
+    s.commit();
+    s.pin(*s.find(2)); // two blocks are left for three sequences
+    for (int i = 0; i < 10 && s.find(1); i++) {
+        run_step(s, plan);
+        std::set<std::int32_t> slots(plan.slots.begin(), plan.slots.end());
+        CHECK(slots.size() == plan.slots.size());
+    }
+    CHECK(s.find(1) == nullptr); // it outgrew the pool
+    s.remove(2);
+    CHECK(s.blocks().n_used() == 0);
+}

@@ -677,6 +677,7 @@ bool Scheduler::admit_next() {
         head.tables.reserve(std::size_t(head.request.width()));
     }
     head.status = GroupStatus::running;
+    head.ready  = false; // as it may have been left by the step before its preemption
     n_sequences_ += head.request.width();
     Group group = std::move(queue_.begin()->second);
     queue_.erase(queue_.begin());
