@@ -906,3 +906,21 @@ TEST_CASE("answers that come back without blocks to part in wait for these") {
     s.remove(2);
     CHECK(s.blocks().n_used() == 0);
 }
+
+TEST_CASE("a full sequence that gives way to an urgent request forgets tokens before it comes back") {
+    SchedulerOptions o = small();
+    o.context          = 8;
+    o.max_sequences    = 1;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   shifts     = request(5, 20);
+    shifts.context_shift = true;
+    s.add(1, shifts);
+    while (s.tokens(1, 0).size() < 8) run_step(s, plan);
+    Request urgent  = request(2, 1, 50);
+    urgent.priority = -1;
+    s.add(2, urgent);
+    CHECK(run_step(s, plan) == std::vector<RequestId>{2});
+    run_step(s, plan);
+    CHECK(plan.context_lens == std::vector<std::int32_t>{4}); // half of the eight
+}

@@ -725,8 +725,8 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
     // At least a token for each sequence.
     step_tokens_ = std::max(most_step_tokens_, std::min(n_sequences_ + 1, options_.max_batch_tokens));
+    shift_full(); // first: in the queue a full sequence would keep all of its tokens
     preempt_for_priority();
-    shift_full();
 
     claims_.clear();
     claimed_ = claimed_rows_ = n_prompts_ = 0;
