@@ -846,3 +846,26 @@ TEST_CASE("a layout puts layers with equal caches together and wastes at most 2 
     CHECK(gemma.blocks_at_once(100, 16) == 7 * 6);
     CHECK(gemma.blocks_at_once(32768, 16, true) == 2048 * 6);
 }
+
+TEST_CASE("what follows a block that is not written is not cached before it") {
+    BlockManager             m({8, 4});
+    const std::vector<Token> whole = text(13);
+    const TableId            first = m.open_table();
+    REQUIRE(m.allocate(first, text(8))); // two blocks that others can find, of which a step writes the first
+    m.will_write({first, 0, 4});
+    step(m);
+    m.publish(first, text(8), 4);
+    const TableId apart = m.open_table(); // the same text, computed without the cache
+    REQUIRE(m.allocate(apart, text(12), 0, false));
+    step(m);
+    m.publish(apart, text(12), 12);
+    m.check_invariants();
+    m.close_table(apart);
+    const TableId last = m.open_table();
+    REQUIRE(m.allocate(last, whole));
+    m.will_write({first, 4, 4});
+    CHECK(m.n_readable(last, m.next_unwritten(last, 0, 13)) == 4); // the next four are written in this step
+    step(m);
+    m.publish(first, text(8), 8);
+    CHECK(m.n_readable(last, 8) == 8);
+}

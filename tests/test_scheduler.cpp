@@ -899,8 +899,8 @@ TEST_CASE("answers that come back without blocks to part in wait for these") {
     s.pin(*s.find(2)); // two blocks are left for three sequences
     for (int i = 0; i < 10 && s.find(1); i++) {
         run_step(s, plan);
-        std::set<std::int32_t> slots(plan.slots.begin(), plan.slots.end());
-        CHECK(slots.size() == plan.slots.size());
+        const std::vector<std::int32_t>& all = plan.groups[0].parts[0].slots;
+        CHECK(std::set<std::int32_t>(all.begin(), all.end()).size() == all.size());
     }
     CHECK(s.find(1) == nullptr); // it outgrew the pool
     s.remove(2);

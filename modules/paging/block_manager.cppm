@@ -752,7 +752,9 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
         } else if (here < 0 || !cache_.holds(here, table.prefix, table.space, want)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
             return;
-        } else if (lanes_.size() > 1 && pool_.state(here) == HashState::cached) {
+        } else if (pool_.state(here) != HashState::cached) {
+            return; // another sequence has yet to write it: a block is not found before those in front of it are written
+        } else if (lanes_.size() > 1) {
             attach_own(table, i, here, HashState::cached);
         }
         table.prefix = cache_.prefix_of(here < 0 ? own : here);
@@ -851,7 +853,10 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
     }
     const std::span<const Token> rest = tokens.subspan(full * size);
     const BlockId                last = table.lanes[0].blocks.back();
-    if (found && !rest.empty() && last >= 0 && pool_.state(last) == HashState::none) {
+    // As everywhere, nothing is cached behind a block that another sequence has yet to write.
+    const BlockId before  = full > 0 ? cache_.block_of(parent) : -1;
+    const bool    written = full == 0 || (before >= 0 && pool_.state(before) == HashState::cached);
+    if (found && written && !rest.empty() && last >= 0 && pool_.state(last) == HashState::none) {
         cache_.insert(last, {HashState::cached, int(rest.size()), 0, parent, table.space}, rest);
         if (pool_.state(last) == HashState::cached) attach_own(table, full, last, HashState::cached);
     }

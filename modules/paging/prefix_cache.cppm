@@ -409,6 +409,9 @@ void PrefixCache::check_invariants() const {
             check(a >= 0 || lanes_[std::size_t(lane)].window > 0, "a lane that keeps all has a gap");
         }
         check(entry.state != HashState::cached || is_known(entry.parent), "a cached block outlived the one before it");
+        check(entry.state != HashState::cached || entry.parent.serial == 0 ||
+                  pool_.state(block_of(entry.parent)) == HashState::cached,
+              "a block is cached, and the one before it is not");
         check(serials.insert(entry.serial).second, "two entries have one serial");
         if (entry.n_tokens != pool_.block_size()) continue;
         n_hashes++;
