@@ -3,6 +3,8 @@
 PRESET       ?= release
 JOBS         ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
+SEEDS        ?= 2000
+FROM         ?= 1
 FUZZ         ?= tests/fuzz/fuzz_*.cpp
 SETUP        ?= tools/setup.sh
 
@@ -14,7 +16,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat $(tools) test test-clients test-templates test-tokenizers test-embeddings test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -28,6 +30,11 @@ $(tools): configure
 
 test: all
 	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)
+
+# Random runs on a simulated device, as many as SEEDS, from FROM on: docs/simulation.md.
+simulate: configure
+	@cmake --build $(build) -j $(JOBS) --target simulate
+	@$(build)/simulate --seeds $(SEEDS) --from $(FROM) --jobs $(JOBS)
 
 # Independent clients; the openai package is installed from the package index into build/clients.
 test-clients:
@@ -116,6 +123,7 @@ help:
 	@echo "make              build all tools into this directory, examples into build/release/examples"
 	@echo "make chat         build ./chat and start it with the toy model in models/"
 	@echo "make test         build and run all tests"
+	@echo "make simulate     run SEEDS (2000) random scenarios on a simulated device, from the seed FROM (1) on"
 	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
 	@echo "make test-templates compare chat templates with jinja2"
 	@echo "make test-tokenizers compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* usage =
     "simulate [--seeds N] [--from SEED] [--jobs N]   runs N seeds and counts what they reach\n"
-    "simulate --seed SEED [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n";
+    "simulate --seed SEED [--served] [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n";
 
 // What runs of many seeds have to reach, each of them.
 const std::vector<std::string> features{"requests",
@@ -46,20 +46,27 @@ const std::vector<std::string> features{"requests",
                                         "moves failed",
                                         "launches failed",
                                         "results failed",
+                                        "served requests",
+                                        "served answers",
+                                        "served errors",
+                                        "served preemptions",
+                                        "served by an engine that failed",
+                                        "clients that hung up",
                                         "layouts of 1 groups",
                                         "layouts of 2 groups",
                                         "layouts of 3 groups",
                                         "layouts of 4 groups"};
-constexpr std::uint64_t        many_seeds = 2000;
+constexpr std::uint64_t        many_seeds = 2000, served_one_in = 20;
 
 unsigned long long number(std::uint64_t v) { return v; }
 
-int one(const Scenario& scenario, const std::string& changes, bool shrinks, bool trace) {
+int one(const Scenario& scenario, const std::string& changes, bool served, bool shrinks, bool trace) {
     std::printf("%s", describe(scenario).c_str());
     std::fflush(nullptr);
-    const auto fails = [](const Scenario& s) { return in_process([&] { return run(s).wrong; }); };
+    const auto go    = served ? serve : run;
+    const auto fails = [go](const Scenario& s) { return in_process([&] { return go(s, false).wrong; }); };
     if (trace) {
-        const Verdict v = run(scenario, true);
+        const Verdict v = go(scenario, true);
         std::printf("%s\n", v.wrong.empty() ? "nothing is wrong" : v.wrong.c_str());
         return v.wrong.empty() ? 0 : 1;
     }
@@ -71,7 +78,7 @@ int one(const Scenario& scenario, const std::string& changes, bool shrinks, bool
     std::printf("\n%s\n", wrong.c_str());
     if (!shrinks) return 1;
     Scenario    small   = scenario;
-    std::string command = cat("simulate --seed ", scenario.seed, changes);
+    std::string command = cat("simulate --seed ", scenario.seed, served ? " --served" : "", changes);
     std::printf("\nrepeat it with: %s\n", command.c_str());
     std::fflush(nullptr);
     for (const std::string& how : shrink(scenario, fails)) {
@@ -84,10 +91,18 @@ int one(const Scenario& scenario, const std::string& changes, bool shrinks, bool
 }
 
 int many(const Seeds& seeds, bool shrinks) {
-    const Finding found = run_seeds(seeds, [](std::uint64_t seed) { return run(make_scenario(seed)); });
+    const Finding found = run_seeds(seeds, [](std::uint64_t seed) {
+        Verdict v = run(make_scenario(seed));
+        if (!v.wrong.empty() || seed % served_one_in != 0) return v;
+        const Verdict served = serve(make_scenario(seed));
+        v.wrong              = served.wrong;
+        for (const auto& [name, count] : served.reached) v.reached[name] += count;
+        return v;
+    });
     if (found.seed) {
-        std::printf("seed %llu fails, after %llu that passed\n", number(*found.seed), number(found.ran));
-        return one(make_scenario(*found.seed), "", shrinks, false);
+        std::printf("seed %llu fails, after %llu that passed: %s\n", number(*found.seed), number(found.ran),
+                    found.wrong.c_str());
+        return one(make_scenario(*found.seed), "", found.wrong.starts_with("served"), shrinks, false);
     }
     int missing = 0;
     for (const auto& [name, count] : found.reached) std::printf("%10llu %s\n", number(count), name.c_str());
@@ -108,11 +123,12 @@ int main(int argc, char** argv) {
     Seeds                        seeds{.jobs = int(std::max(1u, std::thread::hardware_concurrency()))};
     std::optional<std::uint64_t> seed;
     std::vector<std::string>     changes;
-    bool                         trace = false, shrinks = true;
+    bool                         trace = false, shrinks = true, served = false;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--trace") trace = true;
         else if (flag == "--no-shrink") shrinks = false;
+        else if (flag == "--served") served = true;
         else if (i + 1 == argc) return std::fputs(usage, stderr), 2;
         else if (flag == "--set") changes.emplace_back(argv[++i]);
         else {
@@ -131,5 +147,5 @@ int main(int argc, char** argv) {
         if (!change(scenario, how)) return std::printf("no such change: %s\n", how.c_str()), 2;
         text += cat(" --set ", how);
     }
-    return one(scenario, text, shrinks, trace);
+    return one(scenario, text, served, shrinks, trace);
 }

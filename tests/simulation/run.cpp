@@ -51,7 +51,7 @@ private:
     void        end(Live& live);
     void        overwrite_free_blocks();
     void        count_reached();
-    bool        may_outgrow(const Live& live) const;
+    bool        may_outgrow(const Live& live);
     std::size_t n_tasks() const {
         return std::size_t(std::ranges::count_if(s_.tasks, [](const Task& t) { return t.on; }));
     }
@@ -72,6 +72,7 @@ private:
     std::vector<std::unique_ptr<Live>>             live_;
     std::map<Pattern, std::shared_ptr<Constraint>> compiled_;
     std::vector<Output>                            events_;
+    std::vector<std::pair<const Live*, int>>       ending_; // cancelled before this step; which answer, or -1
     Reached                                        reached_;
     std::size_t                                    next_fault_ = 0;
     int                                            step_ = 0, n_failed_ = 0, pinned_blocks_ = 0;
@@ -101,16 +102,8 @@ void Run::submit(int task) {
     reached_["refused at once"]++;
 }
 
-// Whether the pool can be too small for a request, beside what is pinned.
-bool Run::may_outgrow(const Live& l) const {
-    const int   width   = l.request.width();
-    std::size_t longest = 1;
-    for (const Answer& a : const_cast<Oracle&>(oracle_).expected(l.task).answers)
-        longest = std::max(longest, a.tokens.size());
-    if (l.request.beam_width > 0 || l.request.context_shift) longest = std::size_t(l.request.max_tokens);
-    const int n_tokens = std::min(int(l.request.prompt.size() + longest) + 1, s_.context);
-    const int units    = units_for(lanes_of(s_.windows), n_tokens, s_.block_size);
-    return (l.request.beam_width > 0 ? 2 : 1) * width * units > s_.n_blocks - pinned_blocks_;
+bool Run::may_outgrow(const Live& l) {
+    return simulation::may_outgrow(s_, l.request, oracle_.expected(l.task), pinned_blocks_);
 }
 
 void Run::cancel(int step) {
@@ -121,11 +114,13 @@ void Run::cancel(int step) {
             if (trace_) std::printf("%d: cancels %d\n", step_, l->task);
             reached_[l->done ? "cancelled when over" : "cancelled"]++;
             l->cancel_asked = true;
+            ending_.push_back({l.get(), -1});
             sim_.engine->cancel(l->id);
         }
         if (t.cancel_answer >= 0 && step == l->arrived + t.cancel_answer_after && !l->done) {
             reached_["answers cancelled"]++;
             l->cancelled.insert(t.cancel_answer);
+            ending_.push_back({l.get(), t.cancel_answer});
             sim_.engine->cancel(l->id, t.cancel_answer);
         }
     }
@@ -161,6 +156,9 @@ bool Run::step() {
     if (!sim_.executor->broken().empty()) wrong(sim_.executor->broken());
     for (Output& event : events_) take(event);
     events_.clear();
+    for (const auto& [live, answer] : std::exchange(ending_, {}))
+        if (answer < 0 ? !live->done : live->answers[std::size_t(answer)].finish == FinishReason::none)
+            wrong(*live, cat("was cancelled, and goes on", answer < 0 ? "" : cat(" with answer ", answer)));
     sim_.engine->check_invariants();
     if (s_.scribbles) overwrite_free_blocks();
     return busy;

@@ -123,6 +123,8 @@ std::string describe(const Scenario& s) {
     flag(s.late, "computed late");
     flag(!s.scribbles, "free blocks stay as they are");
     flag(s.paced, "chunks by time");
+    if (s.no_memory > 0)
+        out += cat("; behind the server each allocation number ", s.no_memory, " of a thread finds no memory");
     out += cat("; ", s.token_seconds, " s a token, ", s.block_seconds, " s a block\n");
     for (std::size_t i = 0; i < s.tasks.size(); i++) {
         const Task& t = s.tasks[i];
@@ -179,6 +181,7 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"paced", &s.paced, 0},
             {"scribbles", &s.scribbles, 1},
             {"cache", &s.cache, 0},
+            {"no_memory", &s.no_memory, 0},
             {"keep_preempted", &s.keep_preempted, 1},
             {"swap", &s.n_swap, 0},
             {"block", &s.block_size, s.block_size},

@@ -46,6 +46,7 @@ void SimExecutor::move_blocks(const BlockMoves& moves) {
 }
 
 void SimExecutor::launch(const StepPlan& plan) {
+    if (before_launch) before_launch();
     if (std::exchange(trouble.launch, false)) throw std::runtime_error("a simulated failure of a launch");
     step_++;
     plan_     = plan;

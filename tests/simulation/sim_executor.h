@@ -54,9 +54,11 @@ public:
     // Overwrites a unit that nobody is to read any more.
     void    scribble(BlockId unit);
     Trouble trouble;
-    bool    trace        = false; // prints plans
-    int     n_not_finite = 0;     // rows
-    int     n_moves = 0, n_far_tables = 0, n_same_step = 0;
+    bool    trace = false; // prints plans
+    // Called first by each launch, on the engine's thread; it may wait.
+    std::function<void()> before_launch;
+    int                   n_not_finite = 0; // rows
+    int                   n_moves = 0, n_far_tables = 0, n_same_step = 0;
 
 private:
     struct Cell {

@@ -9,11 +9,10 @@ import quire.model_file.config;
 
 namespace quire::simulation {
 
-namespace {
-
-const std::string model_file = QUIRE_ROOT "/tests/data/models/llama3-gqa-Q8_0.gguf";
-
-} // namespace
+const std::string& model_path() {
+    static const std::string path = QUIRE_ROOT "/tests/data/models/llama3-gqa-Q8_0.gguf";
+    return path;
+}
 
 SimEngine make_engine(const Scenario& s, bool alone) {
     SimEngine     sim;
@@ -60,7 +59,7 @@ SimEngine make_engine(const Scenario& s, bool alone) {
         sim.executor      = executor.get();
         return executor;
     };
-    Result<Engine> engine = Engine::load(model_file, o, {}, make);
+    Result<Engine> engine = Engine::load(model_path(), o, {}, make);
     if (!engine) throw std::runtime_error(engine.error().message);
     sim.engine.emplace(std::move(*engine));
     sim.executor->set_ends(sim.engine->tokenizer().end_tokens());
@@ -206,6 +205,15 @@ Expected Oracle::by_engine(int task, const Request& request) {
         events.clear();
     }
     return e;
+}
+
+bool may_outgrow(const Scenario& s, const Request& r, const Expected& alone, int pinned) {
+    std::size_t longest = 1;
+    for (const Answer& a : alone.answers) longest = std::max(longest, a.tokens.size());
+    if (r.beam_width > 0 || r.context_shift) longest = std::size_t(r.max_tokens);
+    const int n_tokens = std::min(int(r.prompt.size() + longest) + 1, s.context);
+    const int units    = units_for(lanes_of(s.windows), n_tokens, s.block_size);
+    return (r.beam_width > 0 ? 2 : 1) * r.width() * units > s.n_blocks - pinned;
 }
 
 } // namespace quire::simulation

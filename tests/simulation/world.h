@@ -16,6 +16,8 @@ struct SimEngine {
     std::optional<Engine>  engine;
 };
 
+const std::string& model_path(); // of its tokenizer
+
 // `alone`: with memory for everything, no faults and no cache, blocks that hold whole sequences, and every order as it is simplest.
 SimEngine make_engine(const Scenario& scenario, bool alone);
 
@@ -33,6 +35,9 @@ struct Expected {
 
 // Answers that are compared with one another are given when all are there.
 inline bool withheld(const Request& r) { return r.beam_width > 0 || r.best_of > r.n; }
+
+// Whether the pool can be too small for a request, beside the blocks that are pinned.
+bool may_outgrow(const Scenario& scenario, const Request& request, const Expected& alone, int pinned);
 
 // **Owns** what it has found out about a scenario's tasks.
 class Oracle {
