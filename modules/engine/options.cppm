@@ -53,7 +53,7 @@ struct EngineOptions {
     // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
     // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
     int fast_forward = -1;
-    // The clock of all that depends on time: costs of moves, sizes of chunks, the patience with masks. None: the machine's.
+    // The clock of all that depends on time: costs of moves, sizes of chunks, the time limits of masks. None: the machine's.
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
 
