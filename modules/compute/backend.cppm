@@ -8,7 +8,6 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.paging.block;
-import quire.schedule.request;
 import quire.schedule.step_plan;
 
 export namespace quire {

@@ -67,7 +67,8 @@ using std::int8_t, std::int16_t, std::int32_t, std::int64_t;
 using std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t, std::uintptr_t;
 using std::numeric_limits, std::bit_cast, std::popcount, std::countl_zero, std::countr_zero, std::rotl, std::bit_ceil,
     std::bit_floor, std::bit_width, std::endian, std::has_single_bit, std::to_underlying;
-using std::integral, std::floating_point, std::same_as, std::is_same_v, std::is_trivially_copyable_v, std::decay_t;
+using std::integral, std::floating_point, std::same_as, std::derived_from, std::is_same_v, std::is_trivially_copyable_v,
+    std::decay_t;
 
 // containers and views of memory
 using std::array, std::deque, std::list, std::map, std::set, std::pair, std::priority_queue, std::tuple,

@@ -4,7 +4,7 @@ export module quire.decode.candidates;
 
 import quire.core.base;
 import quire.core.std;
-import quire.schedule.request;
+import quire.schedule.sampling_params;
 
 export namespace quire {
 

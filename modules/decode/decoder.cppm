@@ -3,6 +3,7 @@
 export module quire.decode.decoder;
 
 import quire.core.base;
+import quire.core.polymorphic;
 import quire.core.std;
 import quire.core.thread_pool;
 import quire.decode.beam_search;
@@ -13,19 +14,15 @@ import quire.decode.step_rows;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
-import quire.text.grammar.constraint;
-import quire.text.grammar.forced_tokens;
-import quire.text.tokenizer;
+import quire.text.token_filter;
 
 export namespace quire {
 
 class Decoder {
 public:
-    // `end_tokens`: generation ends with one of these. `forces`: the tokenizer of forced text. Where a constraint allows only one
-    // continuation, its tokens are appended without being sampled, while at most `force_up_to` requests run. Null: all tokens are sampled.
-    // `clock`: measures the time limits of masks; none: the machine's.
-    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-            const Tokenizer* forces = nullptr, int force_up_to = 0,
+    // `end_tokens`: generation ends with one of these. Where a constraint allows only one continuation, its tokens are appended without being
+    // sampled, while at most `force_up_to` requests run. `clock`: measures the time limits of masks; none: the machine's.
+    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler, int force_up_to = 0,
             std::function<std::chrono::steady_clock::time_point()> clock = {});
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
@@ -85,7 +82,6 @@ private:
 
     Scheduler&                                             scheduler_;
     std::function<std::chrono::steady_clock::time_point()> clock_;
-    const Tokenizer*                                       forces_;
     int                                                    force_up_to_;
     std::vector<Token>                                     end_tokens_;
     Sampler                                                sampler_;
@@ -152,13 +148,13 @@ bool takes_best(const Request& r) {
 
 // The token that has to come, unless the constraint's mask `bits` forbids it (empty: no mask).
 std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bits) {
-    const std::optional<Token> token = s.reasoning ? s.reasoning.forced() : std::nullopt;
+    const std::optional<Token> token = s.reasoning ? s.reasoning->forced() : std::nullopt;
     if (!token || bits.empty() || (bits[std::size_t(*token) / 64] >> (*token % 64) & 1) != 0) return token;
     return std::nullopt;
 }
 
 // `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
-Result<bool> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bits, const Effort& effort) {
+Result<bool> make_mask(TokenFilter& constraint, std::span<std::uint64_t> bits, const Effort& effort) {
     std::ranges::fill(bits, 0);
     if (constraint.words() <= bits.size()) return constraint.mask(bits.first(constraint.words()), effort);
     std::vector<std::uint64_t> whole(constraint.words());
@@ -167,11 +163,11 @@ Result<bool> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bit
     return made;
 }
 
-Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-                 const Tokenizer* forces, int force_up_to, std::function<std::chrono::steady_clock::time_point()> clock)
-    : scheduler_(scheduler), clock_(std::move(clock)), forces_(forces), force_up_to_(force_up_to),
-      end_tokens_(std::move(end_tokens)), sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size),
-      pooler_(std::move(pooler)), mask_words_((std::size_t(vocab_size) + 63) / 64) {
+Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler, int force_up_to,
+                 std::function<std::chrono::steady_clock::time_point()> clock)
+    : scheduler_(scheduler), clock_(std::move(clock)), force_up_to_(force_up_to), end_tokens_(std::move(end_tokens)),
+      sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
+      mask_words_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
 
@@ -249,8 +245,8 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
     int  n_parts = 0;
     auto until   = now() + step_time_limit;
     for (int i = 0; i < int(items.size()); i++) {
-        const Scheduled&       item = items[std::size_t(i)];
-        const ConstraintState& own  = item.sequence->constraint;
+        const Scheduled&                item = items[std::size_t(i)];
+        const Polymorphic<TokenFilter>& own  = item.sequence->constraint;
         if (!own || !is_sampled(item)) continue;
         until += mask_time_limit;
         ItemMask& mask = item_masks_[std::size_t(i)];
@@ -261,7 +257,7 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
             plan.masks.resize(plan.masks.size() + mask_words_);
         }
         const auto same = [&](const std::vector<int>& part) {
-            return part.empty() || own.shares_with(items[std::size_t(part[0])].sequence->constraint);
+            return part.empty() || own->shared() == items[std::size_t(part[0])].sequence->constraint->shared();
         };
         auto part = std::ranges::find_if(mask_parts_, same);
         if (part == mask_parts_.end()) part = mask_parts_.insert(part, std::vector<int>());
@@ -272,7 +268,7 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
         for (int i : mask_parts_[std::size_t(n)]) {
             ItemMask&  mask = item_masks_[std::size_t(i)];
             const auto bits = std::span(masks_).subspan(std::size_t(mask.at), mask_words_);
-            const auto made = make_mask(items[std::size_t(i)].sequence->constraint, bits, {.until = until});
+            const auto made = make_mask(*items[std::size_t(i)].sequence->constraint, bits, {.until = until});
             if (!made) mask.error = made.error().message;
             else if (!*made) mask.slow = 1;
             if (!made || !*made) mask.in = -1;
@@ -574,7 +570,7 @@ void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output
 }
 
 void Decoder::force(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
-    const auto tokens = forced_tokens(s.constraint, *forces_, {.until = forced_until_});
+    const auto tokens = s.constraint->forced_tokens({.until = forced_until_});
     if (!tokens) return make_beside(group, s, true);
     for (Token token : *tokens) {
         append(group, s, {.token = token, .mu = s.mu}, out, true);
@@ -585,7 +581,7 @@ void Decoder::force(SequenceGroup& group, Sequence& s, std::vector<Output>& out)
 bool Decoder::can_fast_forward(const SequenceGroup& group, const Sequence& s) const {
     const Request&        r = group.request;
     const SamplingParams& p = r.sampling;
-    return forces_ && s.constraint && scheduler_.n_running() <= force_up_to_ && !withheld(r) && p.logprobs < 0 &&
+    return s.constraint && scheduler_.n_running() <= force_up_to_ && !withheld(r) && p.logprobs < 0 &&
            p.allowed_tokens.empty() && p.bad_words.empty() && p.logit_bias.empty() && s.finish == FinishReason::none &&
            scheduler_.can_force(group, s) && !forced(s, {});
 }

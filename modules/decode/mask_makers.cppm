@@ -8,18 +8,19 @@ module;
 export module quire.decode.mask_makers;
 
 import quire.core.base;
+import quire.core.polymorphic;
 import quire.core.std;
 import quire.core.thread_pool;
-import quire.text.grammar.constraint;
+import quire.text.token_filter;
 
 export namespace quire {
 
-// A constraint's state whose mask is prepared (ConstraintState::prepare). The owner sets `stop` when no sequence waits for it any more.
+// A filter whose mask is prepared (TokenFilter::prepare). The owner sets `stop` when no sequence waits for it any more.
 struct MaskJob {
-    MaskJob(ConstraintState s, bool also_forced, double before, std::chrono::steady_clock::time_point begun)
+    MaskJob(Polymorphic<TokenFilter> s, bool also_forced, double before, std::chrono::steady_clock::time_point begun)
         : state(std::move(s)), forced(also_forced), seconds(before), since(begun) {}
 
-    ConstraintState                             state; // used by the makers alone until `done`
+    Polymorphic<TokenFilter>                    state; // used by the makers alone until `done`
     const bool                                  forced;
     double                                      seconds;      // that earlier jobs of this request have taken
     bool                                        slow = false; // this job took longer than a step can wait
@@ -106,7 +107,7 @@ void MaskMakers::work() {
         lock.unlock();
         const Stopwatch watch;
         try {
-            if (!job->stop) (void)job->state.prepare(job->forced, {.stop = &job->stop});
+            if (!job->stop) (void)job->state->prepare(job->forced, {.stop = &job->stop});
         } catch (const std::bad_alloc&) { // the sequence asks for the mask again
         }
         const double took = watch.seconds();

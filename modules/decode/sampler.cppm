@@ -8,7 +8,6 @@ import quire.decode.candidates;
 import quire.decode.repetitions;
 import quire.schedule.request;
 import quire.schedule.step_plan;
-import quire.text.sequence_breakers;
 import quire.core.std;
 
 export namespace quire {

@@ -170,8 +170,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), &tokenizer,
-                  options.fast_forward, options.clock),
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
+                  options.clock),
           pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
     }

@@ -1,55 +1,14 @@
-// quire.schedule.request: what a caller asks for (Request, SamplingParams) and gets (Output). Plain values, owns nothing.
+// quire.schedule.request: what a caller asks for (Request) and gets (Output). Plain values, owns nothing.
 export module quire.schedule.request;
 
 import quire.core.base;
+import quire.core.polymorphic;
 import quire.core.std;
-import quire.text.grammar.constraint;
-import quire.text.reasoning_budget;
-import quire.text.sequence_breakers;
+export import quire.schedule.logprobs;
+export import quire.schedule.sampling_params;
+export import quire.text.token_filter;
 
 export namespace quire {
-
-// DRY: a token that would continue a repetition loses multiplier · base ^ (length so far - allowed_length) of its logit.
-// (p-e-w, "DRY: A modern repetition penalty", text-generation-webui, 2024.)
-struct DryParams {
-    float                                   multiplier     = 0; // 0: off
-    float                                   base           = 1.75f;
-    int                                     allowed_length = 2;  // a shorter repetition costs nothing
-    int                                     last_n         = 64; // tokens it looks back over; -1: all, 0: off
-    std::shared_ptr<const SequenceBreakers> breakers;            // no repetition reaches across one; null: none
-
-    bool on() const { return multiplier != 0 && last_n != 0; }
-};
-
-// How the next token is chosen. The defaults here are plain sampling from the model; the tools have their own.
-// docs/sampling.md has the order of the steps and a definition of each.
-struct SamplingParams {
-    float temperature        = 1;    // 0: greedy, the lowest id on a tie; what follows below does not apply then
-    float top_n_sigma        = 0;    // tokens within so many standard deviations of the best logit; 0 or less: all
-    int   top_k              = 0;    // 0: all
-    float typical_p          = 1;    // tokens whose surprise is closest to the mean, with this mass together; 1: all
-    float top_p              = 1;    // 1: all
-    float min_p              = 0;    // fraction of the best token's probability; 0: all
-    float xtc_probability    = 0;    // how often the likeliest tokens are left out
-    float xtc_threshold      = 0.1f; // those of at least this probability, but the last of them; above 0.5: none
-    float dynatemp_range     = 0;    // the temperature lies within so much of `temperature`, by the entropy; 0: fixed
-    float dynatemp_exponent  = 1;
-    int   mirostat           = 0;    // 1, 2: its versions, in place of all others but the temperature; 0: off
-    float mirostat_tau       = 5;    // the surprise it aims at, in bits
-    float mirostat_eta       = 0.1f; // how fast it corrects itself
-    float repetition_penalty = 1;    // divides positive and multiplies negative logits of tokens that occurred
-    float presence_penalty   = 0;    // subtracted once from a token that was generated
-    float frequency_penalty  = 0;    // subtracted for each time it was generated
-    int   repeat_last_n      = -1;   // tokens the penalties look back over; -1: all
-    std::vector<std::pair<Token, float>> logit_bias;
-    std::vector<Token>                   allowed_tokens; // no others can be chosen; empty: all can
-    std::vector<std::vector<Token>>      bad_words;      // sequences whose last token cannot follow the others
-    DryParams                            dry;
-    std::uint64_t                        seed = 0;
-    int logprobs                              = -1; // log-probabilities of that many best tokens per position; -1: none
-
-    double first_mu() const { return 2 * double(mirostat_tau); } // mirostat's state before the first token
-};
 
 // When a beam search ends before max_tokens (the names and rules of `transformers`).
 enum class EarlyStopping : std::uint8_t {
@@ -76,9 +35,9 @@ struct Request {
     int  max_tokens = 16; // 0: nothing is generated; the prompt is computed, with prompt_logprobs if asked for
     int  min_tokens = 0;  // until so many are generated, end and stop tokens are forbidden
     bool ignore_end = false;
-    std::vector<Token> stop_tokens; // in addition to the model's end tokens
-    ConstraintState    constraint;  // the generated text must satisfy it; empty: any text
-    ReasoningBudget    reasoning;   // of the generated text; empty: none
+    std::vector<Token>       stop_tokens; // in addition to the model's end tokens
+    Polymorphic<TokenFilter> constraint;  // of the generated text; empty: any token may come next
+    Polymorphic<TokenForcer> reasoning;   // of the generated text; empty: no token is given
     // An answer that fills the context goes on: it forgets tokens behind the first n_keep, and what is left is computed again. Not
     // for beams, nor where answers are compared.
     bool context_shift   = false;
@@ -94,17 +53,6 @@ struct Request {
     bool wants_all_rows() const { return prompt_logprobs >= 0 || embed; }
     bool generates() const { return !pin && !embed && max_tokens > 0; }
     bool can_shift() const { return context_shift && beam_width == 0 && best_of <= n; }
-};
-
-struct TokenLogprob {
-    Token token   = -1;
-    float logprob = 0;
-};
-
-// The log-probability of a token, and those of the most likely tokens at its position, best first.
-struct PositionLogprobs {
-    TokenLogprob              chosen;
-    std::vector<TokenLogprob> top;
 };
 
 enum class FinishReason : std::uint8_t {

@@ -93,8 +93,8 @@ public:
     void append(Sequence& sequence, Token token, bool forced = false) {
         sequence.tokens.push_back(token);
         sequence.n_new = forced ? sequence.n_new + 1 : 1;
-        if (sequence.constraint) sequence.constraint.push(token);
-        if (sequence.reasoning) sequence.reasoning.accept(token);
+        if (sequence.constraint) sequence.constraint->push(token);
+        if (sequence.reasoning) sequence.reasoning->accept(token);
     }
     // Ends one sequence of a group and frees its blocks; its tokens move to group.finished.
     void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);

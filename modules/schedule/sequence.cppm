@@ -3,6 +3,7 @@
 export module quire.schedule.sequence;
 
 import quire.core.base;
+import quire.core.polymorphic;
 import quire.core.std;
 import quire.paging.block_hash;
 import quire.paging.block;
@@ -10,8 +11,6 @@ import quire.paging.block_manager;
 import quire.paging.buddy_allocator;
 import quire.paging.snapshot;
 import quire.schedule.request;
-import quire.text.grammar.constraint;
-import quire.text.reasoning_budget;
 
 export namespace quire {
 
@@ -32,12 +31,12 @@ struct Sequence {
     double             logprob = 0;         // of what was generated, summed, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
-    ConstraintState               constraint;    // after the tokens so far
+    Polymorphic<TokenFilter>      constraint;    // after the tokens so far
     bool                          waits = false; // for its next mask, which is made beside the steps: it is in none
     bool                          slow_masks   = false; // the last one was made so, and took long
     double                        mask_seconds = 0;     // that they took
-    ReasoningBudget               reasoning;
-    double                        mu        = 0; // mirostat's state
+    Polymorphic<TokenForcer>      reasoning;            // after the tokens so far
+    double                        mu        = 0;        // mirostat's state
     int                           n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
     int                           n_kept    = 0;
 };

@@ -5,7 +5,7 @@ export module quire.schedule.step_plan;
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
-import quire.schedule.request;
+import quire.schedule.logprobs;
 
 export namespace quire {
 

@@ -7,6 +7,7 @@ import quire.core.recent;
 import quire.core.std;
 import quire.text.reasoning_budget;
 import quire.text.reasoning_form;
+import quire.text.breaker_sequences;
 import quire.text.sequence_breakers;
 import quire.text.tokenizer;
 
@@ -40,7 +41,7 @@ namespace quire {
 std::shared_ptr<const SequenceBreakers> RequestTokenCache::breakers(const std::vector<std::string>& texts) {
     std::scoped_lock lock(mutex_);
     if (const auto* known = breakers_.find(texts)) return *known;
-    auto made = std::make_shared<const SequenceBreakers>(texts, *tokenizer_);
+    auto made = std::make_shared<const SequenceBreakers>(breaker_sequences(texts, *tokenizer_));
     return breakers_.add(texts, std::move(made), [](auto&) {});
 }
 

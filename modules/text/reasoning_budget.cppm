@@ -5,6 +5,7 @@ export module quire.text.reasoning_budget;
 import quire.core.base;
 import quire.core.std;
 import quire.text.encode_inside;
+export import quire.text.token_filter;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -33,19 +34,15 @@ private:
 };
 
 // One answer. Depends on its tokens alone.
-class ReasoningBudget {
+class ReasoningBudget final : public TokenForcer {
 public:
-    ReasoningBudget() = default; // no budget
     // `most`: tokens of reasoning. `begun`: the prompt ends with the mark that begins it.
     ReasoningBudget(std::shared_ptr<const ReasoningMarks> marks, int most, bool begun);
 
-    explicit operator bool() const { return marks_ != nullptr; }
-
-    // The next token of the answer.
-    void accept(Token token);
+    void accept(Token token) override;
     // The token that has to come next when the budget is used up: the tokens of the mark that ends reasoning, one after the other. No
     // character is cut: its other bytes come first.
-    std::optional<Token> forced() const;
+    std::optional<Token> forced() const override;
 
 private:
     enum class State : std::uint8_t { outside, inside, closing };

@@ -1,6 +1,7 @@
 // bench batched: many sequences at once, like llama-batched-bench; also under a constraint, beside a run without one.
 import quire.core.base;
 import quire.core.json;
+import quire.core.polymorphic;
 import quire.core.std;
 import quire.engine.engine;
 import quire.text.grammar.compile;
@@ -18,7 +19,7 @@ Result<void> compare_constrained(Engine& engine, const Arguments& a, const std::
     std::array<std::vector<double>, 2> rates;
     for (int round = 0; round <= a.rounds; round++)
         for (bool constrained : {false, true}) {
-            ConstraintState state;
+            Polymorphic<TokenFilter> state;
             if (constrained) state = ConstraintState(constraint, engine.token_trie());
             const Result<Timed> t = run_batch(engine, n, a.npp, a.ntg, unsigned(round), a.prompt_shared, &state);
             if (!t) return std::unexpected(t.error());

@@ -2,9 +2,10 @@
 #pragma once
 
 import quire.core.base;
+import quire.core.polymorphic;
 import quire.core.std;
 import quire.engine.engine;
-import quire.text.grammar.constraint;
+import quire.text.token_filter;
 import quire.tools.bench.load_report;
 import quire.tools.common.constraint_flags;
 
@@ -116,7 +117,7 @@ struct Timed {
 int           head_start(int n_sequences, int n_prompt, int step_tokens);
 int           step_tokens(const Arguments& a);
 Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared = false,
-                        const ConstraintState* sampled = nullptr);
+                        const Polymorphic<TokenFilter>* sampled = nullptr);
 EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens);
 std::string   limit_of(const Arguments& a, double seconds, double bytes, double flop);
 

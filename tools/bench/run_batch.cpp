@@ -62,7 +62,7 @@ int step_tokens(const Arguments& a) {
 // Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each prompt.
 // Times the two parts separately. `sampled`: greedy if null, else at temperature 1 under that constraint, if it is one.
 Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared,
-                        const ConstraintState* sampled) {
+                        const Polymorphic<TokenFilter>* sampled) {
     std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
         Request r;

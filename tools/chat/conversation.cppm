@@ -18,6 +18,7 @@ import quire.text.jinja.jinja_template;
 import quire.text.marked_text;
 import quire.text.encode_inside;
 import quire.text.reasoning_budget;
+import quire.text.breaker_sequences;
 import quire.text.sequence_breakers;
 import quire.text.tokenizer;
 import quire.tools.chat.flags;
@@ -279,7 +280,8 @@ struct Chat::Impl {
 
     std::shared_ptr<const SequenceBreakers> breakers() {
         if (!breakers_)
-            breakers_ = std::make_shared<const SequenceBreakers>(arguments_.samplers.dry_breakers, engine_.tokenizer());
+            breakers_ = std::make_shared<const SequenceBreakers>(
+                breaker_sequences(arguments_.samplers.dry_breakers, engine_.tokenizer()));
         return breakers_;
     }
 

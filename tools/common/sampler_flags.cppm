@@ -8,7 +8,7 @@ export module quire.tools.common.sampler_flags;
 
 import quire.core.base;
 import quire.core.std;
-import quire.schedule.request;
+import quire.schedule.sampling_params;
 import quire.serve.sampler_fields;
 import quire.tools.common.engine_flags;
 

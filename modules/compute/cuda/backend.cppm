@@ -25,7 +25,7 @@ import quire.core.tensor;
 import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
-import quire.schedule.request;
+import quire.schedule.logprobs;
 import quire.schedule.step_plan;
 
 export namespace quire {

@@ -15,6 +15,7 @@ import quire.text.grammar.json_text;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 import quire.text.grammar.string_set;
+import quire.text.grammar.token_trie;
 import quire.text.grammar.work;
 import quire.text.reasoning_form;
 import quire.text.tool_form;
@@ -37,9 +38,6 @@ struct AnswerRules {
 
 // The marks of calls and reasoning.
 std::span<const std::string_view> answer_marks();
-// How a control token stands in a text: between bytes that are not in UTF-8.
-std::string    control_bytes(std::string_view name);
-constexpr char control_begins = '\xff', control_ends = '\xfe';
 
 // `text`: an answer that is no call; none: any text. Error: a schema that is not supported, if the call is required or the tool is
 // `strict`; in other cases arguments without a supported schema may be any object.
@@ -77,8 +75,6 @@ constexpr std::array<std::string_view, 24> all_marks{"<think>",
                                                      "<|return|>"};
 
 std::span<const std::string_view> answer_marks() { return all_marks; }
-
-std::string control_bytes(std::string_view name) { return cat(control_begins, name, control_ends); }
 
 class AnswerBuilder {
 public:

@@ -43,7 +43,7 @@ Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spe
 // compile_constraint() for a parsed schema. The caller limits its text.
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options);
 
-// The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes().
+// The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes(). It keeps a reference to the tokenizer.
 std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size);
 // Which control tokens of the vocabulary stand in answer_marks() or in the marks of the rules' own form, and which of them end an
 // answer. Looks at the whole vocabulary.
@@ -153,7 +153,7 @@ std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int
             bytes.clear(); // in no text, and marks of controls
         all.push_back(std::move(bytes));
     }
-    return std::make_shared<const TokenTrie>(all, tokenizer.end_tokens());
+    return std::make_shared<const TokenTrie>(all, tokenizer.end_tokens(), &tokenizer);
 }
 
 void find_controls(const Tokenizer& tokenizer, AnswerRules& rules) {

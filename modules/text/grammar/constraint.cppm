@@ -5,13 +5,15 @@ export module quire.text.grammar.constraint;
 import quire.core.base;
 import quire.core.std;
 import quire.text.grammar.constraint_memory;
+import quire.text.grammar.forced_tokens;
 import quire.text.grammar.grammar;
 import quire.text.grammar.lexer;
 import quire.text.grammar.recogniser;
 import quire.text.grammar.regex;
 import quire.text.grammar.short_texts;
 export import quire.text.grammar.token_trie;
-export import quire.text.grammar.work; // Effort
+export import quire.text.grammar.work;
+export import quire.text.token_filter;
 
 export namespace quire {
 
@@ -71,31 +73,23 @@ private:
 };
 
 // One text under a constraint. Depends only on the accepted tokens.
-class ConstraintState {
+class ConstraintState final : public TokenFilter {
 public:
-    ConstraintState() = default; // unconstrained: nothing below may be called
     ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<const TokenTrie> tokens);
 
-    explicit operator bool() const { return constraint_ != nullptr; }
-
-    // One bit for each token of the vocabulary, in `words()` words: whether the token may come next. End tokens may come where the text may
-    // end. Error: no token may come, or a limit is exceeded; then all bits are 0. False: ended early by `effort`; the next call goes on.
-    Result<bool> mask(std::span<std::uint64_t> bits, const Effort& effort);
-    Result<void> mask(std::span<std::uint64_t> bits);
-    std::size_t  words() const { return tokens_->words(); }
-    // Makes the next mask in advance; with `forced` the forced_bytes(), and the mask only if there are none. The next call of mask() or
-    // forced_bytes() finds the result, or the error. Returns as mask() does.
-    Result<bool>     prepare(bool forced, const Effort& effort);
-    const TokenTrie& tokens() const { return *tokens_; }
-    // Whether both states work in one Constraint, so that one waits for the other.
-    bool shares_with(const ConstraintState& other) const { return constraint_ == other.constraint_; }
-    // Goes on by a token, or by bytes. False: not allowed, or too much work; the state is unchanged. An end token ends the text.
-    bool accept(Token token);
-    // accept() for a token that mask() allowed, put off until the next mask is made, which happens while a step runs.
-    void push(Token token) {
+    void push(Token token) override {
         pushed_.push_back(token);
         ahead_ = {};
     }
+    Result<bool>                      mask(std::span<std::uint64_t> bits, const Effort& effort) override;
+    Result<void>                      mask(std::span<std::uint64_t> bits);
+    std::size_t                       words() const override { return tokens_->words(); }
+    Result<bool>                      prepare(bool forced, const Effort& effort) override;
+    std::optional<std::vector<Token>> forced_tokens(const Effort& effort) override;
+    const void*                       shared() const override { return constraint_.get(); }
+    const TokenTrie&                  tokens() const { return *tokens_; }
+    // Goes on by a token, or by bytes. False: not allowed, or too much work; the state is unchanged. An end token ends the text.
+    bool accept(Token token);
     bool accept_bytes(std::string_view bytes);
     // Whether the text is complete as it is; whether an end token came. Tokens pushed since the last mask do not count.
     bool may_end() const { return may_end_; }
@@ -784,6 +778,12 @@ std::optional<std::string> ConstraintState::forced_bytes(const Effort& effort) {
     });
     if (found && !*found) return std::nullopt;
     return forced;
+}
+
+std::optional<std::vector<Token>> ConstraintState::forced_tokens(const Effort& effort) {
+    const std::optional<std::string> forced = forced_bytes(effort);
+    if (!forced) return std::nullopt;
+    return tokens_of_forced(*forced, *tokens_);
 }
 
 } // namespace quire

@@ -4,16 +4,14 @@ export module quire.text.grammar.forced_tokens;
 import quire.core.base;
 import quire.core.std;
 import quire.text.encode_inside;
-import quire.text.grammar.answer;
-import quire.text.grammar.constraint;
+import quire.text.grammar.token_trie;
 import quire.text.tokenizer;
 
 export namespace quire {
 
-// The bytes for which the constraint leaves no choice, as the tokenizer's tokens. Bytes at the end that a longer token could contain are
-// left out, because the model may prefer that token: "a": may go on as "a":[ . Nothing: ended early by `effort`.
-std::optional<std::vector<Token>> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer,
-                                                const Effort& effort);
+// The bytes for which a constraint leaves no choice, as tokens of the trie's tokenizer; nothing if the trie has none. Bytes at the end that a
+// longer token could contain are left out, because the model may prefer that token: "a": may go on as "a":[ .
+std::vector<Token> tokens_of_forced(std::string_view forced, const TokenTrie& trie);
 
 } // namespace quire
 
@@ -21,21 +19,17 @@ module :private;
 
 namespace quire {
 
-std::optional<std::vector<Token>> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer,
-                                                const Effort& effort) {
-    const std::optional<std::string> found = state.forced_bytes(effort);
-    if (!found) return std::nullopt;
-    const std::string& forced = *found;
-    if (forced.empty()) return std::vector<Token>();
-    const TokenTrie&   trie = state.tokens();
+std::vector<Token> tokens_of_forced(std::string_view forced, const TokenTrie& trie) {
+    if (forced.empty() || !trie.tokenizer()) return {};
+    const Tokenizer&   tokenizer = *trie.tokenizer();
     std::vector<Token> tokens;
     const auto append = [&](const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
     for (std::size_t at = 0; at < forced.size();) {
         const std::size_t next = std::min(forced.find(control_begins, at), forced.size());
-        if (next > at) append(encode_inside(tokenizer, std::string_view(forced).substr(at, next - at)));
+        if (next > at) append(encode_inside(tokenizer, forced.substr(at, next - at)));
         const std::size_t end = std::min(forced.find(control_ends, next), forced.size());
         if (end > next)
-            append(tokenizer.encode(std::string_view(forced).substr(next + 1, end - next - 1),
+            append(tokenizer.encode(forced.substr(next + 1, end - next - 1),
                                     {.add_special = false, .parse_special = true}));
         at = end + 1;
     }

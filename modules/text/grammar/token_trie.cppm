@@ -6,8 +6,13 @@ import quire.core.std;
 import quire.core.unicode;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
+import quire.text.tokenizer;
 
 export namespace quire {
+
+// How a control token stands in a text: between bytes that are not in UTF-8.
+std::string    control_bytes(std::string_view name);
+constexpr char control_begins = '\xff', control_ends = '\xfe';
 
 // A tree in the order of a walk: to step over a node and all below it is one addition.
 struct TokenTree {
@@ -23,11 +28,13 @@ struct TokenTree {
 class TokenTrie {
 public:
     // Of each token its bytes; empty: it cannot be part of a text (control tokens). `ends`: the tokens that end a text.
-    // Tokens longer than 255 bytes are left out.
-    TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends);
+    // Tokens longer than 255 bytes are left out. `tokenizer`: makes these tokens of texts, and is there as long as the trie; null: there is none.
+    TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends, const Tokenizer* tokenizer = nullptr);
 
     // No other trie of this process has or had it.
     std::uint64_t id() const { return id_; }
+
+    const Tokenizer* tokenizer() const { return tokenizer_; }
 
     int         vocab_size() const { return int(next_same_.size()); }
     std::size_t words() const { return (next_same_.size() + 63) / 64; }
@@ -64,6 +71,7 @@ private:
     static std::uint64_t next_id();
 
     std::uint64_t              id_ = next_id();
+    const Tokenizer*           tokenizer_;
     std::string                text_; // of all tokens
     std::vector<std::uint32_t> first_;
     std::vector<Token>         next_same_, ends_;
@@ -108,13 +116,15 @@ RegexId TokenTrie::plain_character(RegexPool& pool) {
     return character(pool, all_but({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}, {0x7f, 0x7f}}), TextSpelling::utf8);
 }
 
+std::string control_bytes(std::string_view name) { return cat(control_begins, name, control_ends); }
+
 std::uint64_t TokenTrie::next_id() {
     static std::atomic<std::uint64_t> last = 0;
     return ++last;
 }
 
-TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends)
-    : next_same_(bytes.size(), -1), ends_(std::move(ends)) {
+TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends, const Tokenizer* tokenizer)
+    : tokenizer_(tokenizer), next_same_(bytes.size(), -1), ends_(std::move(ends)) {
     for (const std::string& b : bytes) {
         first_.push_back(std::uint32_t(text_.size()));
         if (b.size() <= long_bytes) text_ += b;

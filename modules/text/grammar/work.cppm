@@ -4,6 +4,7 @@ export module quire.text.grammar.work;
 
 import quire.core.base;
 import quire.core.std;
+export import quire.text.token_filter; // Effort
 
 export namespace quire {
 
@@ -15,14 +16,6 @@ struct WorkEnded {
         depth,       // expressions, rules or schemas are nested too deep for the stack
         interrupted, // by the time, or because it was told to stop
     } why;
-};
-
-// The conditions that end a piece of work early.
-struct Effort {
-    using Time                    = std::chrono::steady_clock::time_point;
-    const std::atomic<bool>* stop = nullptr; // when it becomes true
-    // The work ends at this time. With a time the work waits for no other thread, and frees nothing large.
-    std::optional<Time> until{};
 };
 
 // The budget of one piece of work, used by the thread that made it.
