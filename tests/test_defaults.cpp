@@ -10,8 +10,7 @@ import quire.core.std;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
 import quire.schedule.request;
-import quire.serve.file_sampling;
-import quire.serve.sampler_fields;
+import quire.engine.sampling_defaults;
 
 using namespace quire;
 using namespace quire::testing;

@@ -14,7 +14,7 @@ import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
 import quire.tools.common.constraint_flags;
-import quire.serve.file_sampling;
+import quire.engine.sampling_defaults;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.processes;

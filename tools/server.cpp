@@ -15,7 +15,7 @@ import quire.engine.load_estimate;
 import quire.model_file.config;
 import quire.serve.api_error;
 import quire.serve.endpoints;
-import quire.serve.file_sampling;
+import quire.engine.sampling_defaults;
 import quire.serve.http_exchange;
 import quire.serve.http_listener;
 import quire.serve.http_parser;

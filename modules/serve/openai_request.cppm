@@ -3,6 +3,7 @@
 export module quire.serve.openai_request;
 
 import quire.core.base;
+import quire.engine.sampling_defaults;
 import quire.text.chat_template;
 import quire.core.json;
 import quire.schedule.request;

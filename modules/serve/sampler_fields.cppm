@@ -1,23 +1,14 @@
-// quire.serve.sampler_fields: the fields of requests that choose samplers, with llama.cpp's names, and their defaults (docs/sampling.md).
-// Owns nothing.
+// quire.serve.sampler_fields: the fields of requests that choose samplers, with llama.cpp's names (docs/sampling.md). Owns nothing.
 export module quire.serve.sampler_fields;
 
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.schedule.request;
+import quire.engine.sampling_defaults;
+import quire.schedule.sampling_params;
 import quire.serve.json_fields;
 
 export namespace quire {
-
-// llama.cpp's defaults, where neither the model's file nor a flag nor a request says anything: of `chat`, the server and its page.
-SamplingParams usual_sampling();
-
-// Samplers as a request or a flag names them: `dry.breakers` are texts here.
-struct SamplerChoice {
-    SamplingParams           params = usual_sampling();
-    std::vector<std::string> dry_breakers{"\n", ":", "\"", "*"};
-};
 
 // Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
 // breakers a request may have.
@@ -34,16 +25,6 @@ module :private;
 namespace quire {
 
 constexpr int longest_breaker = 40; // bytes
-
-SamplingParams usual_sampling() {
-    SamplingParams p;
-    p.temperature   = 0.8f;
-    p.top_k         = 40;
-    p.top_p         = 0.95f;
-    p.min_p         = 0.05f;
-    p.repeat_last_n = 64;
-    return p;
-}
 
 std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
                                         SamplingParams& out) {

@@ -11,7 +11,7 @@ import quire.engine.options;
 import quire.text.grammar.compile;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
-import quire.serve.sampler_fields;
+import quire.engine.sampling_defaults;
 import quire.tools.common.sampler_flags;
 
 export namespace quire {

@@ -9,7 +9,7 @@ export module quire.tools.common.sampler_flags;
 import quire.core.base;
 import quire.core.std;
 import quire.schedule.sampling_params;
-import quire.serve.sampler_fields;
+import quire.engine.sampling_defaults;
 import quire.tools.common.engine_flags;
 
 export namespace quire {

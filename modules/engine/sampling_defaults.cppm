@@ -1,14 +1,22 @@
-// quire.serve.file_sampling: how the authors of a model recommend to sample it: the keys general.sampling.* of its file, as llama.cpp writes
-// and reads them. Owns nothing.
-export module quire.serve.file_sampling;
+// quire.engine.sampling_defaults: how a model is sampled where a request says nothing: llama.cpp's defaults, and what the model's authors
+// recommend by the keys general.sampling.* of its file, as llama.cpp writes and reads them. Owns nothing.
+export module quire.engine.sampling_defaults;
 
 import quire.core.base;
 import quire.core.std;
 import quire.model_file.gguf;
-import quire.schedule.request;
-import quire.serve.sampler_fields;
+import quire.schedule.sampling_params;
 
 export namespace quire {
+
+// llama.cpp's defaults, where neither the model's file nor a flag nor a request says anything: of `chat`, the server and its page.
+SamplingParams usual_sampling();
+
+// Samplers as a request or a flag names them: `dry.breakers` are texts here.
+struct SamplerChoice {
+    SamplingParams           params = usual_sampling();
+    std::vector<std::string> dry_breakers{"\n", ":", "\"", "*"};
+};
 
 struct FileSampling {
     std::string said,
@@ -27,6 +35,16 @@ std::string describe_sampling(const SamplingParams& params);
 module :private;
 
 namespace quire {
+
+SamplingParams usual_sampling() {
+    SamplingParams p;
+    p.temperature   = 0.8f;
+    p.top_k         = 40;
+    p.top_p         = 0.95f;
+    p.min_p         = 0.05f;
+    p.repeat_last_n = 64;
+    return p;
+}
 
 namespace {
 
