@@ -4,12 +4,12 @@
 
 #include "process.h"
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.core.tensor;
 import quire.schedule.preemption;
-import quire.schedule.reservation;
 import quire.schedule.step_plan;
 import quire.tools.bench.paper.agreement;
 import quire.tools.bench.paper.cost_model;

@@ -3,14 +3,14 @@
 
 #include "reference.h"
 
+import quire.baseline.buddy_allocator;
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
 import quire.paging.block;
 import quire.paging.block_manager;
-import quire.paging.buddy_allocator;
 import quire.schedule.request;
-import quire.schedule.reservation;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
 
@@ -24,7 +24,7 @@ namespace {
 // Pool of n_blocks blocks of 4 tokens, sequences of up to 64.
 SchedulerOptions options_of(System system, int n_blocks) {
     SchedulerOptions o;
-    o.system           = system;
+    o.reservations     = reservations_of(system);
     o.n_blocks         = n_blocks;
     o.block_size       = 4;
     o.context          = 64;
@@ -416,7 +416,7 @@ TEST_CASE("the tokens of every system are those of a request alone") {
             for (int block_size : {1, 16}) {
                 EngineOptions o;
                 o.threads       = 1;
-                o.system        = system;
+                o.reservations  = reservations_of(system);
                 o.pipeline      = pipeline;
                 o.block_size    = block_size;
                 o.context       = 128;

@@ -244,7 +244,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         return fail("context, KV blocks and threads cannot be negative");
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
-    if (o.system != System::quire) o.prefix_cache = false, o.swap_blocks = 0;
+    if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
@@ -291,7 +291,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
     scheduling.keep_preempted   = o.keep_preempted;
-    scheduling.system           = o.system;
+    scheduling.reservations     = o.reservations;
     scheduling.layout           = o.layout;
     scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;

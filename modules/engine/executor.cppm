@@ -319,7 +319,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     const DType kv_dtype = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
     // Systems that reserve contiguous memory give nothing back: as if no window were shorter than the context.
     const int longest             = o.context > 0 ? o.context : config.context_length;
-    o.layout                      = cache_layout(config, kv_dtype, o.system == System::quire ? longest : 1);
+    o.layout                      = cache_layout(config, kv_dtype, o.reservations ? 1 : longest);
     const auto        per_entry   = std::size_t(o.layout.blocks_per_entry());
     const std::size_t block_bytes = KvCache::block_bytes((*shapes)[0].config, kv_dtype, o.layout, o.block_size);
     const auto        entries_for = [&](int tokens) {

@@ -34,9 +34,10 @@ struct EngineOptions {
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its former blocks that no other request has taken.
     bool        keep_preempted = true;
-    CacheLayout layout{};           // of the model: an engine's options() say it
-    System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
-    KvType kv_type = KvType::f16;
+    CacheLayout layout{}; // of the model: an engine's options() say it
+    // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.
+    MakeReservations reservations = {};
+    KvType           kv_type      = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to
     // some 9 billion weights, else 2048; 256 on a CPU, where the activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

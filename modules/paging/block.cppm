@@ -25,6 +25,15 @@ struct BlockMoves {
 // Moves that were started, and all those before them; they can be waited for. 0: none.
 using MoveTicket = std::uint64_t;
 
+// 2^order blocks with consecutive ids.
+struct BlockRun {
+    BlockId first = -1;
+    int     order = 0;
+
+    int  size() const { return 1 << order; }
+    bool operator==(const BlockRun&) const = default;
+};
+
 } // namespace quire
 
 module :private;

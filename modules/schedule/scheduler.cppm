@@ -16,7 +16,7 @@ import quire.schedule.context_shift;
 export import quire.schedule.preemption; // PreemptionMode
 import quire.schedule.request;
 import quire.schedule.request_check;
-export import quire.schedule.reservation; // System, MemoryUse
+export import quire.schedule.reservation; // MakeReservations, MemoryUse
 export import quire.schedule.sequence;    // Sequence, SequenceGroup
 import quire.schedule.step_plan;
 
@@ -35,9 +35,9 @@ struct SchedulerOptions {
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
     double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
-    bool   keep_preempted = true;
-    System system         = System::quire; // others reserve contiguous memory, and leave out swap and prefix cache
-    int    aging_steps    = 1000; // after waiting so many steps a request counts as one priority level more urgent
+    bool             keep_preempted = true;
+    MakeReservations reservations = {}; // of contiguous memory, without swap and prefix cache; empty: blocks on demand
+    int aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
     CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
 };
@@ -170,7 +170,7 @@ private:
     SchedulerOptions                              options_;
     BlockManager                                  blocks_;
     int                                           window_ = 0;
-    std::optional<Reservations>                   reservations_; // of systems that reserve
+    std::unique_ptr<Reservations>                 reservations_; // null: blocks on demand
     std::map<QueueKey, Group>                     queue_;        // waiting and preempted, by key
     std::vector<Group>                            running_;      // by key
     std::vector<Group>                            pinned_;
@@ -205,7 +205,7 @@ namespace quire {
 // Where prompts run whole, or memory is reserved for the longest text, no window gives anything back.
 CacheLayout layout_of(const SchedulerOptions& options) {
     CacheLayout layout = options.layout;
-    if (options.whole_prompts || options.system != System::quire)
+    if (options.whole_prompts || options.reservations)
         for (CacheGroup& group : layout.groups) group.window = 0;
     return layout;
 }
@@ -219,9 +219,9 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash,
                                   layout_of(options), markers_of(options)}) {
     window_ = layout().widest_window();
-    if (options.system != System::quire) {
+    if (options.reservations) {
         options_.prefix_cache = false;
-        reservations_.emplace(options.system, options.n_blocks, options.block_size, options.context);
+        reservations_         = options.reservations(options.n_blocks, options.block_size, options.context);
     }
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");

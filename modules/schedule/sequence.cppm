@@ -8,7 +8,6 @@ import quire.core.std;
 import quire.paging.block_hash;
 import quire.paging.block;
 import quire.paging.block_manager;
-import quire.paging.buddy_allocator;
 import quire.paging.snapshot;
 import quire.schedule.request;
 

@@ -1,10 +1,10 @@
 // bench throughput: many requests of different lengths, without a server.
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.schedule.reservation;
 
 #include "commands.h"
 
@@ -58,7 +58,7 @@ int throughput(const Arguments& a) {
     o.kv_blocks           = a.kv_blocks;
     o.pipeline            = a.pipeline;
     o.tune                = a.tune;
-    o.system              = find_system(a.system).value_or(System::quire);
+    o.reservations        = reservations_of(find_system(a.system).value_or(System::quire));
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());

@@ -2,11 +2,11 @@
 // measured cost of the engine's steps, so that few runs find each system's knee. **Owns** the engine at hand.
 export module quire.tools.bench.paper.real_figures;
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
-import quire.schedule.reservation;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.points;
 export import quire.tools.bench.paper.real_run; // MeasuredCosts

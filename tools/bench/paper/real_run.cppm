@@ -1,6 +1,7 @@
 // quire.tools.bench.paper.real_run: a trace on an engine, in real time; and the cost of its steps. **Owns** the engine of a run.
 export module quire.tools.bench.paper.real_run;
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
@@ -8,7 +9,6 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
 import quire.schedule.request;
-import quire.schedule.reservation;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.trace_run;
 import quire.tools.bench.paper.workload;
@@ -85,7 +85,7 @@ Result<MeasuredCosts> load_costs(const std::string& folder) {
 Result<EngineRun> EngineRun::load(const std::string& model, const std::string& device, const RunOptions& options) {
     EngineOptions o;
     o.device              = device;
-    o.system              = options.system;
+    o.reservations        = reservations_of(options.system);
     o.block_size          = options.block_size;
     o.kv_blocks           = options.n_blocks();
     o.context             = options.context;

@@ -1,10 +1,10 @@
 // quire.tools.bench.paper.simulated_figures: which runs make up each figure in simulated time. Owns nothing.
 export module quire.tools.bench.paper.simulated_figures;
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.std;
 import quire.schedule.preemption;
-import quire.schedule.reservation;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.simulation;

@@ -2,6 +2,7 @@
 // place of the device: the model gives the time of a step. **Owns** the scheduler of a run.
 export module quire.tools.bench.paper.simulation;
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.std;
 import quire.decode.decoder;
@@ -64,7 +65,7 @@ public:
 private:
     static SchedulerOptions scheduler_options(const RunOptions& o) {
         SchedulerOptions s;
-        s.system           = o.system;
+        s.reservations     = reservations_of(o.system);
         s.n_blocks         = o.n_blocks();
         s.block_size       = o.block_size;
         s.context          = o.context;

@@ -2,6 +2,7 @@
 // device or on a cost model. **Owns** the sums while it runs.
 export module quire.tools.bench.paper.trace_run;
 
+import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;

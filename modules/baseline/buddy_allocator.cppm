@@ -1,21 +1,12 @@
-// quire.paging.buddy_allocator: contiguous runs of blocks whose lengths are powers of two, as systems before PagedAttention allocate
+// quire.baseline.buddy_allocator: contiguous runs of blocks whose lengths are powers of two, as systems before PagedAttention allocate
 // KV memory (Orca; the paper, section 6.1). **Owns** the lists of free runs; knows no tables.
-export module quire.paging.buddy_allocator;
+export module quire.baseline.buddy_allocator;
 
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
 
 export namespace quire {
-
-// 2^order blocks with consecutive ids.
-struct BlockRun {
-    BlockId first = -1;
-    int     order = 0;
-
-    int  size() const { return 1 << order; }
-    bool operator==(const BlockRun&) const = default;
-};
 
 class BuddyAllocator {
 public:
