@@ -63,6 +63,11 @@ struct WholeCta {
     static __device__ void sync() { __syncthreads(); }
     static __device__ int  size() { return int(blockDim.x); }
 };
+template <int N>
+struct FirstThreads {
+    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory"); }
+    static __device__ constexpr int size() { return N; }
+};
 
 // `sums`: 32 floats of shared memory. All threads of the team get the result; the order of the sum is fixed.
 template <class Team = WholeCta>

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "../context.cuh"
+#include "../signal.cuh"
 #include "megakernel_attention.cuh"
 #include "megakernel_gemv.cuh"
 #include "megakernel_input.cuh"
@@ -76,9 +77,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (op.waits_for_previous && signals) {
                 // Most CTAs are enough: readers see which values are missing, and poll for them.
                 const unsigned wanted = start + unsigned(at) * gridDim.x - gridDim.x / 8;
-                unsigned       count;
-                do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
-                while (int(count - wanted) < 0);
+                wait_until([&] { return int(read_relaxed(counter) - wanted) >= 0; });
             }
             Team::sync();
             if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // all have finished that instruction

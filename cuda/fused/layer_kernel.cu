@@ -20,11 +20,13 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "../gemm/stream_k_range.cuh"
 #include "../paged_kv.cuh"
 #include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../rope.cuh"
+#include "../signal.cuh"
 #include "../warp.cuh"
 #include "layer_program.cuh"
 
@@ -40,31 +42,7 @@ __device__ int projection_of(const Phase& phase, int tile) {
     return which;
 }
 
-// The units of all tiles are numbered consecutively and dealt out to all CTAs, or to as many CTAs as there are units: where a CTA's
-// range begins, and which CTA has a unit.
-__device__ int      total_units(const Phase& phase) { return phase.first_tile[phase.n_projections] * phase.k_tiles; }
-__device__ unsigned n_sharing(const Phase& phase) { return min(gridDim.x, unsigned(total_units(phase))); }
-__device__ int      begin_of(const Phase& phase, unsigned cta) {
-    return int(unsigned(total_units(phase)) * min(cta, n_sharing(phase)) / n_sharing(phase));
-}
-__device__ int cta_of(const Phase& phase, int step) {
-    return int((unsigned(step + 1) * n_sharing(phase) - 1) / unsigned(total_units(phase)));
-}
-
-struct StreamKRange {
-    int begin, end, units_per_tile;
-
-    __device__ StreamKRange(const Phase& phase)
-        : begin(begin_of(phase, blockIdx.x)), end(begin_of(phase, blockIdx.x + 1)), units_per_tile(phase.k_tiles) {}
-    __device__ bool empty() const { return begin == end; }
-    __device__ int  first_tile() const { return begin / units_per_tile; }
-    __device__ int  last_tile() const { return (end - 1) / units_per_tile; }
-    __device__ bool begins(int tile) const { return tile * units_per_tile >= begin; }
-    __device__ bool ends(int tile) const { return (tile + 1) * units_per_tile <= end; }
-    // Whether another CTA does the fix-up of this CTA's first tile; whether this CTA does the fix-up of its last tile.
-    __device__ bool joins_first_tile() const { return !begins(first_tile()); }
-    __device__ bool needs_fix_up() const { return begins(last_tile()) && !ends(last_tile()); }
-};
+__device__ StreamK stream_k_of(const Phase& phase) { return {phase.first_tile[phase.n_projections], phase.k_tiles}; }
 
 // A load past the L1, for memory that other CTAs write in this kernel.
 __device__ float4 load_cg(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
@@ -72,20 +50,11 @@ __device__ void   add(float4& v, float4 w, float by) {
     v.x += w.x * by, v.y += w.y * by, v.z += w.z * by, v.w += w.w * by;
 }
 __device__ uint2 as_fp16(float4 v) { return {pack_finite(v.x, v.y), pack_finite(v.z, v.w)}; }
-// Counts one up, with release; waits for a count, with acquire.
-__device__ void signal(unsigned* counter) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-__device__ void wait_until(const unsigned* counter, unsigned n) {
-    unsigned seen;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    while (seen < n);
+__device__ void  wait_for(const unsigned* counter, unsigned n) {
+    wait_until([&] { return read_acquire(counter) >= n; });
 }
 
-struct Team {
-    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(team) : "memory"); }
-    static __device__ constexpr int size() { return team; }
-};
+using Team = FirstThreads<team>;
 
 // The grid barrier: all CTAs wait for each other. Arriving and waiting are separate, as work can be done in between.
 struct GridBarrier {
@@ -96,7 +65,7 @@ struct GridBarrier {
         if (threadIdx.x == 0) signal(counter);
     }
     // Until all have arrived that often: by one thread; by the team.
-    __device__ void wait(unsigned round) const { wait_until(counter, round * gridDim.x); }
+    __device__ void wait(unsigned round) const { wait_for(counter, round * gridDim.x); }
     __device__ void wait_all(unsigned round) const {
         if (threadIdx.x == 0) wait(round);
         Team::sync();
@@ -111,7 +80,7 @@ __device__ void load_weights(const Params& params, const Pipeline<weight_stages(
     PipelineState<weight_stages(N)> at     = pipeline.producer_start();
     for (int p = 0; p < params.n_phases; p++) {
         const Phase&       phase = params.phase[p];
-        const StreamKRange range(phase);
+        const StreamKRange range = stream_k_of(phase);
         int                tile = range.begin / phase.k_tiles, step = range.begin % phase.k_tiles;
         for (int i = range.begin; i < range.end; i++) {
             const int which      = projection_of(phase, tile),
@@ -135,7 +104,7 @@ __device__ void load_x(const Params& params, const Pipeline<x_stages(N)>& pipeli
     unsigned                   round = 0;
     for (int p = 0; p < params.n_phases; p++) {
         const Phase&       phase = params.phase[p];
-        const StreamKRange range(phase);
+        const StreamKRange range = stream_k_of(phase);
         if (p > 0 && !range.empty()) {
             grid_barrier.wait(round);
             fence_async_global();
@@ -266,7 +235,7 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens&
     constexpr int       words = N / 8, cta_stride = words * mma_warps * 32; // of a CTA's partial sums
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
-    const StreamKRange  range(phase);
+    const StreamKRange  range  = stream_k_of(phase);
     const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16,
                                                1024),
                         x0 = matrix_descriptor(shared_address(xs.memory), 16, 1024);
@@ -316,7 +285,7 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens&
             if (!range.ends(tile)) {
                 mbarrier_wait(fix_up_barriers.ready, fix_up_barriers.ready_phase);
                 fix_up_barriers.ready_phase ^= 1;
-                const int last = cta_of(phase, (tile + 1) * phase.k_tiles - 1);
+                const int last = stream_k_of(phase).last_cta(tile);
 #pragma unroll 1
                 for (int cta = int(blockIdx.x) + 1; cta <= last; cta++) {
                     const float4* from = params.fix_up + std::int64_t(cta) * cta_stride + threadIdx.x;
@@ -335,17 +304,18 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens&
 
 // Beside the wgmma warps, by a warp each.
 __device__ void signal_fix_up(const Phase& phase, const Params& params, FixUp& fix_up_barriers) {
-    const StreamKRange range(phase);
-    if (phase.epilogue == Epilogue::add_norm || !range.joins_first_tile()) return;
+    const StreamKRange range = stream_k_of(phase);
+    if (phase.epilogue == Epilogue::add_norm || range.begins(range.first_tile())) return;
     mbarrier_wait(fix_up_barriers.written, fix_up_barriers.written_phase);
     fix_up_barriers.written_phase ^= 1;
     if (threadIdx.x % 32 == 0) signal(params.fix_up_arrivals + range.first_tile());
 }
 __device__ void await_fix_up(const Phase& phase, const Params& params, const FixUp& fix_up_barriers) {
-    const StreamKRange range(phase);
-    if (phase.epilogue == Epilogue::add_norm || !range.needs_fix_up() || threadIdx.x % 32 != 0) return;
-    const int tile = range.last_tile();
-    wait_until(params.fix_up_arrivals + tile, unsigned(cta_of(phase, (tile + 1) * phase.k_tiles - 1)) - blockIdx.x);
+    const StreamKRange range = stream_k_of(phase);
+    const int          tile  = range.last_tile();
+    if (phase.epilogue == Epilogue::add_norm || !range.begins(tile) || range.ends(tile) || threadIdx.x % 32 != 0)
+        return;
+    wait_for(params.fix_up_arrivals + tile, unsigned(stream_k_of(phase).last_cta(tile)) - blockIdx.x);
     params.fix_up_arrivals[tile] = 0; // for the next phase
     mbarrier_arrive(fix_up_barriers.ready);
 }
@@ -355,11 +325,10 @@ struct PartialSums {
     const float* first;
     int          n;
 };
-__device__ PartialSums partial_sums_of(const Phase& phase, const Params& params, int tile, int token) {
-    const int begin = tile * phase.k_tiles, first_cta = cta_of(phase, begin),
-              last_cta = cta_of(phase, begin + phase.k_tiles - 1);
+__device__ PartialSums partial_sums_of(const StreamK& stream_k, const Params& params, int tile, int token) {
+    const int first_cta = stream_k.first_cta(tile);
     return {params.partial_sums + (std::int64_t(first_cta + tile) * params.n_tokens + token) * tile_n,
-            last_cta - first_cta + 1};
+            stream_k.last_cta(tile) - first_cta + 1};
 }
 
 // Epilogue add_norm: residual += scale · partial sums, and its RMS norm. A CTA per token, PerThread times four columns a thread.
@@ -383,7 +352,7 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
             from[i]     = {nullptr, 0};
             v[i] = w[i] = {0, 0, 0, 0};
             if (c >= cols) continue;
-            from[i] = partial_sums_of(phase, params, c / tile_n, t);
+            from[i] = partial_sums_of(stream_k_of(phase), params, c / tile_n, t);
             from[i].first += c % tile_n;
             n_parts = max(n_parts, from[i].n);
             w[i]    = *reinterpret_cast<const float4*>(phase.norm_weight + c);
@@ -456,7 +425,7 @@ __global__ void __launch_bounds__(threads, 1) layer_kernel(const __grid_constant
     unsigned            round = 0; // of the grid barrier
     for (int p = 0; p < params.n_phases; p++) {
         const Phase& phase = params.phase[p];
-        if (StreamKRange(phase).empty()) grid_barrier.wait_all(round);
+        if (StreamKRange(stream_k_of(phase)).empty()) grid_barrier.wait_all(round);
         else if (warp < mma_warps) gemm<N>(phase, params, tokens, weights, xs, at, fix_up_barriers);
         else if (warp == signal_warp) signal_fix_up(phase, params, fix_up_barriers);
         else if (warp == fix_up_warp) await_fix_up(phase, params, fix_up_barriers);

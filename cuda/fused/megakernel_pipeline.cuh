@@ -18,11 +18,7 @@ constexpr int producer   = 15; // the warp that loads weights
 constexpr int max_stages = 16; // in the pipeline
 constexpr int slots      = 8;  // instructions that a CTA holds at once
 
-// The consumer threads: all but the producer's.
-struct Team {
-    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory"); }
-    static __device__ constexpr int size() { return warps * 32; }
-};
+using Team = FirstThreads<warps * 32>; // the consumers: all but the producer's
 
 // The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other CTA's. begin .. end are the rows of projection
 // `which`: of gate and of up the same rows, of other projections the part of the CTA's range that falls to `which`.

@@ -28,9 +28,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
     __shared__ bool                        is_last;
     reads_early(); // weights
     const int          warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int          units_per_tile = cols / width, total = all.first_tile[all.n] * units_per_tile;
-    const StreamKRange range{int(blockIdx.x), int(gridDim.x), total, units_per_tile};
-    const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
+    const int          units_per_tile = cols / width;
+    const StreamK      stream_k(all.first_tile[all.n], units_per_tile);
+    const StreamKRange range(stream_k);
+    const int          begin = range.begin, end = range.end;
     Fragment<K>        weights[2]; // of this unit and the next: loaded two units ahead
 
     const auto load_weights = [&](Fragment<K>& to, int unit) { // weights, into registers
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         const int tile = unit / units_per_tile;
         if (unit + 1 < end && (unit + 1) / units_per_tile == tile) return;
 
-        fix_up_and_store<NT>(acc, range, first, unit + 1, all, m, partial, arrivals, is_last, [] { __syncthreads(); });
+        fix_up_and_store<NT>(acc, stream_k, first, unit + 1, all, m, partial, arrivals, is_last, WholeCta::sync);
         first = unit + 1;
     };
     for (int unit = begin; unit < end; unit += 2) {

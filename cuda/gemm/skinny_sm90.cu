@@ -38,10 +38,11 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
     __shared__ std::uint64_t full[stages], empty[stages];
     __shared__ bool          is_last;
     reads_early(); // weights
-    const int          warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int          units_per_tile = cols / tile_k;
-    const StreamKRange range{int(blockIdx.x), int(gridDim.x), all.first_tile[all.n] * units_per_tile, units_per_tile};
-    const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
+    const int              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int              units_per_tile = cols / tile_k;
+    const StreamK          stream_k(all.first_tile[all.n], units_per_tile);
+    const StreamKRange     range(stream_k);
+    const int              begin = range.begin, end = range.end;
     const Pipeline<stages> pipeline{memory, full, empty};
     if (threadIdx.x == 0) {
         pipeline.init(1, warps);
@@ -107,9 +108,8 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         if (lane == 0) pipeline.consumer_release(at.stage);
         at.advance();
         if (unit + 1 < end && (unit + 1) / units_per_tile == unit / units_per_tile) continue;
-        fix_up_and_store<NT>(acc, range, first, unit + 1, all, m, partial, arrivals, is_last, [] {
-            asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory");
-        });
+        fix_up_and_store<NT>(acc, stream_k, first, unit + 1, all, m, partial, arrivals, is_last,
+                             FirstThreads<warps * 32>::sync);
         first = unit + 1;
     }
 #endif

@@ -6,6 +6,7 @@
 #include "../epilogue.cuh"
 #include "../warp.cuh"
 #include "gemv.cuh"
+#include "stream_k_range.cuh"
 
 namespace quire::cuda {
 
@@ -23,34 +24,23 @@ namespace {
 
 constexpr int warps = 8, tile_n = warps * 16;
 
-// The units of CTA `self` of n, out of `total`, units_per_tile to a tile. total · n fits 32 bits.
-struct StreamKRange {
-    int self, n, total, units_per_tile;
-
-    __device__ int begin_of(int cta) const { return int(unsigned(total) * unsigned(cta) / unsigned(n)); }
-};
-
 // Fix-up and epilogue of the units first .. end of a tile. acc: a warp's sums of its 16 rows by NT · 8 tokens, as mma lays them
 // out; zero afterwards. sync: of the 8 warps.
 template <int NT, class Sync>
-__device__ void fix_up_and_store(float (&acc)[NT][4], const StreamKRange& range, int first, int end,
+__device__ void fix_up_and_store(float (&acc)[NT][4], const StreamK& stream_k, int first, int end,
                                  const OutputTiles& all, int m, float4* partial, std::int32_t* arrivals, bool& is_last,
                                  const Sync& sync) {
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const int tile = first / range.units_per_tile, from = tile * range.units_per_tile, to = from + range.units_per_tile;
-    const bool whole  = first == from && end == to;
+    const int  thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int  tile = first / stream_k.units_per_tile, from = tile * stream_k.units_per_tile;
+    const bool whole  = first == from && end == from + stream_k.units_per_tile;
     bool       stores = true;
     if (!whole) {
-        float4* own =
-            partial + (std::int64_t(range.self) * 2 + (range.begin_of(range.self) < from)) * NT * warps * 32 + thread;
+        float4* own = partial +
+                      (std::int64_t(blockIdx.x) * 2 + (stream_k.begin_of(blockIdx.x) < from)) * NT * warps * 32 +
+                      thread;
 #pragma unroll
         for (int t = 0; t < NT; t++) own[t * warps * 32] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
-        int first_cta =
-            int(unsigned(from) * unsigned(range.n) / unsigned(range.total)); // the CTA with the tile's first unit
-        while (range.begin_of(first_cta + 1) <= from) first_cta++;
-        while (range.begin_of(first_cta) > from) first_cta--;
-        int end_cta = first_cta + 1;
-        while (end_cta < range.n && range.begin_of(end_cta) < to) end_cta++;
+        const int first_cta = stream_k.first_cta(tile), end_cta = stream_k.last_cta(tile) + 1;
         sync();
         if (thread == 0) { // one thread's fence is enough: the others wrote before the barrier
             __threadfence();
@@ -66,7 +56,8 @@ __device__ void fix_up_and_store(float (&acc)[NT][4], const StreamKRange& range,
 #pragma unroll 2
             for (int cta = first_cta; cta < end_cta; cta++) {
                 const float4* theirs =
-                    partial + (std::int64_t(cta) * 2 + (range.begin_of(cta) < from)) * NT * warps * 32 + thread;
+                    partial + (std::int64_t(cta) * 2 + (stream_k.begin_of(unsigned(cta)) < from)) * NT * warps * 32 +
+                    thread;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
                     const float4 v = __ldcg(theirs + t * warps * 32);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ranks.h"
+#include "../signal.cuh"
 
 namespace quire::cuda {
 
@@ -43,16 +44,15 @@ __device__ inline unsigned long long nanoseconds() {
 
 // Waits until ready(). Gives up and sets `lost` when the wait takes longer than the rank's limit, or when `lost` is set already.
 template <class Ready>
-__device__ inline void wait_until(const RankView& rank, const Ready& ready) {
+__device__ inline void wait_for(const RankView& rank, const Ready& ready) {
     unsigned long long since = 0;
-    for (int spin = 1; !ready(); spin++) {
-        if (spin % 4096 != 0) continue;
+    wait_until(ready, [&](int n) {
+        if (n % 4096 != 0) return false;
         if (since == 0) since = nanoseconds();
-        if (*rank.lost != 0 || nanoseconds() - since > rank.timeout) {
-            *rank.lost = 1;
-            return;
-        }
-    }
+        if (*rank.lost == 0 && nanoseconds() - since <= rank.timeout) return false;
+        *rank.lost = 1;
+        return true;
+    });
 }
 
 // A message in one shot travels in packets of two words of data. Beside each word stands the number of the message: the data has arrived
@@ -63,7 +63,7 @@ __device__ inline void send_packet(uint4* to, unsigned a, unsigned b, unsigned n
 }
 __device__ inline uint2 receive_packet(const RankView& rank, const uint4* from, unsigned number) {
     uint4 p;
-    wait_until(rank, [&] {
+    wait_for(rank, [&] {
         asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(p.x), "=r"(p.y), "=r"(p.z), "=r"(p.w)
                      : "l"(from)
@@ -81,7 +81,7 @@ __device__ inline void barrier(const RankView& rank, int which, unsigned number)
     if (peer < rank.n) {
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(rank.flags_of[peer] + at + rank.index), "r"(number)
                      : "memory");
-        wait_until(rank, [&] {
+        wait_for(rank, [&] {
             unsigned seen;
             asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
                          : "=r"(seen)
