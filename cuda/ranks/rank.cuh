@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "ranks.h"
 #include "../signal.cuh"
+#include "ranks.h"
 
 namespace quire::cuda {
 

@@ -59,14 +59,14 @@ enum class HashState : std::uint8_t {
 
 // The entry of a block in the prefix cache: enough to compare the block with a prompt, and to find it again after a swap.
 struct CacheEntry {
-    HashState      state    = HashState::none;
-    int            n_tokens = 0; // block_size; fewer: the last block of a pinned prefix, which has no hash
-    BlockHash      hash     = 0;
+    HashState    state    = HashState::none;
+    std::int16_t n_tokens = 0; // block_size; fewer: the last block of a pinned prefix, which has no hash
+    // Of an entry in another lane than the first: the block of the first lane that it belongs to, whose hash and serial it has.
+    BlockId        owner = -1;
+    BlockHash      hash  = 0;
     Prefix         parent;
     CacheNamespace space;
     std::uint64_t  serial = 0; // from 1, in the order in which entries are made
-    // Of an entry in another lane than the first: the block of the first lane that it belongs to, whose hash and serial it has.
-    BlockId owner = -1;
 };
 
 } // namespace quire

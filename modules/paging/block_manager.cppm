@@ -193,32 +193,37 @@ private:
     static std::span<const BlockId> held(const LaneTable& lane) {
         return std::span(lane.blocks).subspan(std::size_t(lane.n_released));
     }
-    std::span<LaneTable>       lanes(Table& table) const { return std::span(table.lanes).first(lanes_.size()); }
-    std::span<const LaneTable> lanes(const Table& table) const { return std::span(table.lanes).first(lanes_.size()); }
-    int                        lane_of(int group) const { return group + int(lanes_.size()) - n_groups(); }
+    std::span<LaneTable>       lanes(Table& table) const { return std::span(table.lanes).first(std::size_t(n_lanes_)); }
+    std::span<const LaneTable> lanes(const Table& table) const {
+        return std::span(table.lanes).first(std::size_t(n_lanes_));
+    }
+    int              lane_of(int group) const { return group + n_lanes_ - n_groups(); }
     const LaneTable& lane_of(const Table& table, int group) const { return table.lanes[std::size_t(lane_of(group))]; }
     HashState        chain_state(const Table& table, int entry) const { // of the first lane's
         const BlockId id = table.lanes[0].blocks[std::size_t(entry)];
         return id < 0 ? HashState::none : pool_.state(id);
     }
-    bool         has_memory(int lane) const { return lanes_[std::size_t(lane)].blocks > 0; }
-    Table&       table_at(TableId table);
-    const Table& table_at(TableId table) const;
-    BlockId      take_block(int lane);
-    void         append(Table& table);
-    void         adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
-    bool         take_known(Table& table, std::span<const Token> tokens);
-    void         attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state);
-    static void  add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from,
-                          const BlockPool& to_pool, BlockId to);
-    void         release(BlockId block);
-    void         release_swap(BlockId block);
-    bool         needs_copy(BlockId block, int n_leaving) const;
-    bool         can_evict(BlockId block, int n_leaving) const;
-    BlockId      resident(BlockId swapped, int lane) const;
-    void         count_leaving(std::span<const TableId> closing) const;
-    void         forget_leaving() const;
-    bool         is_free_now(BlockId block) const; // or would be, without the tables that were counted as leaving
+    bool              has_memory(int lane) const { return lanes_[std::size_t(lane)].blocks > 0; }
+    Table&            table_at(TableId table);
+    const Table&      table_at(TableId table) const;
+    BlockId           take_block(int lane);
+    void              append(Table& table);
+    void              adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
+    bool              take_known(Table& table, std::span<const Token> tokens);
+    static CacheEntry new_entry(const Table& table, HashState state, int n_tokens, BlockHash hash) {
+        return {state, std::int16_t(n_tokens), -1, hash, table.prefix, table.space, 0};
+    }
+    void        attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state);
+    static void add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from,
+                         const BlockPool& to_pool, BlockId to);
+    void        release(BlockId block);
+    void        release_swap(BlockId block);
+    bool        needs_copy(BlockId block, int n_leaving) const;
+    bool        can_evict(BlockId block, int n_leaving) const;
+    BlockId     resident(BlockId swapped, int lane) const;
+    void        count_leaving(std::span<const TableId> closing) const;
+    void        forget_leaving() const;
+    bool        is_free_now(BlockId block) const; // or would be, without the tables that were counted as leaving
     struct SlotCount {
         int fresh = 0, avoidable = 0; // blocks; avoidable: copies of what only the prefix cache could find
         int copies = 0;
@@ -227,6 +232,7 @@ private:
 
     CacheLayout               layout_;
     std::vector<Lane>         lanes_;
+    int                       n_lanes_;
     int                       blocks_per_entry_;
     BlockPool                 pool_, swap_; // on the device; in host memory
     PrefixCache               cache_;       // of pool_
@@ -272,7 +278,8 @@ int markers_of(const BlockManagerOptions& o) {
 }
 
 BlockManager::BlockManager(BlockManagerOptions options)
-    : layout_(options.layout), lanes_(lanes_of(layout_)), blocks_per_entry_(layout_.blocks_per_entry()),
+    : layout_(options.layout), lanes_(lanes_of(layout_)), n_lanes_(int(lanes_.size())),
+      blocks_per_entry_(layout_.blocks_per_entry()),
       pool_(options.n_blocks, options.block_size, FreeOrder::fifo, std::move(options.free_order), bundles_of(lanes_),
             markers_of(options)),
       swap_(options.n_swap, options.block_size, FreeOrder::lifo, {}, bundles_of(lanes_)),
@@ -328,7 +335,7 @@ void BlockManager::append(Table& table) {
         blocks.push_back(id);
         return;
     }
-    for (int lane = 0; lane < int(lanes_.size()); lane++) {
+    for (int lane = 0; lane < n_lanes_; lane++) {
         const BlockId id = take_block(lane);
         if (id < 0) table.hashable = false;
         table.lanes[std::size_t(lane)].blocks.push_back(id);
@@ -343,7 +350,7 @@ void BlockManager::add_copy(std::vector<BlockCopy>& list, const BlockPool& from_
 
 // What a table holds in the other lanes enters the prefix cache with an entry of the first one.
 void BlockManager::attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state) {
-    for (std::size_t lane = 1; lane < lanes_.size(); lane++) {
+    for (std::size_t lane = 1; lane < std::size_t(n_lanes_); lane++) {
         const BlockId own = table.lanes[lane].blocks[entry];
         if (own >= 0 && pool_.state(own) == HashState::none && cache_.attached(owner, int(lane)) < 0)
             cache_.attach(owner, own, state);
@@ -422,7 +429,7 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
         }
         const int all   = entries_for(int(tokens.size()));
         int       found = 0;
-        if (lanes_.size() == 1) {
+        if (n_lanes_ == 1) {
             Prefix parent{chain_root(space)};
             for (; (std::size_t(found) + 1) * size <= tokens.size(); found++) {
                 const std::span<const Token> want = tokens.subspan(std::size_t(found) * size, size);
@@ -443,7 +450,7 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
         Prefix         parent{chain_root(space)};
         for (; found < hit.n_blocks; found++) {
             const BlockId here = cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size)));
-            for (int lane = 0; lane < int(lanes_.size()); lane++)
+            for (int lane = 0; lane < n_lanes_; lane++)
                 if (found >= hit.first[std::size_t(lane)]) take(lane == 0 ? here : cache_.attached(here, lane));
             parent = cache_.prefix_of(here);
         }
@@ -465,7 +472,7 @@ void BlockManager::adopt(Table& table, const CacheHit& hit, std::span<const Toke
     for (int i = 0; i < hit.n_blocks; i++) {
         const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
         const BlockId                here = cache_.find(cache_.hash_of(table.prefix, want));
-        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+        for (int lane = 0; lane < n_lanes_; lane++) {
             LaneTable& to = table.lanes[std::size_t(lane)];
             if (i < hit.first[std::size_t(lane)]) {
                 to.blocks.push_back(released_block);
@@ -490,7 +497,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
     // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
     std::array<BlockId, most_lanes> partial{};
     int                             partial_free = 0;
-    for (int lane = 0; lane < int(lanes_.size()) && hit.partial >= 0; lane++) {
+    for (int lane = 0; lane < n_lanes_ && hit.partial >= 0; lane++) {
         const BlockId from         = lane == 0 ? hit.partial : cache_.attached(hit.partial, lane);
         partial[std::size_t(lane)] = from;
         partial_free += pool_.is_free(from) ? pool_.n_blocks(from) : 0;
@@ -502,7 +509,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
     const int  full = int(tokens.size() / size), all = entries_for(int(tokens.size()));
     for (LaneTable& lane : lanes(table)) lane.blocks.reserve(std::size_t(all));
     adopt(table, hit, tokens);
-    for (std::size_t lane = 0; lane < lanes_.size() && hit.partial >= 0; lane++) pool_.hold(partial[lane]);
+    for (std::size_t lane = 0; lane < std::size_t(n_lanes_) && hit.partial >= 0; lane++) pool_.hold(partial[lane]);
     for (int i = hit.n_blocks; i < full && read_cache; i++) {
         const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
@@ -511,12 +518,12 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
         BlockId here = cache_.find(hash); // after the append, which may have evicted it
         if (here < 0) {
             here = blocks.back();
-            cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
+            cache_.insert(here, new_entry(table, HashState::reserved, block_size(), hash), want);
             attach_own(table, std::size_t(i), here, HashState::reserved);
         } else if (!cache_.holds(here, table.prefix, table.space, want)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
             break;
-        } else if (lanes_.size() > 1) { // what it has in other lanes is not enough: publish() adds ours
+        } else if (n_lanes_ > 1) { // what it has in other lanes is not enough: publish() adds ours
             break;
         }
         table.prefix   = cache_.prefix_of(here);
@@ -525,7 +532,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
     while (int(blocks.size()) < all) append(table);
     table.copied_until = 0;
     if (hit.partial >= 0) {
-        for (std::size_t lane = 0; lane < lanes_.size(); lane++)
+        for (std::size_t lane = 0; lane < std::size_t(n_lanes_); lane++)
             if (has_memory(int(lane)))
                 add_copy(moves_.copies, pool_, partial[lane], pool_,
                          table.lanes[lane].blocks[std::size_t(hit.n_blocks)]);
@@ -545,9 +552,9 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
     // The last token is computed, because its logits are needed.
     const bool is_end = (i + 1) * size == tokens.size();
     bool       known  = here >= 0 && holds(here) && !(is_end && pool_.state(here) == HashState::cached);
-    for (int lane = 1; lane < int(lanes_.size()) && known; lane++) known = cache_.attached(here, lane) >= 0;
+    for (int lane = 1; lane < n_lanes_ && known; lane++) known = cache_.attached(here, lane) >= 0;
     if (known) {
-        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+        for (int lane = 0; lane < n_lanes_; lane++) {
             const BlockId block = lane == 0 ? here : cache_.attached(here, lane);
             pool_.acquire(block);
             table.lanes[std::size_t(lane)].blocks.push_back(block);
@@ -559,12 +566,12 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
         if (!table.hashable || !cache_.is_known(table.prefix)) return true; // or what stands before it
         if (here < 0) {
             here = table.lanes[0].blocks.back();
-            cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
+            cache_.insert(here, new_entry(table, HashState::reserved, block_size(), hash), want);
             attach_own(table, i, here, HashState::reserved);
         } else if (!holds(here)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
             return true;
-        } else if (lanes_.size() > 1) { // as in allocate()
+        } else if (n_lanes_ > 1) { // as in allocate()
             return true;
         }
     }
@@ -675,7 +682,7 @@ bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) 
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
         Table& table = table_at(w.table);
-        for (int i = 0; i < int(lanes_.size()); i++)
+        for (int i = 0; i < n_lanes_; i++)
             each_entry(w, block_size(), table.lanes[std::size_t(i)].blocks, [&](BlockId& entry) {
                 if (!needs_copy(entry, 0)) return;
                 table.copied_until = w.first; // what stands before is there, in the copy as well
@@ -698,7 +705,7 @@ void BlockManager::place(TableId id, BlockId first) {
     Table& table   = table_at(id);
     table.placed   = first;
     table.hashable = false;
-    check(lanes_.size() == 1 && blocks_per_entry_ == 1, "contiguous memory is for one group");
+    check(n_lanes_ == 1 && blocks_per_entry_ == 1, "contiguous memory is for one group");
     check(!table.swapped && !table.pinned && table.n_hashed == 0,
           "a table that is hashed, pinned or swapped cannot be made contiguous");
     std::vector<BlockId>& blocks = table.lanes[0].blocks;
@@ -747,14 +754,14 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
         const BlockId                here = cache_.find(hash), own = table.lanes[0].blocks[i];
         if (here < 0 && own != released_block && pool_.state(own) == HashState::none) {
-            cache_.insert(own, {HashState::cached, block_size(), hash, table.prefix, table.space}, want);
+            cache_.insert(own, new_entry(table, HashState::cached, block_size(), hash), want);
             attach_own(table, i, own, HashState::cached);
         } else if (here < 0 || !cache_.holds(here, table.prefix, table.space, want)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
             return;
         } else if (pool_.state(here) != HashState::cached) {
             return; // another sequence has yet to write it: a block is not found before those in front of it are written
-        } else if (lanes_.size() > 1) {
+        } else if (n_lanes_ > 1) {
             attach_own(table, i, here, HashState::cached);
         }
         table.prefix = cache_.prefix_of(here < 0 ? own : here);
@@ -766,7 +773,7 @@ int BlockManager::release_behind(TableId id, int next) {
     Table& table = table_at(id);
     check(!table.swapped && !table.pinned, "blocks of a table that is swapped or pinned were given back");
     int n = 0;
-    for (std::size_t l = 0; l < lanes_.size(); l++) {
+    for (std::size_t l = 0; l < std::size_t(n_lanes_); l++) {
         if (lanes_[l].window == 0) continue;
         LaneTable& lane = table.lanes[l];
         const int  end =
@@ -782,7 +789,7 @@ TableId BlockManager::fork_table(TableId id) {
     TableId      child_id = open_table();
     const Table& parent   = table_at(id);
     Table&       child    = table_at(child_id);
-    for (std::size_t l = 0; l < lanes_.size(); l++) {
+    for (std::size_t l = 0; l < std::size_t(n_lanes_); l++) {
         child.lanes[l].blocks.assign(parent.lanes[l].blocks.begin(), parent.lanes[l].blocks.end());
         child.lanes[l].n_released = parent.lanes[l].n_released;
         for (BlockId block : held(child.lanes[l]))
@@ -812,7 +819,7 @@ void BlockManager::close_table(TableId id, bool uncache) {
     };
     // The lanes side by side: what is left of a prefix has its windows.
     for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
-        for (std::size_t l = 0; l < lanes_.size(); l++) {
+        for (std::size_t l = 0; l < std::size_t(n_lanes_); l++) {
             const BlockId block = table.lanes[l].blocks[i];
             if (block < 0) continue;
             if (table.swapped) release_swap(block);
@@ -843,7 +850,7 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
         if (!found) break;
         parent = cache_.prefix_of(here);
         if (pool_.state(here) == HashState::cached) attach_own(table, i, here, HashState::cached);
-        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+        for (int lane = 0; lane < n_lanes_; lane++) {
             BlockId&      entry = table.lanes[std::size_t(lane)].blocks[i];
             const BlockId kept  = lane == 0 ? here : cache_.attached(here, lane);
             if (kept < 0 || entry < 0 || kept == entry) continue;
@@ -857,7 +864,7 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
     const BlockId before  = full > 0 ? cache_.block_of(parent) : -1;
     const bool    written = full == 0 || (before >= 0 && pool_.state(before) == HashState::cached);
     if (found && written && !rest.empty() && last >= 0 && pool_.state(last) == HashState::none) {
-        cache_.insert(last, {HashState::cached, int(rest.size()), 0, parent, table.space}, rest);
+        cache_.insert(last, {HashState::cached, std::int16_t(rest.size()), -1, 0, parent, table.space, 0}, rest);
         if (pool_.state(last) == HashState::cached) attach_own(table, full, last, HashState::cached);
     }
     for (const LaneTable& lane : lanes(table))
@@ -880,7 +887,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
     if (distinct_blocks(tables) > n_swap_free()) return false;
     for (TableId id : tables) check(!table_at(id).swapped && !table_at(id).pinned, "a table was swapped out twice");
     for (TableId id : tables)
-        for (int l = 0; l < int(lanes_.size()); l++) {
+        for (int l = 0; l < n_lanes_; l++) {
             if (!has_memory(l)) continue;
             for (BlockId entry : held(table_at(id).lanes[std::size_t(l)])) {
                 BlockId& to = destination_[std::size_t(entry)];
@@ -897,7 +904,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
     for (TableId id : tables) {
         Table& table = table_at(id);
         for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
-            for (int l = 0; l < int(lanes_.size()); l++) {
+            for (int l = 0; l < n_lanes_; l++) {
                 BlockId& entry = table.lanes[std::size_t(l)].blocks[i];
                 if (entry < 0) continue;
                 release(entry);
@@ -916,7 +923,7 @@ int BlockManager::blocks_to_swap_in(std::span<const TableId> tables, std::span<c
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (int l = 0; l < int(lanes_.size()); l++)
+        for (int l = 0; l < n_lanes_; l++)
             for (BlockId entry : held(table_at(id).lanes[std::size_t(l)])) {
                 if (std::exchange(seen_[std::size_t(entry)], now_) == now_) continue;
                 const BlockId here = resident(entry, l);
@@ -939,7 +946,7 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     if (blocks_to_swap_in(tables) + keep_free > n_free()) return false;
     // What is still there first, before a fresh block can take its place; the first lane before what belongs to it.
     for (const bool fresh : {false, true})
-        for (int l = 0; l < int(lanes_.size()); l++)
+        for (int l = 0; l < n_lanes_; l++)
             for (TableId id : tables) {
                 check(table_at(id).swapped, "a table that is not swapped out was swapped in");
                 for (BlockId from : held(table_at(id).lanes[std::size_t(l)])) {
@@ -990,7 +997,7 @@ std::span<const BlockId> BlockManager::blocks(TableId table, int group) const {
 int BlockManager::n_held(TableId id) const {
     const Table& table = table_at(id);
     int          n     = 0;
-    for (std::size_t l = 0; l < lanes_.size(); l++)
+    for (std::size_t l = 0; l < std::size_t(n_lanes_); l++)
         n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * lanes_[l].blocks;
     return n;
 }
@@ -1005,7 +1012,7 @@ int BlockManager::distinct_blocks(std::span<const TableId> tables) const {
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (std::size_t l = 0; l < lanes_.size(); l++)
+        for (std::size_t l = 0; l < std::size_t(n_lanes_); l++)
             for (BlockId block : held(table_at(id).lanes[l]))
                 if (block >= 0 && std::exchange(seen_[std::size_t(block)], now_) != now_) n += lanes_[l].blocks;
     return n;
@@ -1059,7 +1066,7 @@ void BlockManager::view(Snapshot& snapshot) const {
 void BlockManager::check_invariants() const {
     std::vector<int> on_device(pins_.size(), 0), swapped(std::size_t(n_swap()), 0), pins(on_device);
     for (const Table& table : tables_)
-        for (std::size_t l = 0; l < lanes_.size(); l++) {
+        for (std::size_t l = 0; l < std::size_t(n_lanes_); l++) {
             const LaneTable& lane = table.lanes[l];
             check(table.in_use || lane.blocks.empty(), "a closed table holds blocks");
             check(lane.blocks.size() == table.lanes[0].blocks.size(), "the lanes of a table are not of one length");

@@ -39,7 +39,9 @@ public:
     // The block behind this one in its bundle, or -1.
     inline BlockId next_of(BlockId block) const { return rest_.empty() ? -1 : rest_[std::size_t(block)]; }
     // The bundle that a block is in, or the block itself.
-    inline BlockId bundle_of(BlockId block) const { return at(block).bundle < 0 ? block : at(block).bundle; }
+    inline BlockId bundle_of(BlockId block) const {
+        return first_.empty() || first_[std::size_t(block)] < 0 ? block : first_[std::size_t(block)];
+    }
 
     // -- reference counts
 
@@ -74,7 +76,6 @@ private:
         bool         held      = false;
         std::uint8_t lane      = 0;
         BlockId      prev = -1, next = -1; // neighbours in the free list
-        BlockId      bundle = -1;          // of a block that is not the first of its bundle
         CacheEntry   entry;
     };
     struct FreeList {
@@ -83,13 +84,13 @@ private:
 
     inline Block&       at(BlockId block) { return blocks_[std::size_t(block)]; }
     inline const Block& at(BlockId block) const { return blocks_[std::size_t(block)]; }
-    inline FreeList&    list_of(const Block& block) {
-        return free_[(bundles_[block.lane] == 0 ? 2 : 0) + (block.entry.state == HashState::cached)];
-    }
-    inline void count(const Block& block, int sign) {
-        const int n = sign * bundles_[block.lane];
-        n_free_ += n;
-        if (block.entry.state == HashState::cached) n_cached_free_ += n;
+    // The free list of a block, which it joins (sign 1) or leaves (-1).
+    inline FreeList& counted_list(const Block& block, int sign) {
+        const int  n      = bundles_[block.lane];
+        const bool cached = block.entry.state == HashState::cached;
+        n_free_ += sign * n;
+        n_cached_free_ += cached ? sign * n : 0;
+        return free_[(n == 0 ? 2 : 0) + cached];
     }
     void        push_back(BlockId block);
     void        push_front(BlockId block);
@@ -99,45 +100,43 @@ private:
     void        unlink(BlockId block);
     BlockId     take_bundle(int lane);
 
-    int                     n_blocks_, block_size_;
-    FreeOrder               reuse_;
-    std::array<int, 8>      bundles_{}; // blocks of a bundle, by lane
-    std::vector<Block>      blocks_;    // [n_ids]
-    std::vector<BlockId>    rest_;      // [n_blocks] see next_of(); empty where bundles have one block
-    std::vector<Token>      tokens_;    // [n_ids × block_size] guards against collisions of hashes
-    std::array<FreeList, 4> free_;      // what is free and not cached, and what is cached; then these of markers
-    std::vector<BlockId>    held_;      // in the order in which they were held
+    int                  n_blocks_, block_size_;
+    FreeOrder            reuse_;
+    std::array<int, 8>   bundles_{}; // blocks of a bundle, by lane
+    std::vector<Block>   blocks_;    // [n_ids]
+    std::vector<BlockId> rest_;      // [n_blocks] see next_of(); empty where bundles have one block
+    std::vector<BlockId> first_;  // [n_ids] of a block that is not the first of its bundle: that one, else -1; or empty
+    std::vector<Token>   tokens_; // [n_ids × block_size] guards against collisions of hashes
+    std::array<FreeList, 4> free_; // what is free and not cached, and what is cached; then these of markers
+    std::vector<BlockId>    held_; // in the order in which they were held
     int                     n_free_ = 0, n_cached_free_ = 0, n_held_ = 0;
     std::uint8_t            one_block_ = 0; // a lane whose bundles have one block: that of free blocks
 };
 
 inline void BlockPool::push_back(BlockId id) {
     Block&    block                                   = at(id);
-    FreeList& list                                    = list_of(block);
+    FreeList& list                                    = counted_list(block, 1);
     block.prev                                        = list.tail;
     block.next                                        = -1;
     (list.tail >= 0 ? at(list.tail).next : list.head) = id;
     list.tail                                         = id;
-    count(block, 1);
 }
 
 inline void BlockPool::push_front(BlockId id) {
     Block&    block                                   = at(id);
-    FreeList& list                                    = list_of(block);
+    FreeList& list                                    = counted_list(block, 1);
     block.prev                                        = -1;
     block.next                                        = list.head;
     (list.head >= 0 ? at(list.head).prev : list.tail) = id;
     list.head                                         = id;
-    count(block, 1);
 }
 
 inline void BlockPool::unlink(BlockId id) {
     Block&    block                                     = at(id);
-    FreeList& list                                      = list_of(block);
+    FreeList& list                                      = counted_list(block, -1);
     (block.prev >= 0 ? at(block.prev).next : list.head) = block.next;
     (block.next >= 0 ? at(block.next).prev : list.tail) = block.prev;
     block.prev = block.next = -1;
-    count(block, -1);
 }
 
 inline void BlockPool::push_free(BlockId id) {
@@ -192,7 +191,8 @@ BlockPool::BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<
     check(order.size() == std::size_t(n_blocks), "free_order does not name every block once");
     check(bundles.size() < bundles_.size(), "more lanes than a pool has");
     std::ranges::copy(bundles, bundles_.begin());
-    if (std::ranges::any_of(bundles, [](int n) { return n > 1; })) rest_.assign(blocks_.size(), -1);
+    if (std::ranges::any_of(bundles, [](int n) { return n > 1; }))
+        first_ = rest_ = std::vector<BlockId>(blocks_.size(), -1);
     one_block_           = std::uint8_t(bundles.size());
     bundles_[one_block_] = 1;
     for (BlockId block : order) {
@@ -216,9 +216,9 @@ BlockId BlockPool::take_bundle(int lane) {
     for (BlockId i = 1, last = id; i < n; i++) {
         const BlockId next = of.head;
         unlink(next);
-        at(next).bundle          = id;
-        rest_[std::size_t(last)] = next;
-        last                     = next;
+        first_[std::size_t(next)] = id;
+        rest_[std::size_t(last)]  = next;
+        last                      = next;
     }
     at(id).ref_count = 1;
     at(id).lane      = std::uint8_t(lane);
@@ -227,9 +227,9 @@ BlockId BlockPool::take_bundle(int lane) {
 
 void BlockPool::part(BlockId id) {
     for (BlockId block = id; block >= 0;) {
-        const BlockId next = std::exchange(rest_[std::size_t(block)], -1);
-        at(block).bundle   = -1;
-        at(block).lane     = one_block_;
+        const BlockId next         = std::exchange(rest_[std::size_t(block)], -1);
+        first_[std::size_t(block)] = -1;
+        at(block).lane             = one_block_;
         push_one(block);
         block = next;
     }
@@ -291,7 +291,7 @@ void BlockPool::check_invariants(std::span<const int> references) const {
     int n_used = 0;
     for (BlockId id = 0; id < n_ids(); id++) {
         check(at(id).ref_count == references[std::size_t(id)], "a reference count is not the number of table entries");
-        if (at(id).bundle >= 0) {
+        if (bundle_of(id) != id) {
             check(!listed[std::size_t(id)] && at(id).ref_count == 0, "a block is in a bundle, and free");
             continue;
         }
@@ -299,7 +299,7 @@ void BlockPool::check_invariants(std::span<const int> references) const {
         check((n_blocks(id) == 0) == (id >= n_blocks_), "a marker is a block");
         int n = id < n_blocks_;
         for (BlockId rest = id < n_blocks_ ? next_of(id) : -1; rest >= 0; rest = next_of(rest), n++)
-            check(at(rest).bundle == id, "a block is in two bundles");
+            check(bundle_of(rest) == id, "a block is in two bundles");
         check(n == n_blocks(id), "a bundle has not the blocks of its lane");
         n_held += at(id).held ? n : 0;
         n_used += is_free(id) ? 0 : n;

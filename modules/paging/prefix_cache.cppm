@@ -282,7 +282,7 @@ void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
     const CacheEntry& of   = pool_.entry(owner);
     const int         lane = pool_.lane(block);
     check(pool_.state(block) == HashState::none && attached(owner, lane) < 0, "an entry got a second block of a lane");
-    pool_.set_entry(block, {state, of.n_tokens, of.hash, of.parent, of.space, of.serial, owner}, {});
+    pool_.set_entry(block, {state, of.n_tokens, owner, of.hash, of.parent, of.space, of.serial}, {});
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
     if (state == HashState::in_flight) in_flight_.push_back(block);
 }
