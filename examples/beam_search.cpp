@@ -1,12 +1,12 @@
 // Beam search in the engine: beams fork, die and share their blocks as a tree (the paper, section 4.4 and Fig. 9).
 //   beam_search [MODEL]
 import quire.core.base;
+import quire.core.std;
 import quire.engine.engine;
 import quire.paging.block;
-import quire.schedule.request;
 import quire.paging.snapshot;
-import quire.core.std;
-import quire.text.tokenizer;
+import quire.schedule.request;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

@@ -1,10 +1,10 @@
 // Four answers to one request: the prompt is computed once, and its blocks are shared (the paper, section 4.4).
 //   parallel_sampling [MODEL]
 import quire.core.base;
+import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.core.std;
-import quire.text.tokenizer;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

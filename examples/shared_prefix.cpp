@@ -2,11 +2,11 @@
 // sections 4.4 and 6.4).
 //   shared_prefix [MODEL]
 import quire.core.base;
-import quire.engine.engine;
-import quire.schedule.request;
-import quire.paging.snapshot;
 import quire.core.std;
-import quire.text.tokenizer;
+import quire.engine.engine;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

@@ -1,15 +1,15 @@
 // One request, token by token: the block table as it grows, and the bytes of K and V that each step reads.
 //   token_by_token [MODEL]
-import quire.core.base;
-import quire.model_file.config;
-import quire.engine.engine;
 import quire.compute.kv_cache;
-import quire.paging.block;
-import quire.schedule.request;
-import quire.paging.snapshot;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
-import quire.text.tokenizer;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.paging.block;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

@@ -41,13 +41,13 @@ is README.md 'toy model of ([0-9]+) million parameters' "$((parameters / 1000000
 
 is ARCHITECTURE.md 'the ([0-9]+) most recently used graphs' "$(constant modules/compute/cuda/backend.cppm 'most_graphs = ([0-9]+)')"
 is ARCHITECTURE.md 'processes positions in chunks of ([0-9]+),' "$(constant modules/compute/cpu/kernel_table.cppm 'attention_chunk *= ([0-9]+)')"
-is ARCHITECTURE.md 'are cut into ([0-9]+) leaves' "$(constant modules/compute/shards.cppm 'exact_leaves = ([0-9]+)')"
+is ARCHITECTURE.md 'are cut into ([0-9]+) leaves' "$(constant modules/compute/ranks/shards.cppm 'exact_leaves = ([0-9]+)')"
 is ARCHITECTURE.md 'a step takes at most about ([0-9.]+) s' "$(constant tools/chat.cpp 'step_seconds *= interactive \? ([0-9.]+)')"
 is docs/kv-memory.md 'while others run, ([0-9]+) % of the blocks' "$(constant modules/engine/options.cppm 'watermark *= 0\.0?([0-9]+)')"
 is docs/server.md 'At most ([0-9]+) clients can listen' "$(constant modules/serve/service.cppm 'max_listeners *= ([0-9]+)')"
-is docs/server.md 'At most ([0-9]+) empty lines' "$(constant modules/serve/http_server.cppm 'most_blank = ([0-9]+)')"
+is docs/server.md 'At most ([0-9]+) empty lines' "$(constant modules/serve/http/server.cppm 'most_blank = ([0-9]+)')"
 is docs/server.md 'http.cpp` holds ([0-9,]+) of them' "$(constant tests/test_http.cpp 'min<rlim_t>\(([0-9]+),')"
-is docs/tools.md '"parameters"\}\}`, at most ([0-9]+);' "$(constant modules/serve/tool_request.cppm 'most_tools = ([0-9]+)')"
+is docs/tools.md '"parameters"\}\}`, at most ([0-9]+);' "$(constant modules/serve/openai/tool_request.cppm 'most_tools = ([0-9]+)')"
 
 # -- defaults of flags: where the second column of a table has but numbers, --help has the same for the flags of the first
 

@@ -6,7 +6,7 @@
 import quire.core.base;
 import quire.core.std;
 import quire.core.tcp;
-import quire.serve.http_server;
+import quire.serve.http.server;
 
 using namespace quire;
 using namespace quire::testing;

@@ -5,14 +5,14 @@
 #include <random>
 #include <string>
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.call_marks;
-import quire.text.call_readers;
-import quire.text.grammar.compile;
-import quire.text.tool_calls;
-import quire.text.tool_form;
+import quire.text.calls.call_marks;
+import quire.text.calls.call_readers;
+import quire.text.calls.tool_calls;
+import quire.text.calls.tool_form;
 
 using namespace quire;
 

@@ -14,7 +14,7 @@ import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.model_file.config;
 import quire.paging.block;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 using namespace quire;
 

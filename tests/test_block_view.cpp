@@ -6,12 +6,12 @@
 #include "process.h"
 
 import quire.core.base;
-import quire.serve.snapshot_json;
-import quire.tools.viz.block_view;
 import quire.core.json;
-import quire.schedule.request;
-import quire.paging.snapshot;
 import quire.core.std;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.serve.status.snapshot_json;
+import quire.tools.viz.block_view;
 
 using namespace quire;
 using namespace quire::testing;

@@ -10,17 +10,17 @@
 
 #include "reference.h"
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.call_marks;
-import quire.text.call_readers;
-import quire.text.chat_template;
-import quire.text.grammar.compile;
+import quire.text.calls.call_marks;
+import quire.text.calls.call_readers;
+import quire.text.calls.reasoning_form;
+import quire.text.calls.tool_calls;
+import quire.text.calls.tool_form;
 import quire.text.marked_text;
-import quire.text.reasoning_form;
-import quire.text.tool_calls;
-import quire.text.tool_form;
+import quire.text.templates.chat_template;
 
 using namespace quire;
 

@@ -11,9 +11,9 @@ import quire.core.json;
 import quire.core.std;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
-import quire.text.chat_template;
+import quire.text.calls.tool_form;
 import quire.text.marked_text;
-import quire.text.tool_form;
+import quire.text.templates.chat_template;
 
 using namespace quire;
 using namespace quire::testing;

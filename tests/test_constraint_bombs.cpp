@@ -7,16 +7,16 @@
 #include "reference.h"
 #include "server_process.h"
 
+import quire.constraint.compile;
+import quire.constraint.formats.canonical_schema;
+import quire.constraint.grammar.grammar;
+import quire.constraint.memory;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.text.grammar.canonical_schema;
-import quire.text.grammar.compile;
-import quire.text.grammar.constraint_memory;
-import quire.text.grammar.grammar;
-import quire.text.tool_form;
+import quire.text.calls.tool_form;
 
 using namespace quire;
 using namespace quire::testing;

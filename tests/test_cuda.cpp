@@ -5,22 +5,22 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.core.base;
 import quire.compute.cuda.attention_plan;
-import quire.model_file.config;
-import quire.engine.engine;
-import quire.model_file.gguf_writer;
-import quire.model_file.quants;
-import quire.model_file.quants.lattices;
-import quire.tools.bench.random_model;
-import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.decode.candidates;
-import quire.decode.sampler;
-import quire.schedule.scheduler;
-import quire.paging.snapshot;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
+import quire.decode.candidates;
+import quire.decode.sampler;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants.lattices;
+import quire.model_file.quants;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.step.plan;
+import quire.tools.bench.random_model;
 
 #include "cuda_tools.h"
 #include "engine_tools.h"

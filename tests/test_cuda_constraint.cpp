@@ -5,13 +5,13 @@
 #include "../cuda/kernels.h"
 #include "reference.h"
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.core.tensor;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.text.grammar.compile;
 
 #include "cuda_tools.h"
 #include "engine_tools.h"

@@ -8,15 +8,15 @@
 
 import quire.core.base;
 import quire.core.json;
-import quire.serve.answer;
-import quire.serve.api_error;
-import quire.serve.messages_api;
-import quire.serve.messages_request;
-import quire.serve.openai_request;
-import quire.serve.responses_api;
-import quire.serve.responses_request;
-import quire.text.tool_calls;
 import quire.core.std;
+import quire.serve.anthropic.api;
+import quire.serve.anthropic.request;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.openai.request;
+import quire.serve.openai.responses_api;
+import quire.serve.openai.responses_request;
+import quire.text.calls.tool_calls;
 
 using namespace quire;
 using namespace quire::testing;

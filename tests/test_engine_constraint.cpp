@@ -4,15 +4,15 @@
 
 #include "reference.h"
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
-import quire.schedule.request;
 import quire.schedule.preemption;
-import quire.text.encode_inside;
-import quire.text.grammar.compile;
-import quire.text.tokenizer;
+import quire.schedule.request;
+import quire.text.tokens.encode_inside;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 using namespace quire::testing;

@@ -6,11 +6,11 @@
 #include "reference.h"
 
 import quire.core.base;
-import quire.model_file.config;
-import quire.engine.engine;
-import quire.schedule.request;
 import quire.core.std;
-import quire.text.tokenizer;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.schedule.request;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 using namespace quire::testing;

@@ -4,15 +4,15 @@
 
 #include "reference.h"
 
+import quire.constraint.compile;
+import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
 import quire.schedule.request;
-import quire.text.grammar.compile;
-import quire.text.reasoning_budget;
-import quire.text.sequence_breakers;
-import quire.text.tokenizer;
+import quire.schedule.sequence_breakers;
+import quire.text.tokens.tokenizer;
 
 #include "engine_tools.h"
 

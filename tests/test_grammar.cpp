@@ -2,13 +2,13 @@
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 
+import quire.constraint.compile;
+import quire.constraint.grammar.grammar;
+import quire.constraint.regex.parser;
+import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.grammar.compile;
-import quire.text.grammar.grammar;
-import quire.text.grammar.regex;
-import quire.text.grammar.regex_parser;
 
 using namespace quire;
 using Kind = ConstraintSpec::Kind;

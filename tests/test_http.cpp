@@ -15,9 +15,9 @@
 #include "process.h"
 
 import quire.core.base;
-import quire.serve.http_exchange;
-import quire.serve.http_parser;
-import quire.serve.http_server;
+import quire.serve.http.exchange;
+import quire.serve.http.parser;
+import quire.serve.http.server;
 
 using namespace quire;
 using namespace quire::testing;

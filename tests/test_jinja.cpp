@@ -11,8 +11,8 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.jinja.jinja_template;
 import quire.text.marked_text;
+import quire.text.templates.jinja.jinja_template;
 
 using namespace quire;
 

@@ -16,8 +16,8 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.paging.block_hash;
 import quire.schedule.request;
-import quire.serve.kv_events;
-import quire.serve.kv_publisher;
+import quire.serve.kv_events.log;
+import quire.serve.kv_events.publisher;
 
 #include "engine_tools.h"
 

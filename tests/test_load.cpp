@@ -16,10 +16,10 @@
 #include "process.h"
 
 import quire.core.base;
-import quire.serve.http_exchange;
-import quire.serve.http_parser;
-import quire.serve.http_server;
 import quire.core.json;
+import quire.serve.http.exchange;
+import quire.serve.http.parser;
+import quire.serve.http.server;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
 

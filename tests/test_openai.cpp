@@ -2,14 +2,14 @@
 #include <catch2/catch_test_macros.hpp>
 
 import quire.core.base;
-import quire.text.chat_template;
 import quire.core.json;
-import quire.serve.answer;
-import quire.serve.api_error;
-import quire.serve.openai_request;
-import quire.serve.openai_response;
-import quire.schedule.request;
 import quire.core.std;
+import quire.schedule.request;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.openai.request;
+import quire.serve.openai.response;
+import quire.text.templates.chat_template;
 
 using namespace quire;
 

@@ -10,7 +10,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.core.tensor;
 import quire.schedule.preemption;
-import quire.schedule.step_plan;
+import quire.step.plan;
 import quire.tools.bench.paper.agreement;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.numpy_random;

@@ -11,11 +11,11 @@ import quire.core.std;
 import quire.core.tcp;
 import quire.core.tensor;
 import quire.engine.engine;
-import quire.engine.process_group;
+import quire.engine.ranks.process_group;
 import quire.paging.block;
 import quire.schedule.request;
-import quire.schedule.step_message;
-import quire.schedule.step_plan;
+import quire.step.message;
+import quire.step.plan;
 
 #include "cuda_tools.h"
 #include "engine_tools.h"

@@ -13,8 +13,8 @@
 #include "reference.h"
 
 import quire.compute.cuda.fusion;
-import quire.compute.program;
 import quire.compute.model;
+import quire.compute.program;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
@@ -25,7 +25,7 @@ import quire.model_file.gguf;
 import quire.model_file.weights;
 import quire.paging.block;
 import quire.schedule.request;
-import quire.schedule.step_plan;
+import quire.step.plan;
 import quire.tools.bench.random_model;
 
 #include "engine_tools.h"

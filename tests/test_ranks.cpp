@@ -7,13 +7,13 @@
 
 import quire.compute.model;
 import quire.compute.program;
-import quire.compute.ranks;
-import quire.compute.shards;
+import quire.compute.ranks.rank_group;
+import quire.compute.ranks.shards;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.engine.engine;
-import quire.engine.rank_threads;
+import quire.engine.ranks.rank_threads;
 import quire.model_file.config;
 import quire.model_file.family;
 import quire.model_file.gguf;

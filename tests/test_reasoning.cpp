@@ -9,7 +9,7 @@
 
 import quire.core.base;
 import quire.core.std;
-import quire.text.reasoning_form;
+import quire.text.calls.reasoning_form;
 
 using namespace quire;
 using namespace quire::testing;

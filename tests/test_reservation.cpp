@@ -12,7 +12,7 @@ import quire.paging.block;
 import quire.paging.block_manager;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 #include "engine_tools.h"
 

@@ -2,10 +2,10 @@
 #include <catch2/catch_test_macros.hpp>
 
 import quire.core.base;
-import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.decode.sampler;
 import quire.core.std;
+import quire.decode.sampler;
+import quire.schedule.request;
+import quire.step.plan;
 
 using namespace quire;
 

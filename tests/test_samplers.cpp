@@ -8,8 +8,8 @@ import quire.decode.candidates;
 import quire.decode.repetitions;
 import quire.decode.sampler;
 import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.text.sequence_breakers;
+import quire.schedule.sequence_breakers;
+import quire.step.plan;
 
 using namespace quire;
 

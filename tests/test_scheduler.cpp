@@ -2,12 +2,12 @@
 #include <catch2/generators/catch_generators.hpp>
 
 import quire.core.base;
-import quire.paging.block_manager;
-import quire.paging.block;
-import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.schedule.scheduler;
 import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_manager;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.step.plan;
 
 using namespace quire;
 

@@ -6,9 +6,9 @@
 
 #include "pty.h"
 
-import quire.tools.chat.line_editor;
-import quire.tools.chat.terminal;
 import quire.core.unicode;
+import quire.tools.common.line_editor;
+import quire.tools.common.terminal;
 
 using namespace quire;
 using quire::testing::Screen;

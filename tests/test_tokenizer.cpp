@@ -7,13 +7,13 @@
 #include "reference.h"
 
 import quire.core.base;
+import quire.core.std;
+import quire.core.unicode;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
-import quire.text.pattern;
-import quire.text.pretokenizer;
-import quire.core.std;
-import quire.text.tokenizer;
-import quire.core.unicode;
+import quire.text.tokens.pattern;
+import quire.text.tokens.pretokenizer;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 using namespace quire::testing;

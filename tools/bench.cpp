@@ -27,8 +27,8 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 10'000))
         ->capture_default_str();
     blocks_command->add_flag("--json", json, "print JSON instead of a Markdown table");
-    CLI::App* windows_command = app.add_subcommand(
-        "windows", "KV memory of models whose layers see different windows, without a model");
+    CLI::App* windows_command =
+        app.add_subcommand("windows", "KV memory of models whose layers see different windows, without a model");
     windows_command->add_flag("--json", json, "print JSON instead of a Markdown table");
     Arguments  a;
     const auto model_options = [&](CLI::App* c) {

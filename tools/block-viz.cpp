@@ -9,20 +9,20 @@
 #include <cstring>
 
 import quire.core.base;
-import quire.serve.snapshot_json;
-import quire.tools.viz.block_view;
-import quire.text.chat_template;
-import quire.text.jinja.jinja_template;
-import quire.text.marked_text;
-import quire.engine.engine;
 import quire.core.json;
 import quire.core.output_file;
+import quire.core.std;
+import quire.engine.engine;
 import quire.model_file.gguf;
+import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.paging.snapshot;
-import quire.core.std;
-import quire.text.tokenizer;
+import quire.serve.status.snapshot_json;
+import quire.text.marked_text;
+import quire.text.templates.chat_template;
+import quire.text.templates.jinja.jinja_template;
+import quire.text.tokens.tokenizer;
+import quire.tools.viz.block_view;
 import quire.tools.viz.walkthroughs;
 
 using namespace quire;

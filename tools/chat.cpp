@@ -2,22 +2,22 @@
 // Exit codes: 0, 1 (a file or model that cannot be used: one line on stderr), 2 (wrong usage), 130 (a second Ctrl-C).
 #include <CLI/CLI.hpp>
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
-import quire.model_file.gguf;
 import quire.engine.load_estimate;
-import quire.text.chat_template;
-import quire.text.grammar.compile;
-import quire.text.jinja.jinja_template;
+import quire.engine.sampling_defaults;
+import quire.model_file.gguf;
+import quire.text.templates.chat_template;
+import quire.text.templates.jinja.jinja_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
-import quire.tools.chat.terminal;
 import quire.tools.common.constraint_flags;
-import quire.engine.sampling_defaults;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.processes;
+import quire.tools.common.terminal;
 
 using namespace quire;
 

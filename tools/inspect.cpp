@@ -2,26 +2,26 @@
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
-import quire.core.base;
-import quire.text.jinja.jinja_template;
-import quire.text.marked_text;
-import quire.model_file.config;
-import quire.engine.engine;
-import quire.engine.options;
-import quire.engine.load_estimate;
-import quire.model_file.gguf;
-import quire.core.json;
 import quire.compute.kv_cache;
+import quire.constraint.compile;
+import quire.core.base;
+import quire.core.json;
 import quire.core.output_file;
-import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
-import quire.text.tokenizer;
-import quire.text.grammar.compile;
-import quire.text.tool_form;
+import quire.engine.engine;
+import quire.engine.load_estimate;
+import quire.engine.options;
+import quire.model_file.config;
+import quire.model_file.gguf;
+import quire.model_file.weights;
+import quire.schedule.request;
+import quire.text.calls.tool_form;
+import quire.text.marked_text;
+import quire.text.templates.jinja.jinja_template;
+import quire.text.tokens.tokenizer;
 import quire.tools.common.constraint_flags;
 import quire.tools.inspect.constrain;
-import quire.model_file.weights;
 
 using namespace quire;
 

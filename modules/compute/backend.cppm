@@ -8,7 +8,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.paging.block;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

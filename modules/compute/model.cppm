@@ -5,7 +5,7 @@ export module quire.compute.model;
 
 import quire.compute.backend;
 import quire.compute.program;
-import quire.compute.shards;
+import quire.compute.ranks.shards;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;

@@ -164,7 +164,7 @@ struct Argmax {
     ValueId logits = none;
 };
 
-// -- collective operations of the ranks (quire.compute.shards); every rank's program has these operations in one order
+// -- collective operations of the ranks (quire.compute.ranks.shards); every rank's program has these operations in one order
 
 // out = Σ over the ranks, in float32 and rounded once, of the sum of each rank's `parts`, which have out's shape; `none`: nothing.
 // Both sums are trees in the order of the ranks and of the parts: the sum of n summands is the sum of the first half, rounded up, plus

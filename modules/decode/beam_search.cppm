@@ -8,7 +8,7 @@ import quire.decode.sampler;
 import quire.decode.step_rows;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -13,8 +13,8 @@ import quire.decode.sampler;
 import quire.decode.step_rows;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
-import quire.text.token_filter;
+import quire.schedule.token_filter;
+import quire.step.plan;
 
 export namespace quire {
 

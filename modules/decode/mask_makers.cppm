@@ -11,7 +11,7 @@ import quire.core.base;
 import quire.core.polymorphic;
 import quire.core.std;
 import quire.core.thread_pool;
-import quire.text.token_filter;
+import quire.schedule.token_filter;
 
 export namespace quire {
 

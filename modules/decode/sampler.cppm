@@ -4,11 +4,11 @@
 export module quire.decode.sampler;
 
 import quire.core.base;
+import quire.core.std;
 import quire.decode.candidates;
 import quire.decode.repetitions;
 import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.core.std;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -6,7 +6,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.schedule.batch;
 import quire.schedule.request;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

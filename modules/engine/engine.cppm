@@ -2,6 +2,7 @@
 // **Owns** the model file, the executor, the scheduler and the inbox. One thread calls step().
 export module quire.engine.engine;
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.std;
 import quire.decode.decoder;
@@ -9,8 +10,8 @@ import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.engine.executor;
 export import quire.engine.options;
-import quire.engine.process_executors;
-import quire.engine.process_group;
+import quire.engine.ranks.process_executors;
+import quire.engine.ranks.process_group;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -20,10 +21,9 @@ import quire.paging.block_manager;
 import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_message;
-import quire.schedule.step_plan;
-import quire.text.grammar.compile;
-import quire.text.tokenizer;
+import quire.step.message;
+import quire.step.plan;
+import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -9,22 +9,22 @@ import quire.compute.kv_cache;
 import quire.compute.memory;
 import quire.compute.model;
 import quire.compute.program;
-import quire.compute.ranks;
-import quire.compute.shards;
+import quire.compute.ranks.rank_group;
+import quire.compute.ranks.shards;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.engine.options;
-import quire.engine.process_group;
-import quire.engine.rank_threads;
+import quire.engine.ranks.process_group;
+import quire.engine.ranks.rank_threads;
 import quire.model_file.config;
 import quire.model_file.family;
 import quire.model_file.weights;
 import quire.paging.block;
 import quire.paging.cache_layout;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -13,9 +13,9 @@ import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.gguf;
-import quire.text.chat_template;
-import quire.text.reasoning_form;
-import quire.text.tool_form;
+import quire.text.calls.reasoning_form;
+import quire.text.calls.tool_form;
+import quire.text.templates.chat_template;
 
 export namespace quire {
 

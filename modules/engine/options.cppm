@@ -2,10 +2,10 @@
 export module quire.engine.options;
 
 import quire.core.std;
-export import quire.engine.process_group; // ProcessSpec
+export import quire.engine.ranks.process_group; // ProcessSpec
 import quire.paging.block;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -7,7 +7,7 @@ import quire.paging.block;
 import quire.paging.block_manager;
 import quire.paging.cache_layout;
 import quire.schedule.sequence;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

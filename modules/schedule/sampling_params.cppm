@@ -3,7 +3,7 @@ export module quire.schedule.sampling_params;
 
 import quire.core.base;
 import quire.core.std;
-export import quire.text.sequence_breakers;
+export import quire.schedule.sequence_breakers;
 
 export namespace quire {
 

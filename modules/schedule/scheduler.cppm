@@ -18,7 +18,7 @@ import quire.schedule.request;
 import quire.schedule.request_check;
 export import quire.schedule.reservation; // MakeReservations, MemoryUse
 export import quire.schedule.sequence;    // Sequence, SequenceGroup
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -2,14 +2,14 @@
 // compiled one after the other. **Owns** the compiled constraints, as many as there is memory for.
 export module quire.serve.constraint_cache;
 
+import quire.constraint.compile;
+import quire.constraint.formats.canonical_schema;
+import quire.constraint.memory;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.serve.memory_semaphore;
-import quire.text.grammar.canonical_schema;
-import quire.text.grammar.compile;
-import quire.text.grammar.constraint_memory;
-import quire.text.tool_form;
+import quire.text.calls.tool_form;
 
 export namespace quire {
 

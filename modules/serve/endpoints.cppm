@@ -4,22 +4,22 @@ export module quire.serve.endpoints;
 
 import quire.core.base;
 import quire.core.std;
-import quire.serve.access;
-export import quire.serve.api_context;
-import quire.serve.api_error;
-import quire.serve.embedding_api;
-import quire.serve.http_exchange;
-import quire.serve.http_server;
-import quire.serve.memory_api;
+import quire.serve.anthropic.api;
+import quire.serve.api.access;
+export import quire.serve.api.context;
+import quire.serve.api.error;
+import quire.serve.http.exchange;
+import quire.serve.http.server;
+import quire.serve.llama_cpp.api;
 import quire.serve.memory_semaphore;
-import quire.serve.messages_api;
-import quire.serve.native_api;
-import quire.serve.openai_api;
-import quire.serve.pages;
-import quire.serve.responses_api;
+import quire.serve.openai.api;
+import quire.serve.openai.responses_api;
+import quire.serve.pages.pages;
 import quire.serve.service;
-import quire.serve.status_api;
-import quire.serve.text_api;
+import quire.serve.status.embedding_api;
+import quire.serve.status.memory_api;
+import quire.serve.status.status_api;
+import quire.serve.status.text_api;
 
 export namespace quire {
 

@@ -3,14 +3,14 @@
 export module quire.serve.service;
 
 import quire.core.base;
-import quire.model_file.config;
-import quire.engine.engine;
 import quire.core.metrics;
+import quire.core.std;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.serve.memory_reserve;
-import quire.paging.snapshot;
-import quire.core.std;
-import quire.text.tokenizer;
+import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.grammar.compile;
 
 using namespace quire;
 using Kind = ConstraintSpec::Kind;

@@ -13,9 +13,9 @@
 #include <string_view>
 
 import quire.core.base;
-import quire.serve.http_exchange;
-import quire.serve.http_parser;
-import quire.serve.http_server;
+import quire.serve.http.exchange;
+import quire.serve.http.parser;
+import quire.serve.http.server;
 
 using namespace quire;
 

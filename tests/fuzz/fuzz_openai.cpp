@@ -4,17 +4,17 @@
 #include <cstdint>
 
 import quire.core.base;
-import quire.serve.answer;
-import quire.serve.api_error;
-import quire.serve.http_exchange;
-import quire.serve.http_parser;
 import quire.core.json;
-import quire.serve.messages_request;
-import quire.serve.openai_request;
-import quire.serve.openai_response;
-import quire.serve.responses_request;
-import quire.schedule.request;
 import quire.core.std;
+import quire.schedule.request;
+import quire.serve.anthropic.request;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.http.exchange;
+import quire.serve.http.parser;
+import quire.serve.openai.request;
+import quire.serve.openai.response;
+import quire.serve.openai.responses_request;
 
 using namespace quire;
 

@@ -5,8 +5,8 @@
 
 import quire.core.base;
 import quire.core.std;
-import quire.text.pattern;
-import quire.text.pretokenizer;
+import quire.text.tokens.pattern;
+import quire.text.tokens.pretokenizer;
 
 using namespace quire;
 

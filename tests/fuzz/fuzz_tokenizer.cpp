@@ -5,10 +5,10 @@
 #include <cstdlib>
 
 import quire.core.base;
-import quire.model_file.gguf;
 import quire.core.std;
-import quire.text.tokenizer;
 import quire.core.unicode;
+import quire.model_file.gguf;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

@@ -10,8 +10,8 @@ import quire.core.std;
 import quire.core.unicode;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
-import quire.text.pretokenizer;
-import quire.text.tokenizer;
+import quire.text.tokens.pretokenizer;
+import quire.text.tokens.tokenizer;
 
 using namespace quire;
 

@@ -4,7 +4,7 @@
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 namespace quire::simulation {
 

@@ -19,10 +19,10 @@
 import quire.core.json;
 import quire.model_file.gguf;
 import quire.serve.endpoints;
-import quire.serve.http_server;
-import quire.serve.reserve;
+import quire.serve.http.server;
+import quire.serve.memory_reserve;
 import quire.serve.service;
-import quire.text.chat_template;
+import quire.text.templates.chat_template;
 
 namespace quire::simulation {
 

@@ -4,9 +4,9 @@
 #include "scenario.h"
 #include "sim_executor.h"
 
+import quire.constraint.compile;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.text.grammar.compile;
 
 namespace quire::simulation {
 

@@ -7,7 +7,7 @@ import quire.paging.block_hash;
 import quire.paging.block_manager;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 #include "commands.h"
 

@@ -5,7 +5,7 @@ import quire.core.base;
 import quire.core.polymorphic;
 import quire.core.std;
 import quire.engine.engine;
-import quire.text.token_filter;
+import quire.schedule.token_filter;
 import quire.tools.bench.load_report;
 import quire.tools.common.constraint_flags;
 

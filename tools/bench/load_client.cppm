@@ -18,9 +18,9 @@ module;
 export module quire.tools.bench.load_client;
 
 import quire.core.base;
-import quire.serve.http_parser;
 import quire.core.json;
 import quire.core.std;
+import quire.serve.http.parser;
 
 export namespace quire {
 

@@ -6,7 +6,7 @@ import quire.core.tensor;
 import quire.paging.cache_layout;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 #include "commands.h"
 

@@ -7,22 +7,22 @@ module;
 
 export module quire.tools.chat.conversation;
 
+import quire.constraint.compile;
+import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
-import quire.text.chat_template;
-import quire.text.grammar.compile;
-import quire.text.jinja.jinja_template;
+import quire.schedule.sequence_breakers;
 import quire.text.marked_text;
-import quire.text.encode_inside;
-import quire.text.reasoning_budget;
-import quire.text.breaker_sequences;
-import quire.text.sequence_breakers;
-import quire.text.tokenizer;
+import quire.text.templates.chat_template;
+import quire.text.templates.jinja.jinja_template;
+import quire.text.tokens.breaker_sequences;
+import quire.text.tokens.encode_inside;
+import quire.text.tokens.tokenizer;
 import quire.tools.chat.flags;
-import quire.tools.chat.terminal;
+import quire.tools.common.terminal;
 
 export namespace quire {
 

@@ -5,13 +5,13 @@ module;
 
 export module quire.tools.chat.flags;
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.options;
-import quire.text.grammar.compile;
+import quire.engine.sampling_defaults;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
-import quire.engine.sampling_defaults;
 import quire.tools.common.sampler_flags;
 
 export namespace quire {

@@ -5,10 +5,10 @@ module;
 
 export module quire.tools.common.constraint_flags;
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.grammar.compile;
 
 export namespace quire {
 

@@ -9,7 +9,7 @@ export module quire.tools.common.engine_flags;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.options;
-import quire.text.chat_template;
+import quire.text.templates.chat_template;
 import quire.tools.common.foreign_flags;
 
 export namespace quire {

@@ -5,11 +5,11 @@ module;
 
 export module quire.tools.inspect.constrain;
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.text.grammar.compile;
-import quire.text.tokenizer;
+import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

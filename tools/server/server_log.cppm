@@ -11,7 +11,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.line_writer;
 import quire.core.std;
-import quire.serve.http_exchange;
+import quire.serve.http.exchange;
 
 export namespace quire {
 

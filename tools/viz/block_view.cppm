@@ -8,11 +8,11 @@ export module quire.tools.viz.block_view;
 
 import quire.core.base;
 import quire.core.json;
+import quire.core.std;
 import quire.paging.block;
 import quire.paging.cache_layout;
 import quire.paging.snapshot;
-import quire.serve.snapshot_json;
-import quire.core.std;
+import quire.serve.status.snapshot_json;
 
 export namespace quire {
 

@@ -3,13 +3,13 @@
 export module quire.tools.viz.walkthroughs;
 
 import quire.core.base;
+import quire.core.std;
 import quire.engine.engine;
 import quire.paging.block;
+import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.paging.snapshot;
-import quire.core.std;
-import quire.text.tokenizer;
+import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -14,7 +14,7 @@ import quire.compute.cpu.kernels;
 import quire.compute.cpu.tuning;
 import quire.compute.memory;
 import quire.compute.program;
-import quire.compute.ranks;
+import quire.compute.ranks.rank_group;
 import quire.compute.routing;
 import quire.core.base;
 import quire.core.std;
@@ -23,7 +23,7 @@ import quire.core.thread_pool;
 import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

@@ -8,7 +8,7 @@ export module quire.compute.cuda.attention_plan;
 
 import quire.core.base;
 import quire.core.std;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire {
 

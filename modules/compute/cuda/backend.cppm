@@ -17,7 +17,7 @@ import quire.compute.cuda.lowering;
 import quire.compute.cuda.weights;
 import quire.compute.memory;
 import quire.compute.program;
-import quire.compute.ranks;
+import quire.compute.ranks.rank_group;
 import quire.core.base;
 import quire.core.recent;
 import quire.core.std;
@@ -25,8 +25,8 @@ import quire.core.tensor;
 import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
-import quire.schedule.logprobs;
-import quire.schedule.step_plan;
+import quire.step.logprobs;
+import quire.step.plan;
 
 export namespace quire {
 

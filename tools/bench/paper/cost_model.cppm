@@ -4,7 +4,7 @@ export module quire.tools.bench.paper.cost_model;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.schedule.step_plan;
+import quire.step.plan;
 
 export namespace quire::paper {
 

@@ -9,7 +9,7 @@ import quire.decode.decoder;
 import quire.decode.pooling;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.trace_run;
 import quire.tools.bench.paper.workload;

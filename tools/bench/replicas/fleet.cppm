@@ -7,7 +7,7 @@ import quire.core.std;
 import quire.paging.block_hash;
 import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.step_plan;
+import quire.step.plan;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.replicas.chats;
 import quire.tools.bench.replicas.router;

@@ -1,0 +1,49 @@
+// quire.schedule.token_filter: the interfaces of what a request asks of the tokens of its text: which may come next (TokenFilter), which has
+// to (TokenForcer). The scheduler tells them each token, and copies them where a sequence forks; the decoder asks them. Owns nothing.
+export module quire.schedule.token_filter;
+
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+// The conditions that end a piece of work early.
+struct Effort {
+    using Time                    = std::chrono::steady_clock::time_point;
+    const std::atomic<bool>* stop = nullptr; // when it becomes true
+    // The work ends at this time. With a time the work waits for no other thread, and frees nothing large.
+    std::optional<Time> until{};
+};
+
+// Restricts the tokens of one text. Depends only on the tokens of that text.
+class TokenFilter {
+public:
+    virtual ~TokenFilter() = default;
+
+    // The text goes on by a token that mask() allowed. The filter reads the token when it makes the next mask, while a step runs.
+    virtual void push(Token token) = 0;
+    // One bit for each token of the vocabulary, in `words()` words: whether the token may come next. End tokens may come where the text may
+    // end. Error: no token may come, or a limit is exceeded; then all bits are 0. False: ended early by `effort`; the next call goes on.
+    virtual Result<bool> mask(std::span<std::uint64_t> bits, const Effort& effort) = 0;
+    virtual std::size_t  words() const                                             = 0;
+    // Makes the next mask in advance; with `forced` the forced_tokens(), and the mask only if there are none. The next call of mask() or
+    // forced_tokens() finds the result, or the error. Returns as mask() does.
+    virtual Result<bool> prepare(bool forced, const Effort& effort) = 0;
+    // The tokens for which there is no choice. None: ended early by `effort`.
+    virtual std::optional<std::vector<Token>> forced_tokens(const Effort& effort) = 0;
+    // Filters with the same address work in one object, so that one waits for the other.
+    virtual const void* shared() const = 0;
+};
+
+// Gives tokens of one text, where it has to. Depends only on the tokens of that text.
+class TokenForcer {
+public:
+    virtual ~TokenForcer() = default;
+
+    // The next token of the text.
+    virtual void accept(Token token) = 0;
+    // The token that has to come next; none: any may.
+    virtual std::optional<Token> forced() const = 0;
+};
+
+} // namespace quire

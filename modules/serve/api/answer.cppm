@@ -1,0 +1,163 @@
+// quire.serve.api.answer: the answers to a request as values, and the interface through which an API writes them. Owns nothing.
+export module quire.serve.api.answer;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.schedule.request;
+import quire.serve.api.error;
+import quire.serve.http.server_sent_events;
+import quire.text.calls.call_readers;
+import quire.text.calls.tool_calls;
+
+export namespace quire {
+
+struct Usage {
+    int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+    int reasoning_tokens = 0; // of the completion
+};
+
+// One token, spelled in bytes, with its log-probability.
+struct SpelledLogprob {
+    Token       token = -1;
+    std::string bytes;
+    float       logprob = 0;
+};
+struct SpelledPosition {
+    std::optional<SpelledLogprob> chosen; // none: the first token of an echoed prompt
+    SpelledLogprob                token;  // as spelled, where `chosen` is none
+    std::vector<SpelledLogprob>   top;
+    std::size_t                   offset = 0; // of its text in the whole text, in characters
+};
+
+// How long an answer took so far: tokens, and milliseconds from the first step of its prompt to its first token, and from there on. The
+// prompt's steps made the first token, so the second time is for the tokens behind the first.
+struct Timings {
+    int    prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+    double prompt_ms = 0, generated_ms = 0;
+};
+// llama.cpp's object `timings`. predicted_n counts all tokens; predicted_ms is the time behind the first one, and predicted_per_token_ms
+// and predicted_per_second divide it by the tokens of that time, which are one less; of a single token both are 0.
+Json timings_json(const Timings& timings);
+
+// How far a prompt is computed, in tokens, and the milliseconds since its first step.
+struct PromptProgress {
+    int    total = 0, cached = 0, computed = 0;
+    double ms = 0;
+};
+// llama.cpp's object `prompt_progress`.
+Json progress_json(const PromptProgress& progress);
+
+// One answer, or a piece of it, for the client: an OutputDelta as text. It adds stop strings, the offsets of tokens in the text,
+// and log-probabilities with their tokens spelled out.
+struct Choice {
+    int                           index = 0;
+    bool                          first = false;   // the first piece of its answer
+    std::string                   text, reasoning; // reasoning: only of chats
+    std::vector<ToolCall>         calls;           // only of chats
+    std::vector<AnswerPart>       parts;           // only of chats: the three above in the order in which they came
+    int                           first_call = 0;  // index of the first of the calls
+    std::vector<SpelledPosition>  logprobs;
+    std::vector<Token>            token_ids;
+    std::vector<Token>            prompt_token_ids;
+    std::vector<SpelledPosition>  prompt_logprobs;
+    std::string                   finish_reason; // "": not finished
+    std::string                   stop_string;   // that ended it
+    Token                         stop_token    = -1;
+    int                           n_tokens      = 0; // of the answer so far
+    int                           prompt_tokens = 0;
+    std::optional<Timings>        timings;  // at its end, and with each piece where that was asked for
+    std::optional<PromptProgress> progress; // of the prompt, where it was asked for
+};
+
+// The values that all parts of one response share.
+struct ResponseHead {
+    std::string  id; // of the request: the API puts its prefix before it
+    std::string  model;
+    std::int64_t created = 0;
+    bool         chat    = false;
+    // the options that the request asked for
+    bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
+    bool include_usage = false, continuous_usage = false;
+    bool timings_per_token = false;
+    bool short_call_ids    = false; // 9 letters and digits, as Mistral's templates take them
+};
+
+// A name for a call of an answer; the request's id always gives the same names. `prefix`: of names that are not short.
+std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix = "call_");
+
+// Writes the answers to one request in the form of one API, whole or as a stream of events. Used by one thread.
+class AnswerRenderer {
+public:
+    virtual ~AnswerRenderer() = default;
+
+    // The body of a whole response.
+    virtual std::string response(std::span<const Choice> choices, const Usage& usage) = 0;
+
+    // A stream is begin(), pieces, end(); each returns the text of no, one or several events. Counts in `usage` are up to now.
+    virtual std::string begin(const Usage&) { return {}; }
+    virtual std::string piece(Choice piece, const Usage& usage) = 0;
+    virtual std::string end(const Usage& usage)                 = 0;
+    // In place of end(): the stream cannot go on.
+    virtual std::string failure(const ApiError& error) = 0;
+    // failure() where there is no memory to write anything.
+    virtual std::string_view out_of_memory() const = 0;
+    // After a silence.
+    virtual std::string ping() { return std::string(comment_event); }
+};
+
+// Characters of valid UTF-8.
+std::size_t count_characters(std::string_view text);
+// A finite number for JSON, which has none for -inf and NaN.
+double finite_logprob(float logprob);
+Json   bytes_json(std::string_view bytes);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Json timings_json(const Timings& t) {
+    const auto rate     = [](int n, double ms) { return ms > 0 ? n * 1e3 / ms : 0; };
+    const auto each     = [](int n, double ms) { return n > 0 ? ms / n : 0; };
+    const int  computed = t.prompt_tokens - t.cached_tokens, behind_first = std::max(t.generated_tokens - 1, 0);
+    return {{"cache_n", t.cached_tokens},
+            {"prompt_n", computed},
+            {"prompt_ms", t.prompt_ms},
+            {"prompt_per_token_ms", each(computed, t.prompt_ms)},
+            {"prompt_per_second", rate(computed, t.prompt_ms)},
+            {"predicted_n", t.generated_tokens},
+            {"predicted_ms", t.generated_ms},
+            {"predicted_per_token_ms", each(behind_first, t.generated_ms)},
+            {"predicted_per_second", rate(behind_first, t.generated_ms)}};
+}
+
+Json progress_json(const PromptProgress& p) {
+    return {{"total", p.total}, {"cache", p.cached}, {"processed", p.computed}, {"time_ms", std::int64_t(p.ms)}};
+}
+
+std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix) {
+    constexpr std::string_view alphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
+    std::uint64_t              hash     = 0xcbf29ce484222325; // FNV-1a
+    for (char c : cat(head.id, '/', answer, '/', call)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    hash ^= hash >> 29;
+    std::string id(head.short_call_ids ? "" : prefix);
+    for (int i = 0; i < 9; i++, hash /= alphabet.size()) id += alphabet[hash % alphabet.size()];
+    return id;
+}
+
+std::size_t count_characters(std::string_view text) {
+    return std::size_t(
+        std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+double finite_logprob(float logprob) { return logprob > -9999 ? double(logprob) : -9999.0; }
+
+Json bytes_json(std::string_view bytes) {
+    Json list = Json::array();
+    for (char c : bytes) list.push_back(int(static_cast<unsigned char>(c)));
+    return list;
+}
+
+} // namespace quire

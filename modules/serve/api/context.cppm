@@ -1,0 +1,143 @@
+// quire.serve.api.context: the objects that the handlers of all routes share. **Owns** the settings of the API, the chat template, the cache of
+// compiled constraints, and the settings of the requests that run.
+export module quire.serve.api.context;
+
+import quire.constraint.compile;
+import quire.constraint.formats.answer;
+import quire.constraint.memory;
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.serve.api.error;
+import quire.serve.api.generation_settings;
+import quire.serve.api.prompt_encoder;
+import quire.serve.api.request_token_cache;
+import quire.serve.constraint_cache;
+import quire.serve.http.exchange;
+import quire.serve.http.server;
+import quire.serve.openai.request;
+import quire.serve.service;
+import quire.text.calls.reasoning_form;
+import quire.text.calls.tool_form;
+import quire.text.templates.chat_template;
+
+export namespace quire {
+
+constexpr std::string_view quire_version   = "0.1";
+constexpr std::size_t      longest_message = 1024; // bytes of an error's text
+
+struct EndpointOptions {
+    ApiLimits                limits; // models, vocabulary and context are filled in
+    std::vector<std::string> aliases;
+    ChatTemplate             chat_template;
+    CallForm                 tool_form;           // of the template, or as the user says
+    ReasoningForm            reasoning;           // likewise; the text between its marks is split off
+    bool                     reasons = true;      // false: it stays in the content
+    std::string              now;                 // of the templates' clock; "": the machine's
+    std::string              model_file;          // its name, without the folder
+    std::vector<std::string> api_keys;            // a request needs one of them; none: every request may enter
+    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
+    double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
+    bool                     pages        = true; // the chat and the block pool for a browser
+    // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
+    // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
+    bool local_only = false;
+    // Memory for all bodies that are being parsed and tokenized; constraints have half as much beside it, at least 64 MiB.
+    std::size_t                    working_bytes = std::size_t(512) << 20;
+    std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
+    // The endpoints of KV events, and of past KV events; "": none.
+    std::string kv_events, kv_replay;
+};
+
+struct ApiContext {
+    ApiContext(Service& service, EndpointOptions options);
+
+    Service&          service;
+    EndpointOptions   options;
+    PromptEncoder     encoder;
+    ConstraintCache   constraints;
+    RequestTokenCache request_tokens;
+    RunningSettings   running;
+    AnswerRules       rules;   // of answers to chats, without the request's own rules
+    std::int64_t      started; // Unix time in seconds
+    const HttpServer* server = nullptr;
+
+    // The model's name in the response to a request that named it `asked` ("": not named).
+    std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
+    // Counts the memory of a request while it is answered; false: too much, and the request is refused.
+    bool count_memory(HttpExchange& e, std::size_t bytes) const;
+    // Each makes the response an error, in the form of the API that the path belongs to.
+    void refuse_too_large(HttpExchange& e) const;
+    void refuse(HttpExchange& e, const ApiError& error) const;
+    void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
+};
+
+std::int64_t unix_seconds();
+void         answer_json(HttpExchange& e, Json body);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
+    : service(the_service), options(std::move(the_options)),
+      encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now),
+      request_tokens(service.tokenizer()), started(unix_seconds()) {
+    options.limits.models           = options.aliases;
+    options.limits.templates        = options.chat_template.names();
+    options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
+    options.limits.vocab_size       = service.config().vocab_size;
+    options.limits.context          = service.engine_options().context;
+    rules.form                      = options.tool_form;
+    rules.reasoning                 = options.reasoning;
+    find_controls(service.tokenizer(), rules);
+    ConstraintMemory::all().limit(std::max(options.working_bytes / 2, std::size_t(64) << 20));
+}
+
+bool ApiContext::count_memory(HttpExchange& e, std::size_t bytes) const {
+    if (e.peer->count_memory(bytes)) return true;
+    refuse_too_large(e);
+    return false;
+}
+
+void ApiContext::refuse_too_large(HttpExchange& e) const {
+    e.response.headers.emplace_back("Retry-After", "1");
+    refuse(e, ApiError{503, "too many large requests at once", "", "no_room"});
+}
+
+void ApiContext::refuse(HttpExchange& e, const ApiError& why) const {
+    // Values in a message are cut where it is made; no message is long, whoever made it.
+    ApiError error    = why;
+    error.message     = cut_short(error.message, longest_message);
+    error.param       = cut_short(error.param, 128);
+    e.response.status = error.status;
+    e.response.body   = error_body(error, error_form(e.request.path));
+    e.notes.emplace_back("error", error.message);
+}
+
+void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const {
+    ApiError error{400, refusal.error.message, param, ""};
+    switch (refusal.why) {
+        case Refused::invalid: break;
+        case Refused::full:
+            error = {429, refusal.error.message, "", "queue_full"};
+            e.response.headers.emplace_back("Retry-After", "1");
+            break;
+        case Refused::draining: error = {503, refusal.error.message, "", "shutting_down"}; break;
+        case Refused::broken: error = engine_failed(refusal.error.message); break;
+    }
+    refuse(e, error);
+}
+
+std::int64_t unix_seconds() {
+    return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+
+void answer_json(HttpExchange& e, Json body) { e.response.body = json_dump(std::move(body)); }
+
+} // namespace quire

@@ -1,0 +1,105 @@
+// quire.serve.api.error: why a request is refused, in the forms of OpenAI and Anthropic. Owns nothing.
+export module quire.serve.api.error;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+
+export namespace quire {
+
+// Why a request is refused.
+struct ApiError {
+    int         status = 400;
+    std::string message;
+    std::string param; // the field that is wrong; "": null
+    std::string code;  // "": null
+};
+
+template <class T>
+using Parsed = std::expected<T, ApiError>;
+
+enum class ErrorForm : std::uint8_t {
+    openai,    // {"error": {message, type, param, code}}
+    anthropic, // {"type": "error", "error": {type, message}}
+};
+// Of the API that has this path.
+ErrorForm error_form(std::string_view path);
+
+std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai);
+
+// The error of a prompt that does not fit, in OpenAI's words, which clients recognise. `param`: the field of the prompt. `at_least`: the
+// prompt's tokens were not counted.
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least = false);
+
+// The error of a request that ends, or cannot begin, because no step runs any more: another server may take the request.
+ApiError engine_failed(std::string message);
+// That the model's numbers ended a request.
+ApiError model_failed(std::string message);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::string_view error_type(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 429: return "rate_limit_error";
+        case 501: return "not_supported_error";
+        case 503: return "unavailable_error";
+        default: return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+std::string_view anthropic_type(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 413: return "request_too_large";
+        case 429: return "rate_limit_error";
+        case 503: return "overloaded_error";
+        default: return status >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
+Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+
+} // namespace
+
+ApiError engine_failed(std::string message) { return {503, std::move(message), "", "engine_failed"}; }
+ApiError model_failed(std::string message) { return {500, std::move(message), "", "model_failed"}; }
+
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least) {
+    return {400,
+            cat("This model's maximum context length is ", context, " tokens. However, you requested ",
+                prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ", param, ", ",
+                completion_tokens, " in the completion). Please reduce the length of the ", param,
+                completion_tokens > 0 ? " or completion." : ".",
+                at_least ? " (At least: a text this long is not split into tokens.)" : ""),
+            param, "context_length_exceeded"};
+}
+
+ErrorForm error_form(std::string_view path) {
+    return path == "/v1/messages" || path.starts_with("/v1/messages/") ? ErrorForm::anthropic : ErrorForm::openai;
+}
+
+std::string error_body(const ApiError& error, ErrorForm form) {
+    if (form == ErrorForm::anthropic)
+        return json_dump(
+            Json{{"type", "error"}, {"error", {{"type", anthropic_type(error.status)}, {"message", error.message}}}});
+    return json_dump(Json{{"error",
+                           {{"message", error.message},
+                            {"type", error_type(error.status)},
+                            {"param", or_null(error.param)},
+                            {"code", or_null(error.code)}}}});
+}
+
+} // namespace quire

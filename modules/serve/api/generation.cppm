@@ -1,0 +1,427 @@
+// quire.serve.api.generation: one request for text while it is answered: output deltas → a response, or a stream of events, as its API's
+// renderer writes them. **Owns** the request's handle, the text of its answers, and the renderer. On one thread.
+export module quire.serve.api.generation;
+
+import quire.core.base;
+import quire.core.metrics;
+import quire.core.std;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.http.exchange;
+import quire.serve.openai.request;
+import quire.serve.service;
+import quire.text.calls.call_readers;
+import quire.text.calls.tool_calls;
+import quire.text.calls.tool_form;
+import quire.text.tokens.stop_strings;
+import quire.text.tokens.tokenizer;
+
+export namespace quire {
+
+class Generation {
+public:
+    // `echoes`: the text of each prompt, where the response repeats it.
+    // `format`: the parts into which a chat's answers are split.
+    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
+               const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer);
+
+    // The requests for the engine; the prompts move into them. The answers of prompt p are n p .. n p + n - 1.
+    std::vector<Request> requests(std::vector<std::vector<Token>> prompts);
+    void                 begin(std::unique_ptr<RequestHandle> handle) { handle_ = std::move(handle); }
+    void                 abort() { aborted_ = true; }
+
+    // Waits for the first output, at most so long. An error: the engine refused the request.
+    std::optional<ApiError> wait_for_first(double seconds);
+    // Waits for the end and renders the response. An error: the engine gave up, or the client did (499).
+    std::optional<ApiError> respond(std::string& body);
+    // Writes each piece of output as an event as soon as it comes.
+    void stream(const HttpWrite& write, double ping_seconds);
+    // The last event of a stream for which there is no memory.
+    std::string_view out_of_memory() const { return renderer_->out_of_memory(); }
+    // Adds the request to the metrics, and its line of the log to `notes`. Once, at the end.
+    void record(HttpFields& notes);
+
+private:
+    struct PromptState {
+        int                           n_tokens = 0, cached = 0, preempted = 0;
+        Token                         first = -1;
+        std::vector<Token>            tokens; // only where the response returns them
+        std::string                   echo;
+        std::vector<PositionLogprobs> logprobs; // come with the first answer
+        TimePoint                     first_run{};
+    };
+    struct Answer {
+        AnswerText               text;
+        AnswerParser             parser;
+        int                      n_calls = 0, n_reasoning = 0; // tokens of reasoning
+        bool                     begun = false, finished = false;
+        std::size_t              offset = 0; // characters so far, for text_offset
+        std::optional<TimePoint> first, last;
+        std::string              reason;
+    };
+
+    Answer&                      answer_of(const OutputDelta& delta);
+    Choice                       add(OutputDelta& delta);
+    void                         add_prompt(const OutputDelta& delta, Choice& choice);
+    SpelledLogprob               spell(const TokenLogprob& logprob) const;
+    std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
+    std::vector<SpelledPosition> spell_prompt(const PromptState& prompt) const;
+    Timings                      timings(const PromptState& prompt, const Answer& answer) const;
+    std::optional<ApiError>      error_of(const OutputDelta& delta);
+    bool                         finished() const;
+
+    Service&                        service_;
+    GenerationRequest               parsed_;
+    ResponseHead                    head_;
+    std::vector<PromptState>        prompts_;
+    TextOptions                     text_;
+    std::vector<Answer>             answers_;
+    Usage                           usage_;
+    std::vector<OutputDelta>        first_; // the output that wait_for_first() got
+    bool                            more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<AnswerRenderer> renderer_;
+    std::unique_ptr<RequestHandle>  handle_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<double>(b - a).count(); }
+
+} // namespace
+
+Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
+                       const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer)
+    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)), renderer_(std::move(renderer)) {
+    text_.stop         = parsed_.stop;
+    text_.include_stop = parsed_.include_stop;
+    text_.skip_special = parsed_.skip_special_tokens;
+    // The marks of calls and of reasoning may be control tokens.
+    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony ||
+        (parsed_.constraint && parsed_.constraint->spec.answer && !parsed_.constraint->spec.answer->controls.empty()))
+        text_.skip_special = false;
+    text_.min_tokens = parsed_.request.min_tokens;
+    for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);
+    for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
+        answers_.push_back(
+            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, 0, false, false, 0, {}, {}, {}});
+}
+
+std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompts) {
+    std::vector<Request> requests;
+    for (std::size_t p = 0; p < prompts.size(); p++) {
+        PromptState& state = prompts_[p];
+        state.n_tokens     = int(prompts[p].size());
+        if (!prompts[p].empty()) state.first = prompts[p][0]; // the engine refuses an empty one
+        if (head_.token_ids) state.tokens = prompts[p];
+        usage_.prompt_tokens += state.n_tokens;
+        Request& r = requests.emplace_back(parsed_.request);
+        r.prompt   = std::move(prompts[p]);
+        limit_tokens(parsed_, service_.engine_options().context, r);
+    }
+    return requests;
+}
+
+Generation::Answer& Generation::answer_of(const OutputDelta& delta) {
+    return answers_[std::size_t(delta.prompt) * std::size_t(parsed_.request.n) + std::size_t(delta.index)];
+}
+
+bool Generation::finished() const {
+    return std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; });
+}
+
+std::optional<ApiError> Generation::error_of(const OutputDelta& delta) {
+    if (delta.finish == FinishReason::refused) {
+        failed_ = true;
+        return ApiError{503, delta.message, "", "no_room"};
+    }
+    if (delta.finish == FinishReason::unmet) {
+        failed_                 = true;
+        const std::string param = parsed_.constraint ? parsed_.constraint->param : "";
+        return ApiError{400, param.empty() ? delta.message : cat(param, ": ", delta.message), param, "unmet"};
+    }
+    if (delta.finish == FinishReason::failed) {
+        failed_ = true;
+        return service_.failure().empty() ? model_failed(delta.message) : engine_failed(delta.message);
+    }
+    if (delta.finish == FinishReason::cancelled && !answer_of(delta).finished)
+        return ApiError{503, "the server is shutting down", "", "shutting_down"};
+    return std::nullopt;
+}
+
+std::optional<ApiError> Generation::wait_for_first(double seconds) {
+    more_ = handle_->wait(seconds, first_);
+    for (const OutputDelta& delta : first_)
+        if (auto error = error_of(delta)) return error;
+    return std::nullopt;
+}
+
+SpelledLogprob Generation::spell(const TokenLogprob& l) const {
+    return {l.token, service_.tokenizer().bytes(l.token, true), l.logprob};
+}
+
+std::vector<SpelledPosition> Generation::spell(std::span<const PositionLogprobs> positions, Answer& answer) const {
+    std::vector<SpelledPosition> out;
+    for (const PositionLogprobs& p : positions) {
+        SpelledPosition& s = out.emplace_back();
+        s.chosen           = spell(p.chosen);
+        for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
+        s.offset = answer.offset;
+        answer.offset += count_characters(service_.tokenizer().bytes(p.chosen.token, !parsed_.skip_special_tokens));
+    }
+    return out;
+}
+
+// The first token of a prompt has no probability: nothing stands before it.
+std::vector<SpelledPosition> Generation::spell_prompt(const PromptState& prompt) const {
+    std::vector<SpelledPosition> out(1);
+    out[0].token       = spell(TokenLogprob{prompt.first, 0});
+    const auto  shown  = [&](Token t) { return count_characters(service_.tokenizer().bytes(t, false)); };
+    std::size_t offset = shown(prompt.first);
+    for (const PositionLogprobs& p : prompt.logprobs) {
+        SpelledPosition& s = out.emplace_back();
+        s.chosen           = spell(p.chosen);
+        for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
+        s.offset = offset;
+        offset += shown(p.chosen.token);
+    }
+    return out;
+}
+
+Timings Generation::timings(const PromptState& prompt, const Answer& answer) const {
+    Timings t;
+    t.prompt_tokens    = prompt.n_tokens;
+    t.cached_tokens    = prompt.cached;
+    t.generated_tokens = answer.text.n_tokens();
+    if (!answer.first || !answer.last) return t;
+    t.prompt_ms    = std::max(seconds_between(prompt.first_run, *answer.first), 0.0) * 1e3;
+    t.generated_ms = seconds_between(*answer.first, *answer.last) * 1e3;
+    return t;
+}
+
+// The beginning of an answer: the prompt itself, if the request has `echo`.
+void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
+    const PromptState& prompt = prompts_[std::size_t(delta.prompt)];
+    Answer&            answer = answer_of(delta);
+    answer.begun              = true;
+    if (head_.token_ids) choice.prompt_token_ids = prompt.tokens;
+    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(prompt);
+    if (!parsed_.echo) return;
+    choice.text   = prompt.echo;
+    answer.offset = count_characters(choice.text);
+    if (!parsed_.logprobs) return;
+    choice.logprobs = spell_prompt(prompt);
+    // The prompt gets as many alternatives per token as the answer.
+    for (SpelledPosition& s : choice.logprobs)
+        s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
+}
+
+// Adds the output to its answer. Returns the part of the answer that the client does not have yet.
+Choice Generation::add(OutputDelta& delta) {
+    PromptState& prompt = prompts_[std::size_t(delta.prompt)];
+    Answer&      answer = answer_of(delta);
+    Choice       choice;
+    choice.index         = delta.prompt * parsed_.request.n + delta.index;
+    choice.prompt_tokens = prompt.n_tokens;
+    if (answer.finished) return choice;
+    usage_.cached_tokens += delta.cached_tokens - prompt.cached;
+    prompt.cached    = delta.cached_tokens;
+    prompt.preempted = delta.n_preempted;
+    prompt.first_run = delta.first_run;
+    if (delta.computed_tokens > 0)
+        choice.progress = {prompt.n_tokens, prompt.cached, delta.computed_tokens,
+                           std::max(seconds_between(delta.first_run, std::chrono::steady_clock::now()), 0.0) * 1e3};
+    // Only progress so far: the answer has not begun.
+    if (delta.tokens.empty() && delta.finish == FinishReason::none && delta.prompt_logprobs.empty()) return choice;
+    choice.first = !answer.begun;
+    if (!delta.prompt_logprobs.empty()) prompt.logprobs = std::move(delta.prompt_logprobs);
+    if (!answer.begun) add_prompt(delta, choice);
+    choice.first_call = answer.n_calls;
+    const auto split  = [&](AnswerParts part) {
+        choice.text += part.content;
+        choice.reasoning += part.reasoning;
+        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
+        std::move(part.parts.begin(), part.parts.end(), std::back_inserter(choice.parts));
+    };
+    std::size_t used = 0;
+    while (used < delta.tokens.size() && !answer.text.over()) {
+        const Token token = delta.tokens[used];
+        const bool  last  = used + 1 == delta.tokens.size() && delta.finish == FinishReason::stop;
+        const bool  is_stop =
+            last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
+        if (is_stop) choice.stop_token = token;
+        answer.text.push(token, last);
+        used++;
+        if (!head_.chat) continue;
+        split(answer.parser.push(answer.text.take()));
+        if (!answer.parser.in_reasoning()) continue;
+        usage_.reasoning_tokens += answer.text.n_tokens() - answer.n_reasoning;
+        answer.n_reasoning = answer.text.n_tokens();
+    }
+    usage_.completion_tokens += int(used);
+    if (used > 0) {
+        if (!answer.first) answer.first = delta.times[0];
+        for (std::size_t i = 0; i < used; i++) {
+            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, delta.times[i]));
+            answer.last = delta.times[i];
+        }
+    }
+    if (parsed_.logprobs) {
+        auto fresh = spell(std::span(delta.logprobs).first(std::min(used, delta.logprobs.size())), answer);
+        std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
+    }
+    if (head_.token_ids) choice.token_ids.assign(delta.tokens.begin(), delta.tokens.begin() + std::ptrdiff_t(used));
+    const bool at_stop_string = !answer.text.stop_string().empty();
+    if (at_stop_string || delta.finish != FinishReason::none) {
+        answer.text.finish();
+        answer.finished    = true;
+        choice.stop_string = answer.text.stop_string();
+        if (at_stop_string) choice.stop_token = -1;
+        choice.finish_reason = at_stop_string || delta.finish == FinishReason::stop ? "stop" : "length";
+        answer.reason        = choice.finish_reason;
+        if (at_stop_string && delta.finish == FinishReason::none) handle_->cancel(delta.prompt, delta.index);
+    }
+    choice.n_tokens = answer.text.n_tokens();
+    if (answer.finished || head_.timings_per_token) choice.timings = timings(prompt, answer);
+    if (!head_.chat) {
+        choice.text += answer.text.take();
+        return choice;
+    }
+    split(answer.parser.push(answer.text.take()));
+    if (answer.finished) split(answer.parser.finish());
+    answer.n_calls += int(std::ranges::count_if(choice.calls, [](const ToolCall& call) { return !call.more; }));
+    if (answer.n_calls > 0 && choice.finish_reason == "stop" && !answer.parser.cut())
+        choice.finish_reason = "tool_calls";
+    return choice;
+}
+
+std::optional<ApiError> Generation::respond(std::string& body) {
+    std::vector<Choice>      choices(answers_.size());
+    std::vector<OutputDelta> deltas = std::move(first_);
+    const auto move_to = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+    while (true) {
+        for (OutputDelta& delta : deltas) {
+            if (auto error = error_of(delta)) return aborted_ = true, error;
+            Choice  part = add(delta);
+            Choice& c    = choices[std::size_t(part.index)];
+            c.index      = part.index;
+            c.text += part.text;
+            c.reasoning += part.reasoning;
+            append(c.calls, std::move(part.calls));
+            append(c.parts, std::move(part.parts));
+            move_to(c.logprobs, part.logprobs);
+            move_to(c.token_ids, part.token_ids);
+            move_to(c.prompt_token_ids, part.prompt_token_ids);
+            move_to(c.prompt_logprobs, part.prompt_logprobs);
+            if (part.finish_reason.empty()) continue;
+            c.finish_reason = part.finish_reason;
+            c.stop_string   = part.stop_string;
+            c.stop_token    = part.stop_token;
+            c.n_tokens      = part.n_tokens;
+            c.prompt_tokens = part.prompt_tokens;
+            c.timings       = part.timings;
+        }
+        if (finished()) break;
+        if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
+        more_ = handle_->wait(1, deltas);
+    }
+    for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
+    body = renderer_->response(choices, usage_);
+    return std::nullopt;
+}
+
+void Generation::stream(const HttpWrite& write, double ping_seconds) {
+    std::vector<OutputDelta> deltas = std::move(first_);
+    bool                     open = true, begun = false;
+    while (open) {
+        std::string out;
+        const auto  begin = [&] {
+            if (!std::exchange(begun, true)) out += renderer_->begin(usage_);
+        };
+        for (OutputDelta& delta : deltas) {
+            if (auto error = error_of(delta)) {
+                aborted_ = true;
+                begin();
+                write(out + renderer_->failure(*error));
+                return;
+            }
+            if (answer_of(delta).finished) continue;
+            Choice c = add(delta);
+            begin();
+            out += renderer_->piece(std::move(c), usage_);
+        }
+        const bool over = finished();
+        if (over) out += renderer_->end(usage_);
+        if (!out.empty()) open = write(out);
+        if (over) return;
+        if (!more_) break;
+        more_ = handle_->wait(ping_seconds, deltas);
+        if (!more_ || !deltas.empty()) continue;
+        out.clear();
+        begin();
+        open = write(out + renderer_->ping());
+    }
+    aborted_ = true;
+}
+
+void Generation::record(HttpFields& notes) {
+    ServiceMetrics& m     = service_.metrics;
+    int             most  = 0;
+    double          first = 0, rate_tokens = 0, rate_seconds = 0;
+    std::string     reason = failed_ ? "error" : aborted_ ? "abort" : "";
+    const TimePoint start  = handle_->submitted();
+    for (std::size_t i = 0; i < answers_.size(); i++) {
+        const Answer&      a      = answers_[i];
+        const PromptState& prompt = prompts_[i / std::size_t(parsed_.request.n)];
+        (a.reason == "stop" ? m.stopped : a.reason == "length" ? m.cut : failed_ ? m.failed : m.aborted)++;
+        if (reason.empty()) reason = a.reason;
+        most = std::max(most, a.text.n_tokens());
+        m.generation_tokens.observe(a.text.n_tokens());
+        if (!a.first || !a.last) continue;
+        if (i == 0) first = seconds_between(start, *a.first);
+        m.first_token.observe(seconds_between(start, *a.first));
+        m.whole.observe(seconds_between(start, *a.last));
+        m.queued.observe(std::max(seconds_between(start, prompt.first_run), 0.0));
+        m.prefill.observe(std::max(seconds_between(prompt.first_run, *a.first), 0.0));
+        m.decode.observe(seconds_between(*a.first, *a.last));
+        m.inference.observe(std::max(seconds_between(prompt.first_run, *a.last), 0.0));
+        if (a.text.n_tokens() > 1) {
+            m.per_token.observe(seconds_between(*a.first, *a.last) / (a.text.n_tokens() - 1));
+            rate_tokens += a.text.n_tokens() - 1;
+            rate_seconds = std::max(rate_seconds, seconds_between(*a.first, *a.last));
+        }
+    }
+    int preempted = 0;
+    for (const PromptState& prompt : prompts_) {
+        m.prompt_tokens.observe(prompt.n_tokens);
+        m.computed_prompt_tokens.observe(prompt.n_tokens - prompt.cached);
+        preempted += prompt.preempted;
+    }
+    m.max_generation_tokens.observe(most);
+    m.n.observe(parsed_.request.n);
+    if (parsed_.max_tokens) m.max_tokens.observe(*parsed_.max_tokens);
+    m.prompt += std::uint64_t(usage_.prompt_tokens);
+    m.cached += std::uint64_t(usage_.cached_tokens);
+    m.generated += std::uint64_t(usage_.completion_tokens);
+    const auto number = [](double v) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.4g", v);
+        return std::string(text);
+    };
+    notes.emplace_back("prompt_tokens", cat(usage_.prompt_tokens));
+    notes.emplace_back("cached_tokens", cat(usage_.cached_tokens));
+    notes.emplace_back("tokens", cat(usage_.completion_tokens));
+    notes.emplace_back("ttft", number(first));
+    notes.emplace_back("rate", number(rate_seconds > 0 ? rate_tokens / rate_seconds : 0));
+    notes.emplace_back("finish", reason);
+    if (preempted > 0) notes.emplace_back("preempted", cat(preempted));
+}
+
+} // namespace quire

@@ -1,0 +1,74 @@
+// quire.serve.http.exchange: an HTTP request and its response as values, and the handler that turns one into the other. Owns nothing.
+export module quire.serve.http.exchange;
+
+import quire.core.std;
+
+export namespace quire {
+
+using HttpFields = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+    std::string method, path, remote; // `remote`: address and port, or "unix"
+    HttpFields  headers;              // names in lower case
+    HttpFields  query;                // decoded
+    std::string body;
+    std::string id; // the client's x-request-id if it is a plain word, else one made up; also in the response
+
+    // The first header of that name, in lower case; "" when there is none.
+    std::string_view header(std::string_view name) const;
+};
+
+// The other end of the connection of a request that is being answered.
+class HttpPeer {
+public:
+    virtual ~HttpPeer()       = default;
+    virtual bool gone() const = 0; // it has hung up, or reads no more
+    // `notice` runs once when the peer is gone, on another thread; at once if the peer is gone already. An empty `notice` removes the last
+    // one, which is not running any more when when_gone() returns.
+    virtual void when_gone(std::function<void()> notice) = 0;
+    // The memory that the request takes until it is answered; replaces the size of its body. False: all requests together
+    // hold too much.
+    virtual bool count_memory(std::size_t bytes) = 0;
+};
+
+// Writes one piece of a streamed response; false when the client has gone.
+using HttpWrite = std::function<bool(std::string_view)>;
+
+struct HttpResponse {
+    int         status = 200;
+    std::string type   = "application/json";
+    std::string body;
+    HttpFields  headers;
+    // In place of `body`: called once, on the same thread, after the head went out.
+    std::function<void(const HttpWrite&)> stream;
+};
+
+struct HttpExchange {
+    HttpRequest  request;
+    HttpResponse response;
+    HttpPeer*    peer = nullptr;
+    HttpFields   notes; // of the handlers, for the log
+    // An object that lives until the handler returns; the handler may release it earlier.
+    std::shared_ptr<void> held;
+};
+
+using HttpHandler = std::function<void(HttpExchange&)>;
+
+// The first value of that name, in lower case; "" when there is none.
+std::string_view find_field(const HttpFields& fields, std::string_view name);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::string_view find_field(const HttpFields& fields, std::string_view name) {
+    for (const auto& [key, value] : fields)
+        if (key == name) return value;
+    return {};
+}
+
+std::string_view HttpRequest::header(std::string_view name) const { return find_field(headers, name); }
+
+} // namespace quire

@@ -1,0 +1,282 @@
+// quire.serve.http.router: finds the handler of a path, runs it, and writes its response; by cpp-httplib, which nothing else here sees.
+// **Owns** the table of routes.
+// (No `import quire.core.std` here: httplib.h includes the standard library's headers.)
+module;
+
+#include <httplib.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+export module quire.serve.http.router;
+
+import quire.core.base;
+import quire.serve.http.connection;
+import quire.serve.http.exchange;
+import quire.serve.http.parser;
+
+export namespace quire {
+
+constexpr const char* no_memory_message = "there is no memory for this request now";
+
+// The body of a response that no handler made. `path`: as far as it is known.
+using RefusalBody = std::function<std::string(std::string_view path, int status, const std::string& message)>;
+
+class HttpRouter {
+public:
+    HttpRouter(const HttpLimits& limits, RefusalBody refusal);
+    ~HttpRouter();
+
+    // A path stands for itself; HEAD goes where GET goes.
+    void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // cpp-httplib makes its tables at the first request: makes them now, while there is one thread.
+    void warm_up();
+    // Runs the handler of `exchange` and writes its response to `connection`, counting its bytes in `written`. `keep`: the
+    // connection may go on. Returns whether it can.
+    bool respond(Connection& connection, HttpExchange& exchange, bool keep, std::size_t& written);
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+// The stream that cpp-httplib reads and writes: it reads a minimal head that is made here, and writes to the connection.
+class Pipe : public httplib::Stream {
+public:
+    // Counts the bytes in `written`.
+    Pipe(Connection& connection, std::string head, double write_seconds, std::size_t& written)
+        : connection_(connection), head_(std::move(head)), write_seconds_(write_seconds), written_(written) {}
+
+    bool    is_readable() const override { return at_ < head_.size(); }
+    bool    is_writable() const override { return !broken_; }
+    ssize_t read(char* to, std::size_t n) override {
+        n = std::min(n, head_.size() - at_);
+        std::memcpy(to, head_.data() + at_, n);
+        at_ += n;
+        return ssize_t(n);
+    }
+    ssize_t write(const char* from, std::size_t n) override {
+        for (std::size_t sent = 0; sent < n;) {
+            if (broken_) return -1;
+            const auto [io, some] = connection_.transmit(from + sent, n - sent);
+            sent += some;
+            written_ += some;
+            if (io == Connection::Io::done) continue;
+            if (io == Connection::Io::end || !wait(io == Connection::Io::again ? POLLIN : POLLOUT)) {
+                broken_ = true;
+                connection_.hang_up();
+                return -1;
+            }
+        }
+        return ssize_t(n);
+    }
+    void get_remote_ip_and_port(std::string& ip, int& port) const override {
+        ip   = connection_.remote;
+        port = 0;
+    }
+    void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
+    socket_t socket() const override { return connection_.fd; }
+
+    bool broken() const { return broken_; }
+
+private:
+    bool wait(short events) const {
+        pollfd                  p{connection_.fd, events, 0};
+        const Clock::time_point start = Clock::now();
+        while (true) {
+            const double left = write_seconds_ - seconds_since(start);
+            const int    n    = left > 0 ? poll(&p, 1, int(left * 1000) + 1) : 0;
+            if (n >= 0 || errno != EINTR) return n > 0;
+        }
+    }
+
+    Connection&  connection_;
+    std::string  head_;
+    double       write_seconds_;
+    std::size_t  at_     = 0;
+    bool         broken_ = false;
+    std::size_t& written_;
+};
+
+// cpp-httplib's server without its sockets. Of a request it sees the method, the target and whether to keep the connection.
+class Router : public httplib::Server {
+public:
+    Router() {
+        svr_sock_ = 0; // else it believes it is stopped
+    }
+    using httplib::Server::process_request;
+};
+
+// Debian 12's cpp-httplib takes four arguments, later ones the addresses as well.
+template <class R>
+bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
+    const std::function<void(httplib::Request&)> nothing = [](httplib::Request&) {};
+    if constexpr (requires { router.process_request(stream, close, closed, nothing); })
+        return router.process_request(stream, close, closed, nothing);
+    else return router.process_request(stream, std::string(), 0, std::string(), 0, close, closed, nothing);
+}
+
+// The exchange that this thread is answering, for the handlers that process_request() calls.
+thread_local HttpExchange* current_exchange = nullptr;
+
+std::string regex_of(const std::string& path) {
+    std::string out;
+    for (char c : path) {
+        if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';
+        out += c;
+    }
+    return out;
+}
+
+} // namespace
+
+struct HttpRouter::Impl {
+    HttpLimits                                      limits;
+    RefusalBody                                     refusal;
+    Router                                          router;
+    std::map<std::string, std::vector<std::string>> methods; // of each path
+};
+
+HttpRouter::~HttpRouter() = default;
+
+HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(std::make_unique<Impl>()) {
+    Impl& s   = *impl_;
+    s.limits  = limits;
+    s.refusal = std::move(refusal);
+    s.router.set_keep_alive_timeout(time_t(s.limits.idle_seconds)); // for the responses' Keep-Alive header
+    s.router.set_keep_alive_max_count(1'000'000);
+    s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr error) { // NOLINT
+        std::rethrow_exception(std::move(error)); // to answer()
+    });
+    // For a path or a method without a handler.
+    s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
+        if (!res.body.empty()) return;
+        HttpExchange& exchange = *current_exchange;
+        const auto    known    = s.methods.find(exchange.request.path);
+        if (res.status == 404 || res.status == 400) {
+            if (known == s.methods.end()) res.status = 404;
+            else {
+                res.status = 405;
+                std::string allow;
+                for (const std::string& method : known->second) allow += (allow.empty() ? "" : ", ") + method;
+                res.set_header("Allow", allow);
+            }
+        }
+        exchange.response.status = res.status;
+        res.set_header("X-Request-Id", exchange.request.id);
+        res.set_content(
+            s.refusal(exchange.request.path, res.status,
+                      res.status == 404   ? cat("there is no ", quote(exchange.request.path))
+                      : res.status == 405 ? cat(quote(exchange.request.method), " is not a method of this path")
+                                          : std::string("the request could not be served")),
+            "application/json");
+    });
+}
+
+void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler) {
+    Impl& s = *impl_;
+    s.methods[path].push_back(method);
+    httplib::Server::Handler serve = [&s, handler = std::move(handler)](const httplib::Request& req,
+                                                                        httplib::Response&      res) {
+        HttpExchange& e = *current_exchange;
+        for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
+        try {
+            handler(e);
+        } catch (const std::bad_alloc&) {
+            e.request.body    = {};
+            e.response        = {};
+            e.response.status = 503;
+            e.response.body   = s.refusal(e.request.path, 503, no_memory_message);
+            e.response.headers.emplace_back("Retry-After", "1");
+        } catch (const std::exception& error) {
+            e.response        = {};
+            e.response.status = 500;
+            e.response.body   = s.refusal(e.request.path, 500, "an internal error");
+            e.notes.emplace_back("exception", error.what());
+        }
+        e.held.reset();
+        HttpResponse& out = e.response;
+        if (e.peer && !out.stream) e.peer->count_memory(out.body.size());
+        res.status = out.status;
+        for (const auto& [key, value] : out.headers) res.set_header(key, value);
+        res.set_header("X-Request-Id", e.request.id);
+        if (!out.stream) {
+            res.set_content(std::string(), out.type);
+            res.body = std::move(out.body); // not copied
+            return;
+        }
+        const auto feed = [&e](std::size_t, httplib::DataSink& sink) {
+            bool open = true;
+            try {
+                e.response.stream([&](std::string_view piece) {
+                    if (!piece.empty()) open = open && sink.write(piece.data(), piece.size()) && sink.is_writable();
+                    return open;
+                });
+            } catch (const std::exception& error) {
+                e.notes.emplace_back("exception", error.what());
+                return false; // an unfinished stream: the connection is closed
+            }
+            if (open) sink.done();
+            return open;
+        };
+        if (req.version == "HTTP/1.0") res.set_content_provider(out.type, feed);
+        else res.set_chunked_content_provider(out.type, feed);
+    };
+    const std::string pattern = regex_of(path);
+    if (method == "GET") s.router.Get(pattern, serve);
+    else if (method == "POST") s.router.Post(pattern, serve);
+    else if (method == "DELETE") s.router.Delete(pattern, serve);
+    else if (method == "OPTIONS") s.router.Options(pattern, serve);
+    else check(false, "a method that nobody routes");
+}
+
+void HttpRouter::warm_up() {
+    Connection   nobody;
+    HttpExchange exchange;
+    std::size_t  written = 0;
+    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
+    bool         closed = false;
+    current_exchange    = &exchange;
+    process(impl_->router, pipe, true, closed);
+    current_exchange = nullptr;
+}
+
+bool HttpRouter::respond(Connection& c, HttpExchange& exchange, bool keep, std::size_t& written) {
+    Pipe pipe(c,
+              cat(exchange.request.method, ' ', c.head.target, " HTTP/1.", c.head.minor,
+                  "\r\nHost: quire\r\nContent-Length: 0\r\n",
+                  keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
+              impl_->limits.write_seconds, written);
+    // Reset on every way out: the handlers' thread goes on to other exchanges.
+    struct Current {
+        explicit Current(HttpExchange* e) { current_exchange = e; }
+        ~Current() { current_exchange = nullptr; }
+    } current(&exchange);
+    bool       closed = false;
+    const bool ok     = process(impl_->router, pipe, !keep, closed);
+    // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
+    const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c.head.minor == 0);
+    if (c.ssl && !go_on && !pipe.broken()) c.close_tls();
+    return go_on;
+}
+
+} // namespace quire

@@ -1,0 +1,720 @@
+// quire.serve.http.server: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. One thread receives and parses the
+// requests of all connections (epoll); a complete request goes to a worker thread, which runs its handler and writes the
+// response. **Owns** the sockets, the epoll thread and the worker threads.
+// (No `import quire.core.std` here: the system's headers include the standard library's headers.)
+module;
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/ssl.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <expected>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+export module quire.serve.http.server;
+
+import quire.core.base;
+import quire.serve.http.connection;
+import quire.serve.http.exchange;
+import quire.serve.http.listener;
+import quire.serve.http.parser;
+import quire.serve.http.router;
+import quire.serve.memory_reserve;
+
+export namespace quire {
+
+struct HttpOptions {
+    HttpLimits  limits;
+    std::string tls_cert, tls_key; // PEM files; both or none
+    RefusalBody refusal;
+    // After each response: the exchange, the seconds it took, the bytes written.
+    std::function<void(const HttpExchange&, double seconds, std::size_t bytes)> log;
+};
+
+class HttpServer {
+public:
+    // Error: a certificate or key that cannot be used.
+    static Result<std::unique_ptr<HttpServer>> create(HttpOptions options);
+    ~HttpServer(); // stop()
+
+    // Before start(). A path stands for itself; HEAD goes where GET goes.
+    void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // Returns the port, another than 0. Error: the address, and why it cannot be had.
+    Result<int>  listen(const std::string& host, int port);
+    Result<void> listen_unix(const std::string& path);
+    // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them.
+    Result<int>  bind(const std::string& host, int port);
+    Result<void> listen();
+
+    void start(); // its threads; SIGPIPE is ignored from now on
+    // Closes all connections and returns when all handlers have returned.
+    void stop();
+
+    int n_connections() const;
+    int n_threads() const;
+    int n_answering() const; // complete requests whose responses are not written yet
+
+private:
+    HttpServer() = default;
+    struct Impl;
+    std::shared_ptr<Impl> impl_; // its workers hold it, too
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::string_view reason_of(int status) {
+    switch (status) {
+        case 400: return "Bad Request";
+        case 408: return "Request Timeout";
+        case 413: return "Payload Too Large";
+        case 414: return "URI Too Long";
+        case 415: return "Unsupported Media Type";
+        case 417: return "Expectation Failed";
+        case 431: return "Request Header Fields Too Large";
+        case 501: return "Not Implemented";
+        case 503: return "Service Unavailable";
+        case 505: return "HTTP Version Not Supported";
+        default: return "Error";
+    }
+}
+
+// 16 random hexadecimal digits.
+std::string random_id() {
+    std::array<unsigned char, 8> bytes{};
+    if (getrandom(bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) bytes.fill(0);
+    std::string text;
+    for (unsigned char b : bytes) {
+        text += "0123456789abcdef"[b >> 4];
+        text += "0123456789abcdef"[b & 15];
+    }
+    return text;
+}
+
+} // namespace
+
+// -- the server
+
+struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+    HttpOptions                 options;
+    std::unique_ptr<HttpRouter> router;
+    SSL_CTX*                    tls = nullptr;
+
+    // Of the epoll thread.
+    int                                              epoll = -1, wake = -1;
+    std::vector<int>                                 listeners;
+    std::vector<std::pair<int, std::string>>         bound; // to where, and not listened on yet
+    std::vector<std::string>                         unix_paths;
+    std::unordered_map<std::uint64_t, ConnectionPtr> connections;
+    std::uint64_t                                    next_key = first_key;
+    std::optional<Clock::time_point>                 paused_since; // the listeners: no descriptors were left
+    Clock::time_point                                swept = Clock::now();
+    std::thread                                      epoll_thread;
+    std::atomic<int>                                 n_connections = 0, n_answering = 0;
+    std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
+    std::string                                      no_memory;    // a complete response, made in advance
+
+    // Shared.
+    std::mutex              mutex;
+    std::condition_variable ready_cv;
+    ConnectionList          ready;    // with a complete request
+    ConnectionList          returned; // by workers
+    int                     n_workers = 0, n_idle = 0;
+    std::atomic<bool>       stopping = false;
+
+    static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
+    static constexpr std::uint64_t wake_key  = first_key - 1;
+
+    ~Impl() {
+        if (epoll >= 0) close(epoll);
+        if (wake >= 0) close(wake);
+        if (tls) SSL_CTX_free(tls);
+    }
+
+    void add_listener(int fd);
+    void run();
+    void accept_all(int listener);
+    void pause_listeners();
+    bool evict();
+    void watch(Connection& c, std::uint32_t events);
+    void receive(const ConnectionPtr& c);
+    void advance(const ConnectionPtr& c);
+    void look_for_head(const ConnectionPtr& c);
+    void say_continue(Connection& c);
+    void out_of_memory(const ConnectionPtr& c);
+    void dispatch(const ConnectionPtr& c);
+    void resume(const ConnectionPtr& c, bool go_on);
+    void refuse(const ConnectionPtr& c, const HttpError& why);
+    void drain(const ConnectionPtr& c);
+    void drop(const ConnectionPtr& c);
+    void sweep();
+    void work();
+    void add_worker();
+    void answer(const ConnectionPtr& c);
+    bool respond(Connection& c, HttpExchange& exchange, std::size_t& written);
+    void notify() const {
+        const std::uint64_t one = 1;
+        (void)!::write(wake, &one, sizeof one);
+    }
+    std::string refusal(std::string_view path, int status, const std::string& message) const {
+        return options.refusal ? options.refusal(path, status, message) : message + "\n";
+    }
+};
+
+void HttpServer::Impl::add_listener(int fd) {
+    epoll_event event{};
+    event.events   = EPOLLIN;
+    event.data.u64 = listeners.size();
+    epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+    listeners.push_back(fd);
+}
+
+void HttpServer::Impl::watch(Connection& c, std::uint32_t events) {
+    epoll_event event{};
+    event.events   = events;
+    event.data.u64 = c.key;
+    epoll_ctl(epoll, EPOLL_CTL_MOD, c.fd, &event);
+}
+
+void HttpServer::Impl::run() {
+    const MayFail                may_fail(true);
+    std::array<epoll_event, 256> events{};
+    // If there is no memory for one connection, only that connection fails.
+    const auto serve = [&](const ConnectionPtr& c, const auto& act) {
+        try {
+            act();
+        } catch (const std::bad_alloc&) {
+            out_of_memory(c);
+        }
+    };
+    while (!stopping) {
+        const int n = epoll_wait(epoll, events.data(), int(events.size()), 100);
+        for (int i = 0; i < n; i++) {
+            const std::uint64_t key = events[std::size_t(i)].data.u64;
+            if (key == wake_key) {
+                std::uint64_t count = 0;
+                (void)!::read(wake, &count, sizeof count);
+                continue;
+            }
+            if (key < first_key) {
+                try {
+                    accept_all(listeners[key]);
+                } catch (const std::bad_alloc&) {
+                    pause_listeners();
+                }
+                continue;
+            }
+            const auto found = connections.find(key);
+            if (found == connections.end()) continue; // dropped since
+            const ConnectionPtr c = found->second;
+            if (c->phase == Phase::answering) c->hang_up();
+            else serve(c, [&] { receive(c); });
+        }
+        ConnectionList back;
+        {
+            std::scoped_lock lock(mutex);
+            std::swap(back, returned);
+        }
+        while (!back.empty()) {
+            const ConnectionPtr c = back.pop();
+            serve(c, [&] { resume(c, c->go_on); });
+        }
+        if (seconds_since(swept) <= 0.1) continue;
+        refill_reserve();
+        try {
+            sweep();
+        } catch (const std::bad_alloc&) { // the next sweep
+        }
+    }
+}
+
+void HttpServer::Impl::accept_all(int listener) {
+    for (int i = 0; i < 64; i++) {
+        auto             c = std::make_shared<Connection>();
+        sockaddr_storage address{};
+        socklen_t        size = sizeof address;
+        const int fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+                if (evict()) continue;
+                pause_listeners();
+            }
+            return;
+        }
+        c->fd     = fd;
+        c->key    = next_key++;
+        c->sum    = &buffered;
+        c->limit  = options.limits.buffered_bytes;
+        c->remote = "unix";
+        if (address.ss_family == AF_INET || address.ss_family == AF_INET6) {
+            const int on = 1;
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+            char host[64] = "", port[16] = "";
+            getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
+                        NI_NUMERICHOST | NI_NUMERICSERV);
+            c->remote = cat(host, ':', port);
+            if (tls) {
+                c->ssl = SSL_new(tls);
+                if (!c->ssl) continue;
+                SSL_set_fd(c->ssl, fd);
+                SSL_set_accept_state(c->ssl);
+            }
+        }
+        const bool  full = int(connections.size()) >= options.limits.connections && !evict();
+        epoll_event event{};
+        event.events   = EPOLLIN | EPOLLRDHUP;
+        event.data.u64 = c->key;
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0) continue;
+        connections.emplace(c->key, c);
+        n_connections = int(connections.size());
+        if (full) refuse(c, {503, "too many connections"});
+    }
+}
+
+// Without descriptors a listener would report one waiting client for ever: pauses all listeners for a moment.
+void HttpServer::Impl::pause_listeners() {
+    paused_since = Clock::now();
+    for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
+}
+
+// Closes the connection that has been idle longest. False: none is idle.
+bool HttpServer::Impl::evict() {
+    ConnectionPtr oldest;
+    for (const auto& [key, c] : connections)
+        if (c->phase == Phase::head && !c->begun && (!oldest || c->since < oldest->since)) oldest = c;
+    if (oldest) drop(oldest);
+    return oldest != nullptr;
+}
+
+void HttpServer::Impl::drop(const ConnectionPtr& c) {
+    c->count(0);
+    epoll_ctl(epoll, EPOLL_CTL_DEL, c->fd, nullptr);
+    connections.erase(c->key);
+    n_connections = int(connections.size());
+}
+
+void HttpServer::Impl::receive(const ConnectionPtr& c) {
+    std::array<char, 65536> buffer; // NOLINT: filled by receive()
+    for (int i = 0; i < 4; i++) {   // then other connections are served
+        const auto [io, n] = c->receive(buffer.data(), buffer.size());
+        if (io == Connection::Io::end) {
+            // The client closes the connection, or only its sending side; both count as closed. A complete request is still answered.
+            if (c->phase == Phase::body || c->phase == Phase::chunks) advance(c);
+            return c->phase == Phase::answering ? c->hang_up() : drop(c);
+        }
+        if (io != Connection::Io::done) {
+            if (c->ssl) // it may have to write before it can read
+                watch(*c, io == Connection::Io::again ? EPOLLIN | EPOLLRDHUP : EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+            break;
+        }
+        if (c->phase == Phase::draining) {
+            c->drained += n;
+            if (c->drained > options.limits.body_bytes + options.limits.head_bytes)
+                return drop(c); // no honest request has more
+            continue;
+        }
+        if (c->phase == Phase::body && c->in.size() + n > c->in.capacity()) { // no more than the body needs
+            std::string wider;
+            wider.reserve(std::max(c->in.size() + n, std::min(c->in.capacity() * 2, c->head.length)));
+            c->in.swap(wider.append(c->in));
+        }
+        c->in.append(buffer.data(), n);
+        if (c->phase != Phase::head && c->in.size() < buffer.size()) continue; // more of a body at once
+        advance(c);
+        if (c->phase == Phase::answering || c->phase == Phase::draining) return;
+    }
+    if (c->phase == Phase::body || c->phase == Phase::chunks || c->phase == Phase::head) advance(c);
+}
+
+// Parses as much as has been received.
+void HttpServer::Impl::advance(const ConnectionPtr& c) {
+    if (c->phase == Phase::head) look_for_head(c);
+    if (c->phase == Phase::body && c->in.size() >= c->head.length) {
+        c->body = c->in.substr(c->head.length); // of the next request
+        c->in.resize(c->head.length);
+        c->body.swap(c->in);
+        return dispatch(c);
+    }
+    if (c->phase == Phase::chunks) {
+        std::size_t at   = 0;
+        const auto  done = c->chunks.feed(c->in, at, c->body, options.limits);
+        c->in.erase(0, at);
+        if (!done) return refuse(c, done.error());
+        if (*done) return dispatch(c);
+    }
+    if (c->phase == Phase::draining || c->phase == Phase::answering) return;
+    if (!c->count_memory(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
+}
+
+void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
+    constexpr std::size_t most_blank = 16; // some clients send one after a body
+    std::string&          in         = c->in;
+    if (c->searched == 0) {
+        std::size_t at = 0;
+        while (in.compare(at, 2, "\r\n") == 0) at += 2;
+        in.erase(0, at);
+        c->blank += at / 2;
+        if (c->blank > most_blank)
+            return refuse(c, {400, cat("more than ", most_blank, " empty lines before a request")});
+    }
+    if (in == "\r") return; // the first half of another
+    if (!c->begun && !in.empty()) {
+        c->begun = true;
+        c->since = Clock::now();
+    }
+    // Only CR LF ends a line: a proxy in between could see another request if a lone LF did, too.
+    for (std::size_t i = c->searched; i < in.size(); i++)
+        if (in[i] == '\0' || (in[i] == '\n' && (i == 0 || in[i - 1] != '\r')))
+            return refuse(c, {400, "a line of the head does not end in CR LF"});
+        else if (in[i] == '\n' && i >= 3 && in[i - 2] == '\n') {
+            const std::size_t end    = i + 1;
+            auto              parsed = parse_http_head(std::string_view(in).substr(0, end), options.limits);
+            if (!parsed) return refuse(c, parsed.error());
+            c->head = std::move(*parsed);
+            in.erase(0, end);
+            c->searched = 0;
+            c->body.clear();
+            c->chunks = {};
+            if (c->head.chunked) c->phase = Phase::chunks;
+            else c->phase = Phase::body;
+            if (c->head.expects_continue && in.empty() && (c->head.chunked || c->head.length > 0)) say_continue(*c);
+            return;
+        }
+    c->searched = in.size();
+    if (in.size() > options.limits.head_bytes) {
+        const bool line = in.find("\r\n") == std::string::npos;
+        refuse(c, {line ? 414 : 431, cat("the head has more than ", options.limits.head_bytes, " bytes")});
+    }
+}
+
+void HttpServer::Impl::say_continue(Connection& c) {
+    constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
+    (void)c.transmit(text.data(), text.size());
+}
+
+// Closes the sending side and discards the bytes that are still received, so that the client can read the response.
+void HttpServer::Impl::drain(const ConnectionPtr& c) {
+    shutdown(c->fd, SHUT_WR);
+    c->phase = Phase::draining;
+    c->since = Clock::now();
+    c->in    = {};
+    c->body  = {};
+    c->count(0);
+    watch(*c, EPOLLIN | EPOLLRDHUP);
+}
+
+// Like refuse(), without allocating.
+void HttpServer::Impl::out_of_memory(const ConnectionPtr& c) {
+    if (c->phase == Phase::answering || c->phase == Phase::draining) return; // not because of this request
+    (void)c->transmit(no_memory.data(), no_memory.size());
+    drain(c);
+}
+
+// The path in "METHOD TARGET ...", which may be anything; "": there is none.
+static std::string_view path_of(std::string_view line) {
+    line                 = line.substr(0, line.find('\r'));
+    const std::size_t at = line.find(' ');
+    if (at == line.npos) return {};
+    line.remove_prefix(at + 1);
+    return line.substr(0, line.find_first_of(" ?"));
+}
+
+void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpError& why) {
+    const std::string id   = random_id();
+    const std::string line = c->phase == Phase::head ? c->in.substr(0, 1024) : " " + c->head.target;
+    const std::string body = refusal(path_of(line), why.status, why.message);
+    const std::string text =
+        cat("HTTP/1.1 ", why.status, ' ', reason_of(why.status),
+            "\r\nContent-Type: application/json\r\nX-Request-Id: ", id, "\r\nContent-Length: ", body.size(),
+            why.status == 503 ? "\r\nRetry-After: 1" : "", "\r\nConnection: close\r\n\r\n", body);
+    (void)c->transmit(text.data(), text.size());
+    drain(c);
+    if (!options.log) return;
+    HttpExchange exchange;
+    exchange.request.id      = id;
+    exchange.request.method  = c->head.method;
+    exchange.request.remote  = c->remote;
+    exchange.response.status = why.status;
+    exchange.notes           = {{"refused", why.message}};
+    options.log(exchange, 0, text.size());
+}
+
+void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
+    if (!c->count_memory(c->in.capacity() + c->body.capacity()))
+        return refuse(c, {503, "too many large requests at once"});
+    c->phase = Phase::answering;
+    n_answering++;
+    if (c->in.empty()) c->in = {}; // gives its memory back
+    watch(*c, EPOLLRDHUP | EPOLLONESHOT);
+    std::scoped_lock lock(mutex);
+    ready.push(c);
+    if (n_idle >= ready.size()) ready_cv.notify_one();
+    else add_worker();
+}
+
+// A worker has written the response.
+void HttpServer::Impl::resume(const ConnectionPtr& c, bool go_on) {
+    if (!go_on || c->gone()) return drop(c);
+    c->phase    = Phase::head;
+    c->since    = Clock::now();
+    c->begun    = false;
+    c->blank    = 0;
+    c->searched = 0;
+    c->count(c->in.capacity());
+    watch(*c, EPOLLIN | EPOLLRDHUP);
+    if (c->ssl ? SSL_pending(c->ssl) > 0 : false) return receive(c);
+    if (!c->in.empty()) advance(c);
+}
+
+void HttpServer::Impl::sweep() {
+    swept                            = Clock::now();
+    const HttpLimits&          limit = options.limits;
+    std::vector<ConnectionPtr> late;
+    for (const auto& [key, c] : connections) {
+        const double seconds = seconds_since(c->since);
+        if (c->phase == Phase::answering) continue;
+        if (seconds > (c->phase == Phase::draining ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds))
+            late.push_back(c);
+    }
+    for (const ConnectionPtr& c : late) {
+        if (c->begun && c->phase != Phase::draining)
+            refuse(c, {408, cat("the request was not complete after ", limit.request_seconds, " seconds")});
+        else drop(c);
+    }
+    {
+        std::scoped_lock lock(mutex);
+        if (!ready.empty() && n_idle == 0) add_worker(); // its start failed when the request came
+    }
+    if (paused_since && seconds_since(*paused_since) > 0.5) {
+        paused_since.reset();
+        for (std::size_t i = 0; i < listeners.size(); i++) {
+            epoll_event event{};
+            event.events   = EPOLLIN;
+            event.data.u64 = i;
+            epoll_ctl(epoll, EPOLL_CTL_ADD, listeners[i], &event);
+        }
+    }
+}
+
+// -- workers
+
+// Under the lock. Small stacks: the handlers do not recurse.
+void HttpServer::Impl::add_worker() {
+    if (n_workers >= options.limits.threads) return; // the next idle worker takes the request
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, std::size_t(1) << 20);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t  thread;
+    const auto body = [](void* self) -> void* {
+        const std::unique_ptr<std::shared_ptr<Impl>> impl(static_cast<std::shared_ptr<Impl>*>(self));
+        (*impl)->work();
+        return nullptr;
+    };
+    std::unique_ptr<std::shared_ptr<Impl>> self(new (std::nothrow) std::shared_ptr<Impl>(shared_from_this()));
+    if (self && pthread_create(&thread, &attributes, body, self.get()) == 0) {
+        (void)self.release(); // NOLINT: the thread owns it now
+        n_workers++;
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+void HttpServer::Impl::work() {
+    const MayFail    may_fail(true);
+    std::unique_lock lock(mutex);
+    while (true) {
+        n_idle++;
+        const bool any = ready_cv.wait_for(lock, std::chrono::seconds(5), [&] { return !ready.empty() || stopping; });
+        n_idle--;
+        if (stopping || (!any && n_workers > 4)) break;
+        if (ready.empty()) continue;
+        const ConnectionPtr c = ready.pop();
+        lock.unlock();
+        answer(c);
+        lock.lock();
+    }
+    n_workers--;
+    ready_cv.notify_all();
+}
+
+void HttpServer::Impl::answer(const ConnectionPtr& c) {
+    const Clock::time_point start   = Clock::now();
+    std::size_t             written = 0;
+    {
+        HttpExchange exchange;
+        try {
+            c->go_on = respond(*c, exchange, written);
+        } catch (const std::exception&) { // no memory, not even for a response
+            c->go_on                 = false;
+            exchange.response        = {};
+            exchange.response.status = 503;
+            if (written == 0) (void)c->transmit(no_memory.data(), no_memory.size());
+        }
+        c->when_gone({});
+        try {
+            if (options.log) options.log(exchange, seconds_since(start), written);
+        } catch (const std::exception&) { // then without a line in the log
+        }
+    }
+    {
+        std::scoped_lock lock(mutex);
+        returned.push(c);
+    }
+    n_answering--;
+    notify();
+}
+
+// Returns whether the connection goes on.
+bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_t& written) {
+    HttpRequest& r = exchange.request;
+    exchange.peer  = &c;
+    r.method       = std::move(c.head.method);
+    r.path         = c.head.target.substr(0, c.head.target.find('?'));
+    r.remote       = c.remote;
+    r.headers      = std::move(c.head.headers);
+    r.body         = std::move(c.body);
+    c.body         = {};
+
+    const std::string_view id = r.header("x-request-id");
+    r.id                      = is_plain_word(id) ? std::string(id) : random_id();
+    return router->respond(c, exchange, c.head.keep_alive && !stopping, written);
+}
+
+// -- the interface
+
+Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
+    std::unique_ptr<HttpServer> server(new HttpServer());
+    server->impl_           = std::make_shared<Impl>();
+    Impl& s                 = *server->impl_;
+    s.options               = std::move(options);
+    s.router                = std::make_unique<HttpRouter>(s.options.limits,
+                                                           [&s](std::string_view path, int status, const std::string& message) {
+                                                return s.refusal(path, status, message);
+                                            });
+    const std::string sorry = s.refusal("", 503, no_memory_message);
+    s.no_memory =
+        cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
+            sorry.size(), "\r\nConnection: close\r\n\r\n", sorry);
+    s.epoll = epoll_create1(EPOLL_CLOEXEC);
+    s.wake  = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s.epoll < 0 || s.wake < 0) return fail_with(ErrorKind::system, "no epoll: ", std::strerror(errno));
+    epoll_event event{};
+    event.events   = EPOLLIN;
+    event.data.u64 = Impl::wake_key;
+    epoll_ctl(s.epoll, EPOLL_CTL_ADD, s.wake, &event);
+
+    if (const std::string &cert = s.options.tls_cert, &key = s.options.tls_key; !cert.empty() || !key.empty()) {
+        if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
+        Result<SSL_CTX*> context = tls_context(cert, key);
+        if (!context) return std::unexpected(context.error());
+        s.tls = *context;
+    }
+
+    return server;
+}
+
+void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler) {
+    impl_->router->route(method, path, std::move(handler));
+}
+
+Result<int> HttpServer::listen(const std::string& host, int port) {
+    const Result<Listener> listener = listen_tcp(host, port);
+    if (!listener) return std::unexpected(listener.error());
+    impl_->add_listener(listener->fd);
+    return listener->port;
+}
+
+Result<int> HttpServer::bind(const std::string& host, int port) {
+    const Result<Listener> bound = bind_tcp(host, port);
+    if (!bound) return std::unexpected(bound.error());
+    impl_->bound.emplace_back(bound->fd, cat(quote(host), " port ", bound->port));
+    return bound->port;
+}
+
+Result<void> HttpServer::listen() {
+    for (const auto& [fd, where] : std::exchange(impl_->bound, {})) {
+        impl_->add_listener(fd); // closed with the others
+        if (auto ok = listen_on(fd); !ok)
+            return fail_with(ErrorKind::system, "cannot listen on ", where, ": ", ok.error().message);
+    }
+    return {};
+}
+
+Result<void> HttpServer::listen_unix(const std::string& path) {
+    const Result<Listener> listener = quire::listen_unix(path);
+    if (!listener) return std::unexpected(listener.error());
+    impl_->add_listener(listener->fd);
+    impl_->unix_paths.push_back(path);
+    return {};
+}
+
+void HttpServer::start() {
+    std::signal(SIGPIPE, SIG_IGN); // OpenSSL writes without MSG_NOSIGNAL
+    impl_->router->warm_up();
+    impl_->epoll_thread = std::thread([this] { impl_->run(); });
+}
+
+void HttpServer::stop() {
+    Impl& s = *impl_;
+    if (s.stopping.exchange(true)) return;
+    s.notify();
+    if (s.epoll_thread.joinable()) s.epoll_thread.join();
+    for (const auto& [key, c] : s.connections) {
+        shutdown(c->fd, SHUT_RDWR); // a worker that writes to it gives up
+        c->hang_up();
+    }
+    std::unique_lock lock(s.mutex);
+    s.ready_cv.notify_all();
+    s.ready_cv.wait(lock, [&] { return s.n_workers == 0; });
+    s.connections.clear();
+    s.ready    = {};
+    s.returned = {};
+    for (int fd : s.listeners) close(fd);
+    for (const auto& [fd, where] : s.bound) close(fd);
+    for (const std::string& path : s.unix_paths) unlink(path.c_str());
+}
+
+HttpServer::~HttpServer() {
+    if (impl_) stop();
+}
+
+int HttpServer::n_connections() const { return impl_->n_connections; }
+
+int HttpServer::n_answering() const { return impl_->n_answering; }
+
+int HttpServer::n_threads() const {
+    std::scoped_lock lock(impl_->mutex);
+    return impl_->n_workers;
+}
+
+} // namespace quire

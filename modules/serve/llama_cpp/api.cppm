@@ -1,0 +1,203 @@
+// quire.serve.llama_cpp.api: llama.cpp's own routes /completion and /slots, and the form of their responses and streams (its
+// tools/server/README.md). Owns nothing.
+export module quire.serve.llama_cpp.api;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.engine.engine;
+import quire.paging.snapshot;
+import quire.serve.api.answer;
+import quire.serve.api.context;
+import quire.serve.api.error;
+import quire.serve.api.generate;
+import quire.serve.api.generation_settings;
+import quire.serve.http.exchange;
+import quire.serve.http.server_sent_events;
+import quire.serve.openai.request;
+import quire.serve.service;
+
+export namespace quire {
+
+void answer_native_completion(ApiContext& api, HttpExchange& e);
+// Sequences that run, as llama.cpp's slots; with ?fail_on_no_slot=1 an error if no more can.
+void answer_slots(ApiContext& api, HttpExchange& e);
+
+// A body of /completion as a request of /v1/completions.
+Parsed<GenerationRequest> parse_native_request(std::string_view json, const ApiLimits& limits);
+
+// `prompts`: the texts of the prompts, with n answers each; `settings`: the response's `generation_settings`; `context`: of the model, in tokens.
+std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
+                                                Json settings, int context);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+class NativeRenderer : public AnswerRenderer {
+public:
+    NativeRenderer(ResponseHead head, std::vector<std::string> prompts, int n, Json settings, int context)
+        : head_(std::move(head)), prompts_(std::move(prompts)), n_(n), settings_(std::move(settings)),
+          context_(context), new_line_(prompts_.size() * std::size_t(n)) {}
+
+    std::string response(std::span<const Choice> choices, const Usage&) override {
+        Json list = Json::array();
+        for (const Choice& c : choices) {
+            Json body       = last(c, c.text.contains('\n'));
+            body["content"] = c.text;
+            body["tokens"]  = head_.token_ids ? Json(c.token_ids) : Json::array();
+            if (head_.logprobs) body["completion_probabilities"] = probabilities(c);
+            list.push_back(std::move(body));
+        }
+        return json_dump(list.size() == 1 ? Json(list[0]) : std::move(list));
+    }
+
+    std::string piece(Choice c, const Usage&) override {
+        std::string out;
+        const auto  answer = std::size_t(c.index);
+        if (c.text.contains('\n')) new_line_[answer] = true;
+        if (!c.text.empty() || !c.token_ids.empty() || !c.logprobs.empty() || c.progress) {
+            Json part{{"index", c.index},
+                      {"content", c.text},
+                      {"tokens", c.token_ids},
+                      {"stop", false},
+                      {"id_slot", -1},
+                      {"tokens_predicted", c.n_tokens},
+                      {"tokens_evaluated", c.prompt_tokens}};
+            if (head_.timings_per_token && c.timings) part["timings"] = timings_json(*c.timings);
+            if (c.progress) part["prompt_progress"] = progress_json(*c.progress);
+            if (head_.logprobs) part["completion_probabilities"] = probabilities(c);
+            out += event(json_dump(std::move(part)));
+        }
+        if (!c.finish_reason.empty()) out += event(json_dump(last(c, new_line_[answer])));
+        return out;
+    }
+
+    std::string end(const Usage&) override { return {}; }
+
+    std::string failure(const ApiError& error) override { return event(error_body(error)); }
+
+    std::string_view out_of_memory() const override {
+        return "data: {\"error\":{\"message\":\"there is no memory for this request now\","
+               "\"type\":\"unavailable_error\",\"param\":null,\"code\":null}}\n\n";
+    }
+
+private:
+    // The last object of an answer, without the answer's content.
+    Json last(const Choice& c, bool new_line) const {
+        const bool cut = c.finish_reason == "length";
+        Json       body{{"index", c.index},
+                        {"content", ""},
+                        {"tokens", Json::array()},
+                        {"id_slot", -1},
+                        {"stop", true},
+                        {"model", head_.model},
+                        {"tokens_predicted", c.n_tokens},
+                        {"tokens_evaluated", c.prompt_tokens},
+                        {"generation_settings", settings_},
+                        {"prompt", prompts_[std::size_t(c.index / n_)]},
+                        {"has_new_line", new_line},
+                        {"truncated", cut && c.prompt_tokens + c.n_tokens >= context_},
+                        {"stop_type", cut                     ? "limit"
+                                      : c.stop_string.empty() ? "eos"
+                                                              : "word"},
+                        {"stopping_word", c.stop_string},
+                        {"tokens_cached", c.timings ? c.timings->cached_tokens : 0}};
+        if (c.timings) body["timings"] = timings_json(*c.timings);
+        return body;
+    }
+
+    static Json probabilities(const Choice& c) {
+        const auto one = [](const SpelledLogprob& t) {
+            return Json{{"id", t.token},
+                        {"token", t.bytes},
+                        {"bytes", bytes_json(t.bytes)},
+                        {"logprob", finite_logprob(t.logprob)}};
+        };
+        Json list = Json::array();
+        for (const SpelledPosition& p : c.logprobs) {
+            if (!p.chosen) continue;
+            Json item = one(*p.chosen), top = Json::array();
+            for (const SpelledLogprob& t : p.top) top.push_back(one(t));
+            item["top_logprobs"] = std::move(top);
+            list.push_back(std::move(item));
+        }
+        return list;
+    }
+
+    ResponseHead             head_;
+    std::vector<std::string> prompts_;
+    int                      n_;
+    Json                     settings_;
+    int                      context_;
+    std::vector<bool>        new_line_; // of each answer: whether its text has one so far
+};
+
+} // namespace
+
+std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
+                                                Json settings, int context) {
+    return std::make_unique<NativeRenderer>(std::move(head), std::move(prompts), n, std::move(settings), context);
+}
+
+Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> document = parse_object(text, limits);
+    if (!document) return std::unexpected(document.error());
+    Json       body  = std::move(*document).take();
+    const auto given = [&](const char* name) { return body.contains(name) && !body[name].is_null(); };
+    // Without a number of tokens an answer may fill the context.
+    if (!given("n_predict") && !given("max_tokens") && !given("max_completion_tokens") && limits.default_tokens < 0)
+        body["n_predict"] = -1;
+    for (const char* name : {"echo", "best_of", "use_beam_search", "prompt_logprobs"})
+        if (given(name)) return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
+    Parsed<GenerationRequest> out = read_completion_request(body, limits);
+    if (!out) return out;
+    out->show_prompt = true;
+    out->return_token_ids |= out->stream;
+    return out;
+}
+
+void answer_native_completion(ApiContext& api, HttpExchange& e) {
+    generate(api, e, parse_native_request(e.request.body, api.options.limits), "prompt",
+             [&](const ResponseHead& head, const GenerationRequest& r, const std::vector<std::string>& prompts) {
+                 Json settings     = settings_json(r);
+                 settings["n_ctx"] = api.options.limits.context;
+                 settings["model"] = head.model;
+                 return native_renderer(head, prompts, r.request.n, std::move(settings), api.options.limits.context);
+             });
+}
+
+void answer_slots(ApiContext& api, HttpExchange& e) {
+    const std::shared_ptr<const Snapshot> snapshot = api.service.snapshot();
+    if (!snapshot) return api.refuse(e, ApiError{503, "the engine takes no steps", "", ""});
+    const int  n_slots = api.service.engine_options().max_sequences;
+    const auto slot    = [&](std::size_t id, bool busy) {
+        return Json{{"id", id}, {"n_ctx", api.options.limits.context}, {"speculative", false}, {"is_processing", busy}};
+    };
+    Json slots = Json::array();
+    for (const SequenceView& s : snapshot->sequences) {
+        if (s.status == ViewStatus::waiting || s.status == ViewStatus::pinned) continue;
+        const std::shared_ptr<const Json> settings = api.running.find(s.request);
+        const int                         n        = s.n_tokens - s.n_prompt;
+        Json                              one      = slot(slots.size(), true);
+        one["id_task"]                             = s.request;
+        one["n_prompt_tokens"]                     = s.n_prompt;
+        one["n_prompt_tokens_processed"]           = std::min(s.n_computed, s.n_prompt);
+        one["params"]                              = settings ? *settings : Json::object();
+        const int most                             = settings ? (*settings)["n_predict"].get<int>() : -1;
+        one["next_token"] =
+            Json::array({Json{{"has_next_token", true}, {"n_remain", most < 0 ? -1 : most - n}, {"n_decoded", n}}});
+        slots.push_back(std::move(one));
+    }
+    const bool none_free = int(slots.size()) >= n_slots;
+    const bool must = std::ranges::any_of(e.request.query, [](const auto& q) { return q.first == "fail_on_no_slot"; });
+    if (none_free && must) return api.refuse(e, ApiError{503, "no slot available", "", ""});
+    while (int(slots.size()) < n_slots) slots.push_back(slot(slots.size(), false));
+    answer_json(e, std::move(slots));
+}
+
+} // namespace quire

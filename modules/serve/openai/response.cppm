@@ -1,0 +1,408 @@
+// quire.serve.openai.response: the bodies of responses, generated tokens → JSON text, with the field names of OpenAI, vLLM and llama.cpp.
+// Uses no sockets, no engine and no tokenizer. Owns nothing.
+export module quire.serve.openai.response;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.schedule.request;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.http.server_sent_events;
+import quire.text.calls.call_readers;
+
+export namespace quire {
+
+std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage);
+// Chunks of a stream, as JSON. The first of each answer of a chat.
+std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
+std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
+// Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
+std::string render_call_begin(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                              const Usage& usage);
+std::string render_arguments(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                             const Usage& usage);
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
+                               const std::optional<Timings>& timings = {});
+// The renderer of completions and chats.
+std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens);
+// The best first; at most top_n of them (0: all).
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr std::string_view fingerprint = "quire-0.1";
+
+Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+
+bool is_utf8(std::string_view s) {
+    for (std::size_t i = 0; i < s.size();) {
+        const auto c = static_cast<unsigned char>(s[i]);
+        const int  n = c < 0x80                ? 1
+                       : c >= 0xc2 && c < 0xe0 ? 2
+                       : c >= 0xe0 && c < 0xf0 ? 3
+                       : c >= 0xf0 && c < 0xf5 ? 4
+                                               : 0;
+        if (n == 0 || i + std::size_t(n) > s.size()) return false;
+        for (int k = 1; k < n; k++)
+            if ((static_cast<unsigned char>(s[i + std::size_t(k)]) & 0xc0) != 0x80) return false;
+        i += std::size_t(n);
+    }
+    return true;
+}
+
+// A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
+std::string spell(const SpelledLogprob& t, bool as_ids) {
+    if (as_ids) return cat("token_id:", t.token);
+    if (is_utf8(t.bytes)) return t.bytes;
+    std::string out = "bytes:";
+    for (char c : t.bytes) {
+        char hex[5];
+        std::snprintf(hex, sizeof hex, "\\x%02x", unsigned(static_cast<unsigned char>(c)));
+        out += hex;
+    }
+    return out;
+}
+
+// The shape of /v1/completions.
+Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
+    Json tokens = Json::array(), logprobs = Json::array(), tops = Json::array(), offsets = Json::array();
+    for (const SpelledPosition& p : positions) {
+        offsets.push_back(p.offset);
+        tokens.push_back(spell(p.chosen ? *p.chosen : p.token, head.tokens_as_ids));
+        if (!p.chosen) {
+            logprobs.push_back(nullptr);
+            tops.push_back(nullptr);
+            continue;
+        }
+        logprobs.push_back(finite_logprob(p.chosen->logprob));
+        Json top = Json::object();
+        for (const SpelledLogprob& t : p.top) top.emplace(spell(t, head.tokens_as_ids), finite_logprob(t.logprob));
+        top.emplace(spell(*p.chosen, head.tokens_as_ids), finite_logprob(p.chosen->logprob));
+        tops.push_back(std::move(top));
+    }
+    return {{"text_offset", offsets}, {"token_logprobs", logprobs}, {"tokens", tokens}, {"top_logprobs", tops}};
+}
+
+// The shape of /v1/chat/completions.
+Json chat_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
+    const auto one = [&](const SpelledLogprob& t) {
+        return Json{{"token", head.tokens_as_ids ? spell(t, true) : t.bytes},
+                    {"logprob", finite_logprob(t.logprob)},
+                    {"bytes", bytes_json(t.bytes)}};
+    };
+    Json content = Json::array();
+    for (const SpelledPosition& p : positions) {
+        if (!p.chosen) continue;
+        Json item = one(*p.chosen), top = Json::array();
+        for (const SpelledLogprob& t : p.top) top.push_back(one(t));
+        item["top_logprobs"] = std::move(top);
+        content.push_back(std::move(item));
+    }
+    return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+// vLLM's shape: of each position the log-probabilities by token id.
+Json prompt_logprobs(std::span<const SpelledPosition> positions) {
+    Json list = Json::array();
+    for (const SpelledPosition& p : positions) {
+        if (!p.chosen) {
+            list.push_back(nullptr);
+            continue;
+        }
+        Json       item = Json::object();
+        int        rank = 0;
+        const auto add  = [&](const SpelledLogprob& t, Json r) {
+            item.emplace(
+                cat(t.token),
+                Json{{"logprob", finite_logprob(t.logprob)}, {"rank", std::move(r)}, {"decoded_token", t.bytes}});
+        };
+        for (const SpelledLogprob& t : p.top) add(t, ++rank);
+        add(*p.chosen, nullptr); // its rank is unknown if it is not among the best
+        list.push_back(std::move(item));
+    }
+    return list;
+}
+
+Json usage_json(const Usage& u) {
+    Json usage{{"prompt_tokens", u.prompt_tokens},
+               {"completion_tokens", u.completion_tokens},
+               {"total_tokens", u.prompt_tokens + u.completion_tokens},
+               {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+    if (u.reasoning_tokens > 0) usage["completion_tokens_details"] = {{"reasoning_tokens", u.reasoning_tokens}};
+    return usage;
+}
+
+Json frame(const ResponseHead& head, const char* object) {
+    return {{"id", head.id},
+            {"object", object},
+            {"created", head.created},
+            {"model", head.model},
+            {"system_fingerprint", fingerprint}};
+}
+
+Json stop_reason(const Choice& c) {
+    if (!c.stop_string.empty()) return c.stop_string;
+    if (c.stop_token >= 0) return c.stop_token;
+    return nullptr;
+}
+
+Json logprobs_json(const ResponseHead& head, const Choice& c, bool in_chunk) {
+    if (!head.logprobs || (in_chunk && c.logprobs.empty())) return nullptr;
+    return head.chat ? chat_logprobs(head, c.logprobs) : legacy_logprobs(head, c.logprobs);
+}
+
+// `timings`: as far as they are known.
+void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage,
+                 const std::optional<Timings>& timings = {}) {
+    if (timings) chunk["timings"] = timings_json(*timings);
+    if (head.continuous_usage) chunk["usage"] = usage_json(usage);
+    else if (head.include_usage) chunk["usage"] = nullptr;
+}
+
+// Of all answers together: their tokens, and the time of the longest.
+std::optional<Timings> all_timings(std::span<const Choice> choices) {
+    std::optional<Timings> all;
+    for (const Choice& c : choices) {
+        if (!c.timings) continue;
+        if (!all) {
+            all = c.timings;
+            continue;
+        }
+        all->generated_tokens += c.timings->generated_tokens;
+        all->prompt_ms    = std::max(all->prompt_ms, c.timings->prompt_ms);
+        all->generated_ms = std::max(all->generated_ms, c.timings->generated_ms);
+    }
+    return all;
+}
+
+Json message_json(const ResponseHead& head, const Choice& c) {
+    Json message{{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
+    if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
+    if (c.calls.empty()) return message;
+    if (c.text.empty()) message["content"] = nullptr;
+    Json calls = Json::array();
+    for (std::size_t i = 0; i < c.calls.size(); i++)
+        calls.push_back({{"id", call_id(head, c.index, int(i))},
+                         {"type", "function"},
+                         {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
+    message["tool_calls"] = std::move(calls);
+    return message;
+}
+
+} // namespace
+
+std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage) {
+    Json body = frame(head, head.chat ? "chat.completion" : "text_completion");
+    Json list = Json::array();
+    for (const Choice& c : choices) {
+        Json choice{{"index", c.index}};
+        if (head.chat) choice["message"] = message_json(head, c);
+        else choice["text"] = c.text;
+        choice["logprobs"]      = logprobs_json(head, c, false);
+        choice["finish_reason"] = or_null(c.finish_reason);
+        choice["stop_reason"]   = stop_reason(c);
+        if (head.token_ids) choice["token_ids"] = c.token_ids;
+        if (!head.chat && head.token_ids) choice["prompt_token_ids"] = c.prompt_token_ids;
+        if (!head.chat && head.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(c.prompt_logprobs);
+        list.push_back(std::move(choice));
+    }
+    body["choices"] = std::move(list);
+    body["usage"]   = usage_json(usage);
+    if (const auto timings = all_timings(choices)) body["timings"] = timings_json(*timings);
+    if (head.chat && !choices.empty()) {
+        if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
+        if (head.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs);
+    }
+    return json_dump(std::move(body));
+}
+
+std::string render_first_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
+    Json chunk       = frame(head, "chat.completion.chunk");
+    chunk["choices"] = Json::array({Json{{"index", c.index},
+                                         {"delta", {{"role", "assistant"}, {"content", ""}}},
+                                         {"logprobs", nullptr},
+                                         {"finish_reason", nullptr}}});
+    if (head.token_ids) chunk["prompt_token_ids"] = c.prompt_token_ids;
+    close_chunk(head, chunk, usage);
+    return json_dump(std::move(chunk));
+}
+
+std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
+    Json chunk = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
+    Json choice{{"index", c.index}};
+    if (head.chat) {
+        choice["delta"] = c.text.empty() ? Json::object() : Json{{"content", c.text}};
+        if (!c.reasoning.empty()) choice["delta"]["reasoning_content"] = c.reasoning;
+    } else choice["text"] = c.text;
+    choice["logprobs"]      = logprobs_json(head, c, true);
+    choice["finish_reason"] = or_null(c.finish_reason);
+    if (!c.finish_reason.empty()) choice["stop_reason"] = stop_reason(c);
+    if (head.token_ids) choice["token_ids"] = c.token_ids;
+    if (head.token_ids && !head.chat && !c.prompt_token_ids.empty()) choice["prompt_token_ids"] = c.prompt_token_ids;
+    chunk["choices"] = Json::array({std::move(choice)});
+    close_chunk(head, chunk, usage, c.timings);
+    return json_dump(std::move(chunk));
+}
+
+std::string call_chunk(const ResponseHead& head, const Choice& c, Json delta, const Usage& usage) {
+    Json out       = frame(head, "chat.completion.chunk");
+    out["choices"] = Json::array({Json{{"index", c.index},
+                                       {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
+                                       {"logprobs", nullptr},
+                                       {"finish_reason", nullptr}}});
+    close_chunk(head, out, usage);
+    return json_dump(std::move(out));
+}
+
+std::string render_call_begin(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                              const Usage& usage) {
+    return call_chunk(head, c,
+                      {{"index", index},
+                       {"id", call_id(head, c.index, index)},
+                       {"type", "function"},
+                       {"function", {{"name", call.name}, {"arguments", ""}}}},
+                      usage);
+}
+
+std::string render_arguments(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                             const Usage& usage) {
+    return call_chunk(head, c, {{"index", index}, {"function", {{"arguments", call.arguments}}}}, usage);
+}
+
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, const std::optional<Timings>& timings) {
+    Json chunk       = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
+    chunk["choices"] = Json::array();
+    chunk["usage"]   = usage_json(usage);
+    if (timings) chunk["timings"] = timings_json(*timings);
+    return json_dump(std::move(chunk));
+}
+
+namespace {
+
+class OpenAiRenderer : public AnswerRenderer {
+public:
+    explicit OpenAiRenderer(ResponseHead head) : head_(std::move(head)) {
+        head_.id = cat(head_.chat ? "chatcmpl-" : "cmpl-", head_.id);
+    }
+
+    std::string response(std::span<const Choice> choices, const Usage& usage) override {
+        return render_response(head_, choices, usage);
+    }
+
+    std::string piece(Choice c, const Usage& usage) override {
+        std::string out;
+        if (c.timings) timings_ = c.timings;
+        if (c.progress) out += event(render_progress(c, usage));
+        if (c.first && head_.chat) out += event(render_first_chunk(head_, c, usage));
+        // A call comes behind the text before it, and before the end.
+        if (!c.calls.empty() && (!c.text.empty() || !c.reasoning.empty())) {
+            Choice before;
+            before.index     = c.index;
+            before.text      = std::exchange(c.text, "");
+            before.reasoning = std::exchange(c.reasoning, "");
+            out += event(render_chunk(head_, before, usage));
+        }
+        int index = c.first_call - 1;
+        for (const ToolCall& call : c.calls) {
+            if (!call.more) out += event(render_call_begin(head_, c, ++index, call, usage));
+            if (!call.arguments.empty()) out += event(render_arguments(head_, c, index, call, usage));
+        }
+        if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
+            !c.finish_reason.empty())
+            out += event(render_chunk(head_, c, usage));
+        return out;
+    }
+
+    std::string end(const Usage& usage) override {
+        return head_.include_usage ? event(render_usage_chunk(head_, usage, timings_)) + event("[DONE]")
+                                   : event("[DONE]");
+    }
+
+    std::string failure(const ApiError& error) override { return event(error_body(error)) + event("[DONE]"); }
+
+    std::string_view out_of_memory() const override {
+        return "data: {\"error\":{\"message\":\"there is no memory for this request now\","
+               "\"type\":\"unavailable_error\",\"param\":null,\"code\":null}}\n\ndata: [DONE]\n\n";
+    }
+
+private:
+    // A chunk without text: how far the prompt is.
+    std::string render_progress(const Choice& c, const Usage& usage) const {
+        Json chunk = frame(head_, head_.chat ? "chat.completion.chunk" : "text_completion");
+        Json choice{{"index", c.index}};
+        if (head_.chat) choice["delta"] = Json::object();
+        else choice["text"] = "";
+        choice["logprobs"]       = nullptr;
+        choice["finish_reason"]  = nullptr;
+        chunk["choices"]         = Json::array({std::move(choice)});
+        chunk["prompt_progress"] = progress_json(*c.progress);
+        close_chunk(head_, chunk, usage);
+        return json_dump(std::move(chunk));
+    }
+
+    ResponseHead           head_;
+    std::optional<Timings> timings_; // the last ones
+};
+
+} // namespace
+
+std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head) {
+    return std::make_unique<OpenAiRenderer>(std::move(head));
+}
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens) {
+    const auto encode = [](const std::vector<float>& v) {
+        constexpr std::string_view alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        const auto*                bytes    = reinterpret_cast<const unsigned char*>(v.data());
+        const std::size_t          n        = v.size() * sizeof(float);
+        std::string                out;
+        for (std::size_t i = 0; i < n; i += 3) {
+            const auto    at    = [&](std::size_t k) { return k < n ? std::uint32_t(bytes[k]) : 0u; };
+            std::uint32_t three = at(i) << 16 | at(i + 1) << 8 | at(i + 2);
+            for (std::size_t k = 0; k < 4; k++) out += i + k <= n ? alphabet[three >> (18 - 6 * k) & 63] : '=';
+        }
+        return out;
+    };
+    Json data = Json::array();
+    for (std::size_t i = 0; i < vectors.size(); i++)
+        data.push_back({{"object", "embedding"},
+                        {"index", i},
+                        {"embedding", base64 ? Json(encode(vectors[i])) : Json(vectors[i])}});
+    return json_dump(Json{{"object", "list"},
+                          {"data", std::move(data)},
+                          {"model", model},
+                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
+}
+
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens) {
+    std::vector<std::size_t> order(scores.size());
+    std::iota(order.begin(), order.end(), std::size_t(0));
+    std::ranges::sort(
+        order, [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+    if (top_n > 0 && std::size_t(top_n) < order.size()) order.resize(std::size_t(top_n));
+    Json results = Json::array();
+    for (std::size_t i : order) {
+        Json result{{"index", i}, {"relevance_score", scores[i]}};
+        if (return_documents) result["document"] = Json{{"text", documents[i]}};
+        results.push_back(std::move(result));
+    }
+    return json_dump(Json{{"object", "list"},
+                          {"model", model},
+                          {"results", std::move(results)},
+                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
+}
+
+} // namespace quire

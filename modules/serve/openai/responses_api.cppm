@@ -1,0 +1,234 @@
+// quire.serve.openai.responses_api: OpenAI's route /v1/responses, and the form of its responses and streams
+// (https://platform.openai.com/docs/api-reference/responses-streaming). Owns nothing.
+export module quire.serve.openai.responses_api;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.serve.api.answer;
+import quire.serve.api.answer_blocks;
+import quire.serve.api.context;
+import quire.serve.api.error;
+import quire.serve.api.generate;
+import quire.serve.http.exchange;
+import quire.serve.http.server_sent_events;
+import quire.serve.openai.request;
+import quire.serve.openai.responses_request;
+import quire.text.calls.tool_calls;
+
+export namespace quire {
+
+void answer_responses(ApiContext& api, HttpExchange& e);
+
+// `echo`: the members that repeat the request.
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+// Makes the items of the output one after the other, and an event of every change; whole responses do without the events.
+class ResponsesRenderer : public AnswerRenderer {
+public:
+    ResponsesRenderer(ResponseHead head, Json echo) : head_(std::move(head)), echo_(std::move(echo)) {}
+
+    std::string response(std::span<const Choice> choices, const Usage& usage) override {
+        piece(choices[0], usage);
+        return json_dump(body(state(), &usage));
+    }
+
+    std::string begin(const Usage&) override {
+        send("response.created", {{"response", body("in_progress", nullptr)}});
+        send("response.in_progress", {{"response", body("in_progress", nullptr)}});
+        return std::exchange(events_, "");
+    }
+
+    std::string piece(Choice c, const Usage&) override {
+        cut_ = c.finish_reason == "length";
+        // The end token has no text, and no place here.
+        if (!c.finish_reason.empty() && !cut_ && c.stop_string.empty() && !c.logprobs.empty()) c.logprobs.pop_back();
+        if (head_.logprobs) add_logprobs(c.logprobs);
+        make(blocks_.push(std::move(c.parts)));
+        if (!c.finish_reason.empty()) make(blocks_.finish());
+        return std::exchange(events_, "");
+    }
+
+    std::string end(const Usage& usage) override {
+        send(cat("response.", state()), {{"response", body(state(), &usage)}});
+        return std::exchange(events_, "");
+    }
+
+    std::string failure(const ApiError& error) override {
+        Json failed     = body("failed", nullptr);
+        failed["error"] = {{"code", "server_error"}, {"message", error.message}};
+        send("response.failed", {{"response", std::move(failed)}});
+        return std::exchange(events_, "");
+    }
+
+    std::string_view out_of_memory() const override {
+        return "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\","
+               "\"message\":\"there is no memory for this request now\",\"param\":null,\"sequence_number\":0}\n\n";
+    }
+
+private:
+    const char* state() const { return cut_ ? "incomplete" : "completed"; }
+
+    void send(const std::string& type, Json data) {
+        Json out{{"type", type}};
+        out.update(data);
+        out["sequence_number"] = sequence_++;
+        events_ += event(type, json_dump(std::move(out)));
+    }
+
+    // An event about the item that is made.
+    void send_item(const std::string& type, Json data) {
+        Json out{{"item_id", items_.back()["id"]}, {"output_index", items_.size() - 1}};
+        out.update(data);
+        send(type, std::move(out));
+    }
+
+    void make(const std::vector<BlockEvent>& events) {
+        for (const BlockEvent& b : events) {
+            const bool is_call = b.kind == AnswerPart::Kind::call;
+            if (b.what == BlockEvent::What::begin) is_call ? begin_call(b) : begin_item(b.kind);
+            else if (b.what == BlockEvent::What::text) is_call ? add_arguments(b.text) : add_text(b);
+            else is_call ? end_call() : end_item(b.kind);
+        }
+    }
+
+    std::string item_id(const char* prefix) const { return cat(prefix, head_.id, '_', items_.size()); }
+
+    void begin_item(AnswerPart::Kind kind) {
+        if (kind == AnswerPart::Kind::content) {
+            items_.push_back({{"type", "message"},
+                              {"id", item_id("msg_")},
+                              {"status", "in_progress"},
+                              {"role", "assistant"},
+                              {"content", Json::array()}});
+            part_ = {
+                {"type", "output_text"}, {"text", ""}, {"annotations", Json::array()}, {"logprobs", Json::array()}};
+        } else {
+            items_.push_back({{"type", "reasoning"},
+                              {"id", item_id("rs_")},
+                              {"status", "in_progress"},
+                              {"summary", Json::array()},
+                              {"content", Json::array()}});
+            part_ = {{"type", "reasoning_text"}, {"text", ""}};
+        }
+        send("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+        send_item("response.content_part.added", {{"content_index", 0}, {"part", part_}});
+    }
+
+    void add_text(const BlockEvent& b) {
+        auto& text = part_["text"].get_ref<std::string&>();
+        text += b.text;
+        Json delta{{"content_index", 0}, {"delta", b.text}};
+        if (b.kind == AnswerPart::Kind::content) {
+            for (const Json& one : logprobs_) part_["logprobs"].push_back(one);
+            delta["logprobs"] = std::exchange(logprobs_, Json::array());
+        }
+        send_item(b.kind == AnswerPart::Kind::content ? "response.output_text.delta" : "response.reasoning_text.delta",
+                  std::move(delta));
+    }
+
+    void end_item(AnswerPart::Kind kind) {
+        Json done{{"content_index", 0}, {"text", part_["text"]}};
+        if (kind == AnswerPart::Kind::content) {
+            for (const Json& one : std::exchange(logprobs_, Json::array())) part_["logprobs"].push_back(one);
+            done["logprobs"] = part_["logprobs"];
+        }
+        send_item(kind == AnswerPart::Kind::content ? "response.output_text.done" : "response.reasoning_text.done",
+                  std::move(done));
+        send_item("response.content_part.done", {{"content_index", 0}, {"part", part_}});
+        items_.back()["status"] = state();
+        items_.back()["content"].push_back(std::move(part_));
+        send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+    }
+
+    void begin_call(const BlockEvent& b) {
+        items_.push_back({{"type", "function_call"},
+                          {"id", item_id("fc_")},
+                          {"status", "in_progress"},
+                          {"call_id", call_id(head_, 0, n_calls_++)},
+                          {"name", b.call.name},
+                          {"arguments", ""}});
+        send("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+        add_arguments(b.call.arguments);
+    }
+
+    void add_arguments(const std::string& piece) {
+        if (piece.empty()) return;
+        send_item("response.function_call_arguments.delta", {{"delta", piece}});
+        items_.back()["arguments"].get_ref<std::string&>() += piece;
+    }
+
+    void end_call() {
+        const Json& call = items_.back();
+        send_item("response.function_call_arguments.done", {{"name", call["name"]}, {"arguments", call["arguments"]}});
+        items_.back()["status"] = state();
+        send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+    }
+
+    // They go to the text that comes next: which token belongs to which text is not known.
+    void add_logprobs(std::span<const SpelledPosition> positions) {
+        const auto one = [](const SpelledLogprob& t) {
+            return Json{{"token", t.bytes}, {"logprob", finite_logprob(t.logprob)}, {"bytes", bytes_json(t.bytes)}};
+        };
+        for (const SpelledPosition& p : positions) {
+            if (!p.chosen) continue;
+            Json item = one(*p.chosen), top = Json::array();
+            for (const SpelledLogprob& t : p.top) top.push_back(one(t));
+            item["top_logprobs"] = std::move(top);
+            logprobs_.push_back(std::move(item));
+        }
+    }
+
+    // `usage`: of a response that is complete.
+    Json body(const std::string& status, const Usage* usage) const {
+        Json out{{"id", "resp_" + head_.id}, {"object", "response"}, {"created_at", head_.created},
+                 {"status", status},         {"error", nullptr},     {"incomplete_details", nullptr},
+                 {"model", head_.model},     {"output", items_}};
+        if (status == "incomplete") out["incomplete_details"] = {{"reason", "max_output_tokens"}};
+        out.update(echo_);
+        out["usage"] = nullptr;
+        if (usage)
+            out["usage"] = {
+                {"input_tokens", usage->prompt_tokens},
+                {"input_tokens_details", {{"cached_tokens", usage->cached_tokens}, {"cache_write_tokens", 0}}},
+                {"output_tokens", usage->completion_tokens},
+                {"output_tokens_details", {{"reasoning_tokens", usage->reasoning_tokens}}},
+                {"total_tokens", usage->prompt_tokens + usage->completion_tokens}};
+        return out;
+    }
+
+    ResponseHead head_;
+    Json         echo_;
+    AnswerBlocks blocks_;
+    Json         items_    = Json::array();  // the output so far
+    Json         part_     = Json::object(); // the content of the last item, while it is made
+    Json         logprobs_ = Json::array();  // of tokens whose text is still to come
+    std::string  events_;
+    int          sequence_ = 0, n_calls_ = 0;
+    bool         cut_ = false;
+};
+
+} // namespace
+
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo) {
+    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo));
+}
+
+void answer_responses(ApiContext& api, HttpExchange& e) {
+    Parsed<ResponsesRequest> parsed = parse_responses_request(e.request.body, api.options.limits);
+    if (!parsed) return api.refuse(e, parsed.error());
+    generate(api, e, std::move(parsed->generation), "input",
+             [&](const ResponseHead& head, const GenerationRequest&, const std::vector<std::string>&) {
+                 return responses_renderer(head, std::move(parsed->echo));
+             });
+}
+
+} // namespace quire

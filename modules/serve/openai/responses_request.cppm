@@ -1,0 +1,358 @@
+// quire.serve.openai.responses_request: the bodies of OpenAI's /v1/responses → the request that a chat with the same content makes
+// (https://platform.openai.com/docs/api-reference/responses). Owns nothing.
+export module quire.serve.openai.responses_request;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.serve.api.error;
+import quire.serve.api.generation_settings;
+import quire.serve.api.json_fields;
+import quire.serve.openai.request;
+import quire.serve.openai.translated_fields;
+
+export namespace quire {
+
+struct ResponsesRequest {
+    GenerationRequest generation;
+    Json              echo; // the members of the response that repeat the request
+};
+
+Parsed<ResponsesRequest> parse_responses_request(std::string_view json, const ApiLimits& limits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr int most_tools = 1024, most_parts = 4096;
+
+class ResponsesReader {
+public:
+    ResponsesReader(const Json& body, const ApiLimits& limits) : body_(body), limits_(limits), f_(body) {}
+
+    Parsed<ResponsesRequest> read() {
+        refuse_stored();
+        if (const std::string text = f_.text("instructions", limits_.json.bytes); !text.empty())
+            messages_.push_back({{"role", "system"}, {"content", text}});
+        read_input();
+        read_tools();
+        read_tool_choice();
+        read_text();
+        read_reasoning();
+        read_rest();
+        pass_on(f_, body_, chat_);
+        if (f_.failed()) return f_.error();
+        chat_["messages"] = std::move(messages_);
+        // A message of the assistant at the end is not continued, unless the request says so.
+        if (!chat_.contains("continue_final_message") && !chat_.contains("add_generation_prompt"))
+            chat_["add_generation_prompt"] = true;
+        Parsed<GenerationRequest> generation = read_chat_request(chat_, limits_);
+        if (!generation) return std::unexpected(generation.error());
+        return ResponsesRequest{std::move(*generation), echo()};
+    }
+
+private:
+    void refuse_stored() {
+        for (const char* name : {"previous_response_id", "conversation", "prompt"})
+            if (f_.has(name))
+                f_.fail(name, cat(name, " is not supported: nothing is stored here; send the whole input"));
+        if (f_.boolean("background", false))
+            f_.fail("background", "background is not supported: nothing is stored here");
+        (void)f_.boolean("store", false); // accepted, without an effect
+    }
+
+    // The text of a content: a string, or parts that are text.
+    std::string text_of(const Json& content, const std::string& where) {
+        if (content.is_string()) return content.get<std::string>();
+        if (!content.is_array() || content.size() > std::size_t(most_parts))
+            return f_.fail("input", cat(where, " has to be a string or a list of at most ", most_parts, " parts")), "";
+        std::string text;
+        for (std::size_t i = 0; i < content.size(); i++) {
+            const Json&       part = content[i];
+            const std::string type = part.is_object() ? text_in(part, "type") : "";
+            const char*       name = type == "refusal" ? "refusal" : "text";
+            if (type != "input_text" && type != "output_text" && type != "text" && type != "refusal")
+                return f_.fail("input",
+                               cat(where, "[", i, "] is a part of type ", quote(type), ", which is not supported")),
+                       "";
+            if (!part.contains(name) || !part[name].is_string())
+                return f_.fail("input", cat(where, "[", i, "].", name, " has to be a string")), "";
+            text += part[name].get_ref<const std::string&>();
+        }
+        return text;
+    }
+
+    void read_input() {
+        const Json* input = f_.find("input");
+        if (!input) return f_.fail("input", "input is missing");
+        if (input->is_string()) {
+            messages_.push_back({{"role", "user"}, {"content", *input}});
+            return;
+        }
+        const Json& items = objects_of(f_, "input", limits_.messages);
+        if (f_.failed()) return;
+        if (items.empty()) return f_.fail("input", "input is empty");
+        for (std::size_t i = 0; i < items.size() && !f_.failed(); i++) read_item(items[i], cat("input[", i, "]"));
+        flush();
+        if (!f_.failed()) finish_outputs();
+    }
+
+    void read_item(const Json& item, const std::string& where) {
+        const std::string type = text_in(item, "type");
+        if (type == "message" || (type.empty() && item.contains("role"))) return read_message(item, where);
+        if (type == "function_call") return read_call(item, where);
+        if (type == "function_call_output") return read_output(item, where);
+        if (type == "reasoning") return read_thoughts(item, where);
+        if (type == "item_reference")
+            return f_.fail("input", cat(where, " refers to an item that is stored; nothing is stored here"));
+        f_.fail("input", type.empty() ? where + " has no type"
+                                      : cat(where, " is an item of type ", quote(type), ", which is not supported"));
+    }
+
+    void read_message(const Json& item, const std::string& where) {
+        const std::string role = text_in(item, "role");
+        if (role != "user" && role != "assistant" && role != "system" && role != "developer")
+            return f_.fail("input", where + ".role has to be user, assistant, system or developer");
+        const auto content = item.find("content");
+        if (content == item.end()) return f_.fail("input", where + " has no content");
+        std::string text = text_of(*content, where + ".content");
+        if (f_.failed()) return;
+        if (role == "assistant") {
+            if (answer_.contains("content") || answer_.contains("tool_calls")) flush();
+            answer_["content"] = std::move(text);
+            return;
+        }
+        flush();
+        finish_outputs();
+        messages_.push_back({{"role", role}, {"content", std::move(text)}});
+    }
+
+    void read_call(const Json& item, const std::string& where) {
+        const std::string id = text_in(item, "call_id"), name = text_in(item, "name");
+        if (id.empty()) return f_.fail("input", where + ".call_id is missing");
+        if (name.empty()) return f_.fail("input", where + ".name is missing");
+        if (!item.contains("arguments") || !item["arguments"].is_string())
+            return f_.fail("input", where + ".arguments has to be a string");
+        const auto&        text      = item["arguments"].get_ref<const std::string&>();
+        const Result<Json> arguments = json_parse(text);
+        if (arguments && !arguments->is_object())
+            return f_.fail("input", where + ".arguments has to be the text of a JSON object");
+        answer_["tool_calls"].push_back(
+            {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", text}}}});
+        called_.push_back({id, name, text.empty() || (arguments && arguments->is_object())});
+    }
+
+    void read_output(const Json& item, const std::string& where) {
+        flush();
+        const std::string id = text_in(item, "call_id");
+        if (id.empty()) return f_.fail("input", where + ".call_id is missing");
+        const auto at = std::ranges::find(open_, id, &Call::id);
+        if (at == open_.end())
+            return f_.fail("input",
+                           cat("No tool call found for function call output with call_id ", cut_short(id), "."));
+        const auto output = item.find("output");
+        if (output == item.end()) return f_.fail("input", where + ".output is missing");
+        messages_.push_back({{"role", "tool"},
+                             {"tool_call_id", id},
+                             {"name", at->name},
+                             {"content", text_of(*output, where + ".output")}});
+        open_.erase(at);
+    }
+
+    void read_thoughts(const Json& item, const std::string& where) {
+        if (answer_.contains("content") || answer_.contains("tool_calls")) flush();
+        std::string text;
+        for (const char* name : {"content", "summary"}) {
+            const auto list = item.find(name);
+            if (list == item.end() || list->is_null() || !text.empty()) continue;
+            if (!list->is_array()) return f_.fail("input", cat(where, ".", name, " has to be a list"));
+            for (const Json& part : *list)
+                if (part.is_object()) text += text_in(part, "text");
+        }
+        if (!text.empty()) answer_["reasoning_content"] = std::move(text);
+    }
+
+    // Ends the message of the assistant that the last items made.
+    void flush() {
+        if (answer_.empty() || f_.failed()) return;
+        finish_outputs();
+        Json m{{"role", "assistant"}, {"content", answer_.contains("content") ? answer_["content"] : Json()}};
+        for (const char* name : {"tool_calls", "reasoning_content"})
+            if (answer_.contains(name)) m[name] = std::move(answer_[name]);
+        if (m["content"].is_null() && !m.contains("tool_calls")) m["content"] = "";
+        messages_.push_back(std::move(m));
+        open_   = std::exchange(called_, {});
+        answer_ = Json::object();
+    }
+
+    void finish_outputs() {
+        const auto at = std::ranges::find(open_, true, &Call::whole);
+        if (at != open_.end() && !f_.failed())
+            f_.fail("input", cat("No tool output found for function call ", cut_short(at->id), "."));
+        open_.clear();
+    }
+
+    void read_tools() {
+        const Json& tools = objects_of(f_, "tools", most_tools);
+        Json        list  = Json::array();
+        for (std::size_t i = 0; i < tools.size() && !f_.failed(); i++) {
+            const Json&       tool  = tools[i];
+            const std::string where = cat("tools[", i, "]"), type = text_in(tool, "type");
+            if (type != "function")
+                return f_.fail(where + ".type",
+                               cat(where, ".type is ", quote(type), "; only tools of type function are supported"));
+            if (text_in(tool, "name").empty())
+                return f_.fail(where + ".name", cat("Missing required parameter: '", where, ".name'."));
+            Json function{{"name", tool["name"]}};
+            for (const char* name : {"description", "parameters", "strict"})
+                if (const auto at = tool.find(name); at != tool.end() && !at->is_null()) function[name] = *at;
+            list.push_back({{"type", "function"}, {"function", std::move(function)}});
+        }
+        if (!list.empty()) chat_["tools"] = std::move(list);
+    }
+
+    void read_tool_choice() {
+        const Json* choice = f_.find("tool_choice");
+        if (!choice) return;
+        if (!choice->is_object()) return void(chat_["tool_choice"] = *choice);
+        const std::string type = text_in(*choice, "type");
+        if (type == "function")
+            return void(
+                chat_["tool_choice"] = {{"type", "function"}, {"function", {{"name", text_in(*choice, "name")}}}});
+        if (type != "allowed_tools" || !choice->contains("tools") || !(*choice)["tools"].is_array())
+            return f_.fail("tool_choice",
+                           "tool_choice has to be none, auto, required, or of type function or allowed_tools");
+        Json allowed = Json::array();
+        if (chat_.contains("tools"))
+            for (const Json& tool : chat_["tools"])
+                for (const Json& one : (*choice)["tools"])
+                    if (one.is_object() && text_in(one, "name") == text_in(tool["function"], "name")) {
+                        allowed.push_back(tool);
+                        break;
+                    }
+        if (allowed.empty()) return f_.fail("tool_choice", "tool_choice allows none of the tools");
+        chat_["tools"]       = std::move(allowed);
+        chat_["tool_choice"] = text_in(*choice, "mode") == "required" ? "required" : "auto";
+    }
+
+    void read_text() {
+        const Json* text = f_.find("text");
+        if (!text) return;
+        if (!text->is_object()) return f_.fail("text", cat("text is ", type_name(*text), "; it has to be an object"));
+        if (const auto verbosity = text->find("verbosity"); verbosity != text->end()) chat_["verbosity"] = *verbosity;
+        const auto format = text->find("format");
+        if (format == text->end() || format->is_null()) return;
+        const std::string type = format->is_object() ? text_in(*format, "type") : "";
+        if (type == "text") return;
+        if (type == "json_object") return void(chat_["response_format"] = {{"type", "json_object"}});
+        if (type != "json_schema" || !format->contains("schema"))
+            return f_.fail("text.format",
+                           "text.format has to have the type text, json_object, or json_schema with a schema");
+        chat_["response_format"] = {
+            {"type", "json_schema"},
+            {"json_schema", {{"name", text_in(*format, "name")}, {"schema", (*format)["schema"]}}}};
+    }
+
+    void read_reasoning() {
+        const Json* reasoning = f_.find("reasoning");
+        if (!reasoning) return;
+        if (!reasoning->is_object())
+            return f_.fail("reasoning", cat("reasoning is ", type_name(*reasoning), "; it has to be an object"));
+        const auto effort = reasoning->find("effort");
+        if (effort == reasoning->end() || effort->is_null()) return;
+        if (!effort->is_string()) return f_.fail("reasoning.effort", "reasoning.effort has to be a string");
+        if (*effort == "none") chat_["enable_thinking"] = false;
+        else if (limits_.reasoning_effort) chat_["reasoning_effort"] = *effort;
+    }
+
+    // The response repeats it, so that it is no longer than OpenAI allows.
+    void read_metadata() {
+        constexpr std::size_t most = 16, longest = 512;
+        const Json*           metadata = f_.find("metadata");
+        if (!metadata) return;
+        bool good = metadata->is_object() && metadata->size() <= most;
+        if (good)
+            for (auto at = metadata->begin(); at != metadata->end(); ++at)
+                good = good && at->is_string() && at->get_ref<const std::string&>().size() <= longest &&
+                       at.key().size() <= longest;
+        if (!good)
+            f_.fail("metadata",
+                    cat("metadata has to be an object of at most ", most, " strings of at most ", longest, " bytes"));
+    }
+
+    void read_rest() {
+        read_metadata();
+        (void)f_.text("user", 512);
+        if (const Json* model = f_.find("model")) chat_["model"] = *model;
+        if (const auto n = f_.integer("max_output_tokens", 1, std::numeric_limits<int>::max()))
+            chat_["max_tokens"] = *n;
+        (void)f_.integer("max_tool_calls", 0, std::numeric_limits<int>::max());
+        bool logprobs = false;
+        if (const Json* include = f_.find("include")) {
+            if (!include->is_array() || !std::ranges::all_of(*include, [](const Json& s) { return s.is_string(); }))
+                return f_.fail("include", "include has to be a list of strings");
+            logprobs = std::ranges::find(*include, "message.output_text.logprobs") != include->end();
+        }
+        const int top = f_.integer("top_logprobs", 0, limits_.logprobs, 0);
+        if (logprobs || top > 0) chat_["logprobs"] = true, chat_["top_logprobs"] = top;
+        if (const std::string cut = f_.text("truncation", 16); !cut.empty()) {
+            if (cut != "auto" && cut != "disabled") f_.fail("truncation", "truncation has to be auto or disabled");
+            chat_["truncation"] = cut;
+        }
+    }
+
+    Json echo() {
+        const auto given = [&](const char* name, Json otherwise) {
+            const Json* v = f_.find(name);
+            return v ? *v : std::move(otherwise);
+        };
+        Json reasoning = given("reasoning", Json::object()), text = given("text", Json::object());
+        for (const char* name : {"effort", "summary"})
+            if (!reasoning.contains(name)) reasoning[name] = nullptr;
+        if (!text.contains("format") || text["format"].is_null()) text["format"] = {{"type", "text"}};
+        return {{"background", false},
+                {"instructions", given("instructions", nullptr)},
+                {"max_output_tokens", given("max_output_tokens", nullptr)},
+                {"max_tool_calls", given("max_tool_calls", nullptr)},
+                {"metadata", given("metadata", Json::object())},
+                {"parallel_tool_calls", given("parallel_tool_calls", true)},
+                {"previous_response_id", nullptr},
+                {"reasoning", std::move(reasoning)},
+                {"service_tier", "default"},
+                {"store", false},
+                {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
+                {"text", std::move(text)},
+                {"tool_choice", given("tool_choice", "auto")},
+                {"tools", given("tools", Json::array())},
+                {"top_logprobs", given("top_logprobs", 0)},
+                {"top_p", given("top_p", decimal(limits_.samplers.params.top_p))},
+                {"truncation", given("truncation", "disabled")},
+                {"user", given("user", nullptr)}};
+    }
+
+    const Json&      body_;
+    const ApiLimits& limits_;
+    JsonFields       f_;
+    Json             chat_     = Json::object();
+    Json             messages_ = Json::array();
+    Json answer_ = Json::object(); // the message of the assistant that is read: content, reasoning_content, tool_calls
+    struct Call {
+        std::string id, name;
+        bool        whole = true; // its arguments were not cut off: it has to have an output
+    };
+    std::vector<Call> called_, open_; // of that message; without an output so far
+};
+
+} // namespace
+
+Parsed<ResponsesRequest> parse_responses_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> body = parse_object(text, limits);
+    if (!body) return std::unexpected(body.error());
+    return ResponsesReader(*body, limits).read();
+}
+
+} // namespace quire

@@ -1,0 +1,122 @@
+// quire.serve.status.embedding_api: the routes that compute vectors and scores, /v1/embeddings and /v1/rerank. Owns nothing.
+export module quire.serve.status.embedding_api;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.schedule.request;
+import quire.serve.api.context;
+import quire.serve.api.error;
+import quire.serve.api.prompt_encoder;
+import quire.serve.http.exchange;
+import quire.serve.openai.request;
+import quire.serve.openai.response;
+import quire.serve.service;
+
+export namespace quire {
+
+void answer_embeddings(ApiContext& api, HttpExchange& e);
+void answer_rerank(ApiContext& api, HttpExchange& e);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+// Runs the requests, and gives their vectors in order. False: it was refused.
+bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, int n_tokens,
+           std::vector<std::vector<float>>& vectors) {
+    if (!api.count_memory(e, std::size_t(n_tokens) * 16 +
+                                 requests.size() * std::size_t(api.service.config().hidden_size) * sizeof(float)))
+        return false;
+    vectors.resize(requests.size());
+    auto handle = api.service.submit(std::move(requests));
+    if (!handle) return api.refuse(e, handle.error(), "input"), false;
+    e.peer->when_gone((*handle)->when_gone());
+    e.held.reset();
+    std::vector<OutputDelta> deltas;
+    while ((*handle)->wait(1, deltas))
+        for (OutputDelta& d : deltas) {
+            if (d.finish == FinishReason::failed)
+                return api.refuse(e,
+                                  api.service.failure().empty() ? model_failed(d.message) : engine_failed(d.message)),
+                       false;
+            if (d.finish != FinishReason::stop)
+                return api.refuse(e,
+                                  ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),
+                       false;
+            vectors[std::size_t(d.prompt)] = std::move(d.embedding);
+        }
+    if ((*handle)->gone()) return api.refuse(e, ApiError{499, "the client has gone", "", ""}), false;
+    api.service.metrics.prompt += std::uint64_t(n_tokens);
+    e.notes.emplace_back("prompt_tokens", cat(n_tokens));
+    return true;
+}
+
+} // namespace
+
+void answer_embeddings(ApiContext& api, HttpExchange& e) {
+    Parsed<EmbeddingRequest> parsed = parse_embedding_request(e.request.body, api.options.limits);
+    e.request.body                  = {};
+    if (!parsed) return api.refuse(e, parsed.error());
+    if (api.service.config().pooling == Pooling::rank)
+        return api.refuse(e, ApiError{400, "this model is a reranker: POST /v1/rerank", "model", ""});
+    const int hidden = api.service.config().hidden_size;
+    if (const int wanted = parsed->dimensions.value_or(hidden); wanted != hidden)
+        return api.refuse(e,
+                          ApiError{400, cat("dimensions is ", wanted, "; the embeddings of this model have ", hidden),
+                                   "dimensions", ""});
+    std::vector<Request> requests;
+    int                  n_tokens = 0;
+    for (const Prompt& input : parsed->inputs) {
+        if (auto ok = api.encoder.check_size(text_bytes(input), 0, "input"); !ok) return api.refuse(e, ok.error());
+        Parsed<std::vector<Token>> ids = api.encoder.encode(input, parsed->add_special_tokens, "input");
+        if (!ids) return api.refuse(e, ids.error());
+        n_tokens += int(ids->size());
+        Request& q   = requests.emplace_back();
+        q.prompt     = std::move(*ids);
+        q.embed      = true;
+        q.cache_salt = parsed->cache_salt;
+        if (auto ok = api.encoder.check_length(q.prompt.size(), 0, 1, "input"); !ok) return api.refuse(e, ok.error());
+    }
+    std::vector<std::vector<float>> vectors;
+    if (!embed(api, e, std::move(requests), n_tokens, vectors)) return;
+    e.response.body = render_embeddings(api.model_name(parsed->model), vectors, parsed->base64, n_tokens);
+}
+
+// A query and a document stand in one text, as the reranker was trained.
+void answer_rerank(ApiContext& api, HttpExchange& e) {
+    Parsed<RerankRequest> parsed = parse_rerank_request(e.request.body, api.options.limits);
+    e.request.body               = {};
+    if (!parsed) return api.refuse(e, parsed.error());
+    if (api.service.config().pooling != Pooling::rank)
+        return api.refuse(e, ApiError{400, "this model is no reranker: its file says no pooling_type 4", "model", ""});
+    if (auto ok = api.encoder.check_size(parsed->query.size(), 0, "query"); !ok) return api.refuse(e, ok.error());
+    std::vector<Request> requests;
+    int                  n_tokens = 0;
+    for (const std::string& document : parsed->documents) {
+        if (auto ok = api.encoder.check_size(document.size(), 0, "documents"); !ok) return api.refuse(e, ok.error());
+        Parsed<std::vector<Token>> ids =
+            api.encoder.encode_ranked(parsed->query, document, !api.service.config().family->encoder);
+        if (!ids) return api.refuse(e, ids.error());
+        Request& q = requests.emplace_back();
+        q.prompt   = std::move(*ids);
+        q.embed    = true;
+        n_tokens += int(q.prompt.size());
+        if (auto ok = api.encoder.check_length(q.prompt.size(), 0, 1, "documents"); !ok)
+            return api.refuse(e, ok.error());
+    }
+    std::vector<std::vector<float>> vectors;
+    if (!embed(api, e, std::move(requests), n_tokens, vectors)) return;
+    std::vector<float> scores;
+    for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
+    e.response.body = render_rerank(api.model_name(parsed->model), scores, parsed->documents, parsed->top_n,
+                                    parsed->return_documents, n_tokens);
+}
+
+} // namespace quire

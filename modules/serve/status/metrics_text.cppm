@@ -1,0 +1,244 @@
+// quire.serve.status.metrics_text: the server's metrics as text for Prometheus. Metrics with the same meaning as in vLLM have vLLM's names
+// and buckets, others begin with `quire:`. Owns nothing.
+module;
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+export module quire.serve.status.metrics_text;
+
+import quire.core.base;
+import quire.core.metrics;
+import quire.core.std;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.serve.http.server;
+import quire.serve.service;
+
+export namespace quire {
+
+// All families: of the service, the engine, the KV memory, the HTTP server and the process. `dropped_log_lines`: lines that no reader took
+// in time. `model`: the metrics' label model_name.
+std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
+                         const std::string& model);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+// Writes the text format (version 0.0.4), one family after another.
+class MetricsText {
+public:
+    using Labels = std::vector<std::pair<std::string, std::string>>;
+    explicit MetricsText(Labels common) : common_(std::move(common)) {}
+
+    // HELP and TYPE come with the first sample of a name; samples of one name follow each other.
+    void gauge(const std::string& name, const std::string& help, double value, const Labels& labels = {});
+    void counter(const std::string& name, const std::string& help, double value, const Labels& labels = {});
+    void histogram(const std::string& name, const std::string& help, const Histogram& values);
+
+    std::string take() { return std::move(text_); }
+
+private:
+    void head(const std::string& name, const std::string& help, const char* type);
+    void sample(const std::string& name, const Labels& labels, double value);
+
+    Labels      common_;
+    std::string text_, last_;
+};
+
+void MetricsText::head(const std::string& name, const std::string& help, const char* type) {
+    if (last_ == name) return;
+    last_ = name;
+    text_ += cat("# HELP ", name, ' ', help, "\n# TYPE ", name, ' ', type, '\n');
+}
+
+void MetricsText::sample(const std::string& name, const Labels& labels, double value) {
+    text_ += name;
+    char separator = '{';
+    for (const Labels* list : std::initializer_list<const Labels*>{&common_, &labels})
+        for (const auto& [key, text] : *list) {
+            text_ += cat(std::exchange(separator, ','), key, "=\"");
+            for (char c : text)
+                if (c == '\n') text_ += "\\n";
+                else if (c == '"' || c == '\\') text_ += cat('\\', c);
+                else text_ += c;
+            text_ += '"';
+        }
+    if (separator == ',') text_ += '}';
+    char number[40];
+    if (std::isinf(value)) std::snprintf(number, sizeof number, "%s", value > 0 ? "+Inf" : "-Inf");
+    else if (std::isnan(value)) std::snprintf(number, sizeof number, "NaN");
+    else if (std::trunc(value) == value && std::abs(value) < 1e15) std::snprintf(number, sizeof number, "%.1f", value);
+    else std::snprintf(number, sizeof number, "%.9g", value);
+    text_ += cat(' ', static_cast<const char*>(number), '\n');
+}
+
+void MetricsText::gauge(const std::string& name, const std::string& help, double value, const Labels& labels) {
+    head(name, help, "gauge");
+    sample(name, labels, value);
+}
+
+void MetricsText::counter(const std::string& name, const std::string& help, double value, const Labels& labels) {
+    head(name, help, "counter");
+    sample(name, labels, value);
+}
+
+void MetricsText::histogram(const std::string& name, const std::string& help, const Histogram& values) {
+    head(name, help, "histogram");
+    const std::vector<std::uint64_t> counts = values.counts();
+    std::uint64_t                    total  = 0;
+    for (std::size_t i = 0; i < counts.size(); i++) {
+        total += counts[i];
+        std::string bound = "+Inf";
+        if (i < values.bounds().size()) {
+            bound = cat(values.bounds()[i]);
+            if (bound.find_first_of(".e") == std::string::npos) bound += ".0";
+        }
+        sample(name + "_bucket", {{"le", bound}}, double(total));
+    }
+    sample(name + "_count", {}, double(total));
+    sample(name + "_sum", {}, values.sum());
+}
+
+// The process_* families of Prometheus's own libraries, from /proc; without labels.
+std::string process_metrics() {
+    // The fields of /proc/self/stat behind the program's name, which may have anything in it: the 3rd, 4th …
+    std::ifstream file("/proc/self/stat");
+    std::string   line;
+    std::getline(file, line);
+    std::istringstream       words(line.substr(std::min(line.rfind(')') + 2, line.size())));
+    std::vector<std::string> fields(3);
+    for (std::string word; std::getline(words, word, ' ');) fields.push_back(word);
+    fields.resize(std::max<std::size_t>(fields.size(), 25), "0");
+    const auto   number = [&](std::size_t n) { return std::strtod(fields[n].c_str(), nullptr); }; // as proc(5) counts
+    const double ticks = double(sysconf(_SC_CLK_TCK)), page = double(sysconf(_SC_PAGESIZE));
+
+    double        booted = 0;
+    std::ifstream system("/proc/stat");
+    while (std::getline(system, line))
+        if (line.starts_with("btime ")) booted = std::strtod(line.c_str() + 6, nullptr);
+    int             open = 0;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at("/proc/self/fd", error), end; !error && at != end; at.increment(error))
+        open++;
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+
+    MetricsText t({});
+    t.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
+              (number(14) + number(15)) / ticks);
+    t.gauge("process_open_fds", "Number of open file descriptors.", open - 1); // but for the one that counts
+    t.gauge("process_max_fds", "Maximum number of open file descriptors.", double(limit.rlim_cur));
+    t.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", number(24) * page);
+    t.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", number(23));
+    t.gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
+            booted + number(22) / ticks);
+    return t.take();
+}
+
+} // namespace
+
+std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
+                         const std::string& model) {
+    const ServiceMetrics& m = service.metrics;
+    const EngineStats     s = service.stats();
+    const EngineOptions&  o = service.engine_options();
+    MetricsText           t({{"model_name", model}, {"engine", "0"}});
+    const double          block_bytes = double(service.engine().block_bytes());
+    const auto            d           = [](auto v) { return double(v); };
+
+    t.gauge("vllm:num_requests_running", "Requests in the running batch.", s.running);
+    t.gauge("vllm:num_requests_waiting", "Requests that wait to run.",
+            std::max(service.in_flight() - s.running, s.waiting));
+    t.gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", s.swapped,
+            {{"reason", "swapped"}});
+    t.gauge("vllm:num_requests_waiting_by_reason", "",
+            std::max(std::max(service.in_flight() - s.running, s.waiting) - s.swapped, 0), {{"reason", "capacity"}});
+    t.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all of them.", d(s.blocks_used) / o.kv_blocks);
+    t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
+              d(s.cached_tokens + s.prefill_tokens));
+    t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));
+    t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
+    t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));
+    t.counter("vllm:prompt_tokens_cached_total", "Of these found in the cache.", d(m.cached.load()));
+    t.counter("vllm:generation_tokens_total", "Tokens generated.", d(m.generated.load()));
+    for (const auto& [reason, n] : {std::pair{"stop", m.stopped.load()}, std::pair{"length", m.cut.load()},
+                                    std::pair{"abort", m.aborted.load()}, std::pair{"error", m.failed.load()}})
+        t.counter("vllm:request_success_total", "Answers that are over, by reason.", d(n),
+                  {{"finished_reason", reason}});
+    t.histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", m.first_token);
+    t.histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", m.between_tokens);
+    t.histogram("vllm:request_time_per_output_token_seconds", "Mean of a request, without the first token.",
+                m.per_token);
+    t.histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", m.whole);
+    t.histogram("vllm:request_queue_time_seconds", "Waiting to run.", m.queued);
+    t.histogram("vllm:request_inference_time_seconds", "Running.", m.inference);
+    t.histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.", m.prefill);
+    t.histogram("vllm:request_decode_time_seconds", "From the first token to the last.", m.decode);
+    t.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", m.prompt_tokens);
+    t.histogram("vllm:request_generation_tokens", "Tokens of an answer.", m.generation_tokens);
+    t.histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest answer of a request.",
+                m.max_generation_tokens);
+    t.histogram("vllm:request_params_n", "The n of requests.", m.n);
+    t.histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", m.max_tokens);
+    t.histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were not in the cache.",
+                m.computed_prompt_tokens);
+    t.histogram("vllm:iteration_tokens_total", "Tokens of one step.", m.step_tokens);
+
+    if (const std::shared_ptr<const Snapshot> snapshot = service.snapshot(1)) {
+        const MemoryTotals totals = quire::totals(*snapshot);
+        t.gauge("quire:internal_waste_ratio", "Slots of used blocks that hold nothing, of all of them.", totals.waste);
+        t.gauge("quire:shared_saving_ratio", "Blocks saved by sharing at this moment, of the blocks without it.",
+                totals.saved);
+        t.gauge("quire:kv_blocks_shared", "Blocks in more than one table.", totals.shared);
+    }
+    t.gauge("quire:kv_blocks", "Blocks of the pool.", o.kv_blocks);
+    t.gauge("quire:kv_blocks_used", "Blocks that somebody holds.", s.blocks_used);
+    t.gauge("quire:kv_blocks_cached", "Blocks that nobody holds and that can be found again.", s.blocks_cached);
+    t.gauge("quire:kv_blocks_free", "Blocks that nobody holds and that hold nothing.",
+            o.kv_blocks - s.blocks_used - s.blocks_cached);
+    t.gauge("quire:kv_blocks_pinned", "Blocks of pinned prefixes.", s.blocks_pinned);
+    t.gauge("quire:swap_blocks", "Blocks of the swap pool.", o.swap_blocks);
+    t.gauge("quire:swap_blocks_used", "Blocks swapped out.", s.swap_used);
+    t.gauge("quire:sharing_saved_ratio", "Blocks saved by sharing since the start, of the blocks without it.",
+            s.memory.sharing.saved());
+    t.counter("quire:copy_on_write_copies_total", "Blocks copied because one of their owners wrote.",
+              d(s.memory.copied_blocks));
+    t.counter("quire:forks_total", "Sequences that began as another's fork.", d(s.memory.forks));
+    t.counter("quire:swaps_out_total", "Requests swapped out.", d(s.memory.swaps_out));
+    t.counter("quire:swaps_in_total", "Requests swapped in.", d(s.memory.swaps_in));
+    t.counter("quire:swap_out_bytes_total", "Bytes swapped out.", d(s.swapped_out) * block_bytes);
+    t.counter("quire:swap_in_bytes_total", "Bytes swapped in.", d(s.swapped_in) * block_bytes);
+    t.counter("quire:recomputations_total", "Requests that came back by computing their KV again.",
+              d(s.memory.recomputations));
+    t.counter("quire:recomputed_tokens_total", "Tokens whose KV was given up for that.", d(s.memory.recomputed_tokens));
+    t.counter("quire:displacements_total", "Requests displaced by others of higher priority.",
+              d(s.memory.priority_preemptions));
+    t.counter("quire:steps_total", "Steps of the engine.", d(s.steps));
+    t.counter("quire:requests_refused_total", "Requests that did not enter the queue, by reason.",
+              d(m.refused_full.load()), {{"reason", "queue_full"}});
+    t.counter("quire:requests_refused_total", "", d(m.refused_draining.load()), {{"reason", "shutting_down"}});
+    t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
+    t.gauge("quire:http_connections", "Open connections.", server.n_connections());
+    t.gauge("quire:http_threads", "Threads that answer requests.", server.n_threads());
+    t.counter("quire:dropped_log_lines_total", "Lines of the log that were dropped because nobody read them in time.",
+              double(dropped_log_lines));
+    t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
+            {{"block_size", cat(o.block_size)},
+             {"cache_dtype", o.kv_type == KvType::f32 ? "float32" : "float16"},
+             {"enable_prefix_caching", o.prefix_cache ? "True" : "False"},
+             {"gpu_memory_utilization", cat(o.gpu_memory_utilization)},
+             {"num_cpu_blocks", cat(o.swap_blocks)},
+             {"num_gpu_blocks", cat(o.kv_blocks)},
+             {"sliding_window", "None"}});
+    return t.take() + process_metrics();
+}
+
+} // namespace quire

@@ -1,0 +1,109 @@
+// quire.serve.status.snapshot_json: a snapshot of the KV memory as JSON (docs/block-viz.md). Owns nothing.
+export module quire.serve.status.snapshot_json;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.paging.block;
+import quire.paging.snapshot;
+
+export namespace quire {
+
+// By MemoryEventKind and ViewStatus.
+constexpr std::string_view event_names[]  = {"admit",     "fork",  "copy", "swap_out", "swap_in",
+                                             "recompute", "evict", "free", "finish",   "pin"};
+constexpr std::string_view status_names[] = {"waiting", "running", "swapped", "preempted", "pinned"};
+
+std::string hex(std::uint64_t value);
+
+// The JSON of docs/block-viz.md.
+Json to_json(const Snapshot& snapshot);
+// to_json() with `changed` in place of `blocks`: the blocks that differ from `before`, each with its `id`.
+Json changes_to_json(const Snapshot& before, const Snapshot& snapshot);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::string hex(std::uint64_t value) {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+    return text;
+}
+
+namespace {
+
+Json to_json(const BlockView& b) {
+    Json block{{"refs", b.ref_count}, {"filled", b.filled}};
+    if (b.pinned) block["pinned"] = true;
+    if (b.cached) block["hash"] = hex(b.hash);
+    if (b.group > 0) block["group"] = b.group;
+    return block;
+}
+
+// All but the blocks.
+Json without_blocks(const Snapshot& s) {
+    const MemoryTotals t         = totals(s);
+    Json               sequences = Json::array(), events = Json::array();
+    for (const SequenceView& q : s.sequences) {
+        Json sequence{{"request", q.request}, {"index", q.index},     {"status", status_names[std::size_t(q.status)]},
+                      {"prompt", q.n_prompt}, {"tokens", q.n_tokens}, {"computed", q.n_computed},
+                      {"blocks", q.blocks}};
+        if (q.n_released > 0) sequence["released"] = q.n_released;
+        for (const SequenceView::Table& table : q.other_groups)
+            sequence["other_groups"].push_back({{"released", table.n_released}, {"blocks", table.blocks}});
+        if (!q.texts.empty()) sequence["texts"] = q.texts;
+        sequences.push_back(std::move(sequence));
+    }
+    for (const MemoryEvent& e : s.events) {
+        Json event{{"kind", event_names[std::size_t(e.kind)]}};
+        if (e.request > 0) event["request"] = e.request;
+        if (e.request > 0) event["index"] = e.index;
+        if (e.from >= 0) event["from"] = e.from;
+        if (e.to >= 0) event["to"] = e.to;
+        events.push_back(std::move(event));
+    }
+    return Json{{"step", s.step},
+                {"label", s.label},
+                {"block_size", s.block_size},
+                {"swap_blocks", s.n_swap_blocks},
+                {"swap_used", s.n_swap_used},
+                {"totals",
+                 {{"blocks", s.blocks.size()},
+                  {"used", t.used},
+                  {"cached", t.cached},
+                  {"free", t.free},
+                  {"pinned", t.pinned},
+                  {"shared", t.shared},
+                  {"internal_waste", t.waste},
+                  {"saved_by_sharing", t.saved}}},
+                {"sequences", std::move(sequences)},
+                {"events", std::move(events)}};
+}
+
+} // namespace
+
+Json to_json(const Snapshot& s) {
+    Json blocks = Json::array();
+    for (const BlockView& b : s.blocks) blocks.push_back(to_json(b));
+    Json json      = without_blocks(s);
+    json["blocks"] = std::move(blocks);
+    return json;
+}
+
+Json changes_to_json(const Snapshot& before, const Snapshot& s) {
+    Json changed = Json::array();
+    for (std::size_t i = 0; i < s.blocks.size(); i++) {
+        if (i < before.blocks.size() && before.blocks[i] == s.blocks[i]) continue;
+        Json block  = to_json(s.blocks[i]);
+        block["id"] = i;
+        changed.push_back(std::move(block));
+    }
+    Json json       = without_blocks(s);
+    json["changed"] = std::move(changed);
+    return json;
+}
+
+} // namespace quire

@@ -1,0 +1,20 @@
+// quire.step.logprobs: log-probabilities of tokens: plain values.
+export module quire.step.logprobs;
+
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+struct TokenLogprob {
+    Token token   = -1;
+    float logprob = 0;
+};
+
+// The log-probability of a token, and those of the most likely tokens at its position, best first.
+struct PositionLogprobs {
+    TokenLogprob              chosen;
+    std::vector<TokenLogprob> top;
+};
+
+} // namespace quire

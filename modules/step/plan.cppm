@@ -1,0 +1,143 @@
+// quire.step.plan: the interface between scheduling and compute. StepPlan: everything that runs in one step, with the
+// sampling plan; StepResults: what comes back. Plain values, owns nothing.
+export module quire.step.plan;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block;
+import quire.step.logprobs;
+
+export namespace quire {
+
+// What the logits processors (penalties, DRY, logit bias, allowed tokens, bad words, min_tokens) make of one logit x before
+// sampling: x / divide (x · divide where x is negative) - subtract + add.
+struct LogitEdit {
+    Token token  = 0;
+    float divide = 1, subtract = 0, add = 0;
+    int   times   = 0; // the token was generated
+    int   repeats = 0; // tokens of the longest repetition that it would continue
+};
+
+// What a device that samples does with one row of logits, so that the row can stay there. Its results: a token with its
+// log-probability in the raw row (a mask belongs to it) for each uniform (or for `chosen`), then the n_top most likely tokens, best first;
+// with mirostat at last each sampled token again, with its surprise in bits among those that were left.
+struct SamplingTask {
+    int   row        = 0;  // of the logit rows; no two tasks share one
+    Token chosen     = -1; // nothing is sampled: the log-probability of this token is wanted
+    int   first_edit = 0, n_edits = 0;
+    int   first_uniform = 0, n_uniforms = 0; // one token is sampled for each
+    int   n_top        = 0;
+    bool  logprobs     = false; // false: the log-probabilities of the results are not valid
+    bool  only_edited  = false; // only tokens with an edit can be sampled (allowed tokens)
+    int   first_mask   = -1;    // only tokens with a 1 among the masks' words from there on can; -1: all
+    int   first_result = 0;
+    // As SamplingParams has them; xtc_threshold: above 0.5 where XTC leaves out nothing this time.
+    int   top_k       = 0;
+    float temperature = 1, top_p = 1, min_p = 0, top_n_sigma = 0, typical_p = 1, xtc_threshold = 1;
+    float dynatemp_range = 0, dynatemp_exponent = 1;
+    int   mirostat = 0;
+    float mu       = 0; // mirostat's limit for the surprise
+
+    int n_results() const { return (chosen >= 0 ? 1 : n_uniforms) + n_top + (mirostat > 0 ? n_uniforms : 0); }
+};
+
+// The sampling tasks of a step, with the edits and random numbers that they refer to.
+struct SamplingPlan {
+    std::vector<SamplingTask>  tasks;
+    std::vector<LogitEdit>     edits;
+    std::vector<double>        uniforms; // random numbers in [0, 1)
+    std::vector<std::uint64_t> masks;    // a bit for each token of the vocabulary, from the lowest bit of a word on
+
+    void clear();
+};
+
+// How much of that a device can do in one step; zeros: nothing, the host reads the rows of logits.
+struct SamplingLimits {
+    int tasks = 0, edits = 0, uniforms = 0, results = 0, top = 0;
+    int mask_words = 0;
+};
+
+// The block tables of one cache group (quire.paging.cache_layout) in a step. An entry of its tables is one block in each part: the
+// layers of a group are spread over the parts in order.
+struct GroupPlan {
+    std::vector<std::int32_t> table_start; // [S+1] where each sequence's table begins in `tables`
+    // [S] the entry of the sequence that its table begins with. Those before it lie behind the group's window, as do some of the first
+    // ones that stand here: these are released_block, for kernels that take whole tiles of positions.
+    std::vector<std::int32_t> first_entry;
+    struct Part {
+        std::vector<BlockId>      tables; // the sequences' tables one after another
+        std::vector<std::int32_t> slots;  // [T] where K and V of each token go: block * block_size + offset
+    };
+    std::vector<Part> parts = std::vector<Part>(1);
+
+    // Where entry 0 of a sequence would stand in `tables`; it can be negative.
+    std::int32_t origin(std::size_t sequence) const { return table_start[sequence] - first_entry[sequence]; }
+    void         clear();
+};
+
+// One step of the whole batch: everything that the model, in this process or another, needs to know.
+// T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain integers, no pointers.
+struct StepPlan {
+    std::vector<Token>        tokens;       // [T]
+    std::vector<std::int32_t> positions;    // [T] position of each token in its sequence
+    std::vector<std::int32_t> token_start;  // [S+1] rows of sequence s: token_start[s] .. token_start[s+1]
+    std::vector<std::int32_t> context_lens; // [S] tokens with KV after this step
+    // [S] leading positions whose K and V were written before this step, at least; the others a kernel of this step writes, for this
+    // sequence or for another one that shares the block. A kernel that begins early may read no others (cuda/warp.cuh).
+    std::vector<std::int32_t> readable;
+    std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // as the cache layout has them
+    std::vector<std::int32_t> logit_rows; // [L] rows of `tokens` whose logits are wanted, ascending
+    BlockMoves                moves;      // run before the tokens
+    MoveTicket                after = 0;  // what has to be moved before the tokens run: the executor's, of these moves
+    SamplingPlan              sampling;   // for a device that samples
+
+    int  n_tokens() const { return int(tokens.size()); }
+    int  n_seqs() const { return int(context_lens.size()); }
+    void clear();
+};
+
+// What a step brings: of its logit rows the best tokens and the results of the sampling tasks. The rows stay on the device; most
+// steps need none of them.
+// A row that is not usable() (quire.decode.sampler: NaN or +infinity in it, or nothing but -infinity) has -1 as its best token, and
+// as the first token of its task's results. So has a sampled token where the edits leave no token. The rest of such results
+// means nothing; quire.decode.decoder ends the request.
+struct StepResults {
+    std::span<const Token>        best;    // the most likely token of each row (the lowest id of several); or empty
+    std::span<const TokenLogprob> sampled; // the results of the plan's tasks, from their first_result on
+    std::function<std::span<const float>()>
+        rows; // copies them to the host: [logit rows × vocab], valid until the next step
+    // The hidden state of one of these rows, after the last norm: [hidden], valid until the next call.
+    std::function<std::span<const float>(int row)> hidden;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void SamplingPlan::clear() {
+    tasks.clear();
+    edits.clear();
+    uniforms.clear();
+    masks.clear();
+}
+
+void GroupPlan::clear() {
+    table_start.clear();
+    first_entry.clear();
+    for (Part& part : parts) {
+        part.tables.clear();
+        part.slots.clear();
+    }
+}
+
+void StepPlan::clear() {
+    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows}) v->clear();
+    for (GroupPlan& group : groups) group.clear();
+    moves.clear();
+    after = 0;
+    sampling.clear();
+}
+
+} // namespace quire

@@ -1,0 +1,304 @@
+// quire.text.calls.tool_calls: the text of an answer, in pieces → content, reasoning and calls of tools. **Owns** the text of the call that is
+// not complete yet. A call is returned when it is complete and valid; a text that only looks like a call comes out as content.
+export module quire.text.calls.tool_calls;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.text.calls.call_readers;
+import quire.text.calls.reasoning_form;
+import quire.text.calls.tool_form;
+
+export namespace quire {
+
+struct AnswerPart {
+    enum class Kind : std::uint8_t { content, reasoning, call };
+    Kind        kind = Kind::content;
+    std::string text; // of content and reasoning
+    ToolCall    call;
+};
+// Appends text, to the last part if that part is of this kind.
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
+// Appends parts in this way, and pieces of a call's arguments to the call.
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more);
+
+// The contents of an answer's next text.
+struct AnswerParts {
+    std::string             content, reasoning;
+    std::vector<ToolCall>   calls;
+    std::vector<AnswerPart> parts; // all of it in its order
+};
+
+struct AnswerFormat {
+    CallForm      form;                 // none: no calls are looked for
+    Json          tools;                // of the request, as in OpenAI's field: a call of any other is content
+    bool          one_call     = false; // text and calls after the first call are dropped
+    bool          reasoning    = false; // text between the marks of reasoning, at the beginning, is reasoning
+    bool          in_reasoning = false; // the prompt ends with the first mark
+    ReasoningForm marks{std::string(think_begin), std::string(think_end)};
+    // The text follows the grammar of answers (quire.constraint.formats.answer), so that a text that begins as a call is a call: its
+    // arguments come in pieces, without white space, where they are JSON in the text.
+    bool in_pieces = false;
+};
+
+class AnswerParser {
+public:
+    explicit AnswerParser(AnswerFormat format);
+
+    // Appends text, cut anywhere, even in a character. Returns the parts that no later text can change.
+    AnswerParts push(std::string_view text);
+    // No more will come.
+    AnswerParts finish();
+
+    bool called() const { return n_calls_ > 0; }
+    // Whether the answer ended within a call.
+    bool cut() const { return cut_; }
+    // Whether text that came now would be reasoning.
+    bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
+
+private:
+    enum class State : std::uint8_t { begin, reasoning, text };
+
+    void        run(AnswerParts& out, bool end);
+    bool        run_reasoning(AnswerParts& out, bool end);
+    bool        run_text(AnswerParts& out, bool end);
+    void        emit(AnswerParts& out, std::size_t n);
+    void        add(AnswerParts& out, ToolCall call);
+    void        run_arguments(AnswerParts& out);
+    std::size_t find_mark(bool end, bool& found) const;
+
+    AnswerFormat format_;
+    Marks        marks_;
+    std::string  ends_ = "})]>"; // the characters with which calls can end
+    std::string  text_;          // not handed out yet
+    State        state_;
+    bool         blank_     = true; // only white space so far, or since the last call
+    bool         cut_       = false;
+    bool         waiting_   = false; // for the rest of a call
+    bool         to_reason_ = false; // harmony: in a message of the analysis channel
+    int          n_calls_   = 0;
+    // Of a call whose arguments are returned in pieces: where the next piece begins, how deep in objects and lists that is, and whether it
+    // is in a string, behind a backslash.
+    bool        begun_ = false, in_string_ = false, escaped_ = false;
+    std::size_t at_    = 0;
+    int         depth_ = 0;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr std::string_view white        = " \t\r\n";
+constexpr std::size_t      longest_call = std::size_t(1) << 20; // bytes; a longer one is content
+
+// Bytes at the end of `text` with which `mark` begins.
+std::size_t overlap(std::string_view text, std::string_view mark) {
+    for (std::size_t n = std::min(text.size(), mark.size() - 1); n > 0; n--)
+        if (text.ends_with(mark.substr(0, n))) return n;
+    return 0;
+}
+
+} // namespace
+
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text) {
+    if (text.empty()) return;
+    if (parts.empty() || parts.back().kind != kind) parts.push_back({kind, "", {}});
+    parts.back().text += text;
+}
+
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
+    for (AnswerPart& part : more)
+        if (part.kind == AnswerPart::Kind::call && part.call.more && !parts.empty())
+            parts.back().call.arguments += part.call.arguments;
+        else if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
+        else append(parts, part.kind, part.text);
+}
+
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more) {
+    for (ToolCall& call : more)
+        if (call.more && !calls.empty()) calls.back().arguments += call.arguments;
+        else calls.push_back(std::move(call));
+}
+
+AnswerParser::AnswerParser(AnswerFormat format)
+    : format_(std::move(format)), marks_(marks_of(format_.form, format_.tools)),
+      state_(format_.in_reasoning ? State::reasoning
+             : format_.reasoning  ? State::begin
+                                  : State::text) {
+    if (const auto& marks = format_.form.marks)
+        for (const std::string* close : {&marks->call_close, &marks->section_close})
+            if (!close->empty()) ends_ += close->back();
+}
+
+AnswerParts AnswerParser::push(std::string_view text) {
+    AnswerParts out;
+    text_ += text;
+    // Every call ends with one of these: before, reading it again finds nothing new.
+    if (waiting_ && text_.size() <= longest_call && text.find_first_of(ends_) == std::string_view::npos) {
+        if (format_.in_pieces) run_arguments(out);
+        return out;
+    }
+    run(out, false);
+    return out;
+}
+
+AnswerParts AnswerParser::finish() {
+    AnswerParts out;
+    run(out, true);
+    return out;
+}
+
+void AnswerParser::run(AnswerParts& out, bool end) {
+    while (!text_.empty()) {
+        if (state_ == State::begin) {
+            const std::size_t  at    = std::min(text_.find_first_not_of(white), text_.size());
+            const auto         rest  = std::string_view(text_).substr(at);
+            const std::string& think = format_.marks.begin;
+            if (!end && rest.size() < think.size() && think.starts_with(rest)) return;
+            state_ = rest.starts_with(think) ? State::reasoning : State::text;
+            if (state_ == State::reasoning) text_.erase(0, at + think.size());
+        } else if (state_ == State::reasoning ? !run_reasoning(out, end) : !run_text(out, end)) return;
+    }
+}
+
+// White space around the reasoning is no part of it.
+bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
+    const std::string& close = format_.marks.end;
+    if (blank_) text_.erase(0, text_.find_first_not_of(white));
+    const std::size_t at   = text_.find(close);
+    std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, close));
+    const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
+    const std::size_t kept = last == std::string::npos ? 0 : last + 1;
+    out.reasoning += text_.substr(0, kept);
+    append(out.parts, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
+    if (kept > 0) blank_ = false;
+    if (at == std::string::npos && !end) {
+        text_.erase(0, kept);
+        return false;
+    }
+    text_.erase(0, at == std::string::npos ? text_.size() : at + close.size());
+    state_ = State::text;
+    blank_ = true;
+    // White space behind the mark is dropped, too, once more text has come.
+    format_.in_reasoning = true;
+    return !text_.empty();
+}
+
+// Hands out the first n bytes.
+void AnswerParser::emit(AnswerParts& out, std::size_t n) {
+    std::string_view part = std::string_view(text_).substr(0, n);
+    if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
+        part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
+    if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
+    if (!(format_.one_call && n_calls_ > 0)) {
+        (to_reason_ ? out.reasoning : out.content) += part;
+        append(out.parts, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
+    }
+    text_.erase(0, n);
+}
+
+// Where the next mark begins, or a text that may become a mark when more text comes.
+std::size_t AnswerParser::find_mark(bool end, bool& found) const {
+    std::size_t at = std::string::npos;
+    for (const std::string& mark : marks_.anywhere) at = std::min(at, text_.find(mark));
+    if (blank_ && !marks_.first.empty()) {
+        const std::size_t begin = text_.find_first_not_of(white);
+        if (begin != std::string::npos && marks_.first.contains(text_[begin])) at = std::min(at, begin);
+    }
+    found = at != std::string::npos;
+    if (found) return at;
+    std::size_t held = 0;
+    for (const std::string& mark : marks_.anywhere) held = std::max(held, overlap(text_, mark));
+    return text_.size() - (end ? 0 : held);
+}
+
+void AnswerParser::add(AnswerParts& out, ToolCall call) {
+    out.parts.push_back({AnswerPart::Kind::call, "", call});
+    out.calls.push_back(std::move(call));
+}
+
+// Returns the present part of the arguments of the call at the beginning of the text.
+void AnswerParser::run_arguments(AnswerParts& out) {
+    if (!begun_) {
+        if (format_.one_call && n_calls_ > 0) return;
+        std::optional<CallHead> head = read_head(format_.form, format_.tools, text_);
+        if (!head) return;
+        begun_ = true, in_string_ = escaped_ = false;
+        at_ = head->arguments, depth_ = 0;
+        n_calls_++;
+        add(out, {std::move(head->name), "", false});
+    }
+    std::string piece;
+    for (; at_ < text_.size() && (depth_ > 0 || (depth_ == 0 && text_[at_] == '{')); at_++) {
+        const char c = text_[at_];
+        if (in_string_) {
+            if (c == '"' && !escaped_) in_string_ = false;
+            escaped_ = c == '\\' && !escaped_;
+        } else if (white.contains(c)) continue;
+        else if (c == '"') in_string_ = true;
+        else if (c == '{' || c == '[') depth_++;
+        else if (c == '}' || c == ']') depth_--;
+        piece += c;
+        if (depth_ == 0) {
+            at_++;
+            depth_ = -1; // whole
+            break;
+        }
+    }
+    if (!piece.empty()) add(out, {"", std::move(piece), true});
+}
+
+bool AnswerParser::run_text(AnswerParts& out, bool end) {
+    bool              found = false;
+    const std::size_t at    = find_mark(end, found);
+    // White space alone is no text before a call.
+    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white) >= at && (found || !end)) {
+        if (!found) return false;
+        text_.erase(0, at);
+    } else {
+        emit(out, at);
+    }
+    if (!found) return false;
+    waiting_         = false;
+    CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
+    const bool long_ = text_.size() > longest_call;
+    if (format_.in_pieces) run_arguments(out);
+    if (read.state == CallsRead::State::more && !end && (begun_ || !long_)) {
+        waiting_ = true;
+        return false;
+    }
+    const bool begun = std::exchange(begun_, false);
+    if (begun && read.state != CallsRead::State::whole) { // cut off
+        text_.erase(0, end ? text_.size() : at_);
+        cut_ = end && depth_ != -1; // else only the mark behind it is missing
+        return true;
+    }
+    // Under the grammar a mark begins a call: this one was cut off before its arguments.
+    if (end && format_.in_pieces && read.state == CallsRead::State::more &&
+        std::ranges::any_of(marks_.anywhere, [&](const std::string& mark) { return text_.starts_with(mark); })) {
+        text_.clear();
+        cut_ = true;
+        return true;
+    }
+    if (read.state != CallsRead::State::whole) {
+        blank_ = false; // also where the byte is dropped: the mark was no call
+        emit(out, read.state == CallsRead::State::more ? text_.size() : 1);
+        return true;
+    }
+    for (std::size_t i = begun ? 1 : 0; i < read.calls.size(); i++) {
+        if (format_.one_call && n_calls_ > 0) break;
+        n_calls_++;
+        add(out, std::move(read.calls[i]));
+    }
+    if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
+    text_.erase(0, read.size);
+    blank_ = true;
+    return true;
+}
+
+} // namespace quire
