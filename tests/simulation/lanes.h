@@ -4,42 +4,52 @@
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
+import quire.core.tensor;
+import quire.paging.cache_layout;
 import quire.step.plan;
 
 namespace quire::simulation {
 
-// Layers whose K and V stand in the same units of memory: those of one window.
+// Where a layer's K and V stand: in a group, in one of the blocks that make up an entry of its tables, and there beside other layers.
 struct Lane {
-    int group  = 0;
-    int unit   = 0; // of the units that make up a block of the group
+    int group = 0, part = 0, place = 0;
     int window = 0; // position i sees i - window + 1 .. i; 0: all
 };
 
-// Of layers with these windows.
-inline std::vector<Lane> lanes_of(std::span<const int> windows) {
-    std::vector<Lane> lanes;
-    for (int window : windows)
-        if (!std::ranges::any_of(lanes, [&](const Lane& l) { return l.window == window; }))
-            lanes.push_back({int(lanes.size()), 0, window});
+// Of layers with these windows, all of one shape.
+inline CacheLayout layout_of(std::span<const int> windows, int context) {
+    std::vector<LayerCache> layers;
+    for (int window : windows) layers.push_back({window, {{DType::F16, 1, 8}, {DType::F16, 1, 8}}});
+    return make_cache_layout(layers, context);
+}
+
+inline std::vector<Lane> lanes_of(const CacheLayout& layout, std::span<const int> windows) {
+    std::vector<Lane> lanes(windows.size());
+    for (std::size_t g = 0; g < layout.groups.size(); g++)
+        for (std::size_t i = 0; i < layout.groups[g].layers.size(); i++) {
+            const auto layer = std::size_t(layout.groups[g].layers[i]);
+            lanes[layer] = {int(g), int(i) / layout.layers_per_block, int(i) % layout.layers_per_block, windows[layer]};
+        }
     return lanes;
 }
 
-// Lanes that have cells of their own in the same slot.
-inline int cells_in_slot(std::span<const Lane> lanes) { return int(lanes.size()); }
-inline int cell_in_slot(std::span<const Lane> lanes, int lane) { return int(&lanes[std::size_t(lane)] - lanes.data()); }
-
-// The most units that a sequence of so many tokens holds.
-inline int units_for(std::span<const Lane>, int n_tokens, int block_size) {
-    return (n_tokens + block_size - 1) / block_size;
+// The most blocks that a sequence of so many tokens holds.
+inline int blocks_for(const CacheLayout& layout, int n_tokens, int block_size) {
+    return (n_tokens + block_size - 1) / block_size * layout.blocks_per_entry();
 }
 
 // Where row t of the plan is written.
-inline int slot_of(const StepPlan& plan, const Lane&, int t) { return plan.slots[std::size_t(t)]; }
+inline int slot_of(const StepPlan& plan, const Lane& lane, int t) {
+    return plan.groups[std::size_t(lane.group)].parts[std::size_t(lane.part)].slots[std::size_t(t)];
+}
 
-// The unit with block i of sequence s, or -1 where its table has none.
-inline BlockId unit_of(const StepPlan& plan, const Lane&, int s, int i) {
-    const int first = plan.table_start[std::size_t(s)], end = plan.table_start[std::size_t(s) + 1];
-    return i >= 0 && first + i < end ? plan.block_tables[std::size_t(first + i)] : -1;
+// The block for entry i of sequence s, or -1 where its table has none.
+inline BlockId block_of(const StepPlan& plan, const Lane& lane, int s, int i) {
+    const GroupPlan& group = plan.groups[std::size_t(lane.group)];
+    const int        first = group.first_entry[std::size_t(s)];
+    const int        at    = group.table_start[std::size_t(s)] + i - first;
+    if (i < first || at >= group.table_start[std::size_t(s) + 1]) return -1;
+    return group.parts[std::size_t(lane.part)].tables[std::size_t(at)];
 }
 
 } // namespace quire::simulation

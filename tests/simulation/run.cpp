@@ -90,7 +90,7 @@ void Run::submit(int task) {
     l.answers.resize(std::size_t(r.n));
     (void)oracle_.expected(task);
     live_.push_back(std::move(live));
-    if (r.pin) pinned_blocks_ += units_for(lanes_of(s_.windows), int(r.prompt.size()), s_.block_size);
+    if (r.pin) pinned_blocks_ += blocks_for(layout_of(s_.windows, s_.context), int(r.prompt.size()), s_.block_size);
     Result<RequestId> id = sim_.engine->submit(std::move(r));
     if (id) {
         l.id = *id;
@@ -274,7 +274,7 @@ void Run::count_reached() {
     reached_["context shifts"] += stats.memory.context_shifts;
     reached_["cached tokens"] += stats.cached_tokens;
     reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
-    reached_[cat("layouts of ", lanes_of(s_.windows).size(), " groups")]++;
+    reached_[cat("layouts of ", layout_of(s_.windows, s_.context).groups.size(), " groups")]++;
 }
 
 Verdict Run::run() {

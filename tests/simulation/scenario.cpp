@@ -10,18 +10,17 @@ std::uint64_t Random::next() { return mix(state_ += 0x9e3779b97f4a7c15ull); }
 
 namespace {
 
+// Layers of one to four groups, alike or not: entries of several blocks, blocks of several layers.
 std::vector<int> some_windows(Random& r, int block_size) {
-    const auto window = [&] { return 1 + r.below(6 * block_size); };
-    switch (r.below(8)) {
-        case 0:
-        case 1:
-        case 2: return {0};
-        case 3: return {window()};
-        case 4: return {0, window()};
-        case 5: return {window(), window()};
-        case 6: return {window(), 0, window()};
-        default: return {window(), window(), 0, window()};
+    std::vector<int> windows;
+    const int        n_groups = r.one_in(3) ? 1 : r.between(2, 4);
+    bool             whole    = !r.one_in(3); // a group that sees all
+    for (int g = 0; g < n_groups; g++) {
+        const int window = std::exchange(whole, false) ? 0 : 1 + r.below(6 * block_size);
+        for (int n = r.one_in(2) ? 1 : r.between(1, 3); n > 0; n--) windows.push_back(window);
     }
+    for (std::size_t i = windows.size(); i > 1; i--) std::swap(windows[i - 1], windows[std::size_t(r.below(int(i)))]);
+    return windows;
 }
 
 Task make_task(Random& r, const Scenario& s, int i, int busy) {
@@ -90,6 +89,7 @@ Scenario make_scenario(std::uint64_t seed) {
     s.shuffled        = r.one_in(2);
     s.device_best     = r.one_in(2);
     s.late            = r.one_in(2);
+    s.late_moves      = r.one_in(2);
     s.paced           = r.one_in(6);
     s.preemption      = PreemptionMode(r.below(3));
     s.watermark       = r.one_in(3) ? 0 : 0.01 * r.between(1, 25);
@@ -121,6 +121,7 @@ std::string describe(const Scenario& s) {
     flag(s.shuffled, "blocks in another order");
     flag(s.device_best, "the device finds the best token");
     flag(s.late, "computed late");
+    flag(s.late_moves, "moved late");
     flag(!s.scribbles, "free blocks stay as they are");
     flag(s.paced, "chunks by time");
     if (s.no_memory > 0)
@@ -177,6 +178,7 @@ std::vector<Number> numbers_of(Scenario& s) {
     return {{"pipeline", &s.pipeline, 0},
             {"shuffled", &s.shuffled, 0},
             {"late", &s.late, 0},
+            {"late_moves", &s.late_moves, 0},
             {"device_best", &s.device_best, 0},
             {"paced", &s.paced, 0},
             {"scribbles", &s.scribbles, 1},

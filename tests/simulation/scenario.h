@@ -53,6 +53,7 @@ struct Scenario {
     std::vector<int> windows{0}; // of the model's layers
     bool             cache = true, keep_preempted = true, pipeline = false, shuffled = false;
     bool             device_best = false; // the device says which token is the most likely
+    bool             late_moves  = false; // blocks are moved when somebody waits for that, not when it is asked for
     bool             late        = false; // a step is computed when its results are asked for, not when it is launched
     bool             scribbles   = true;  // what is in no table is overwritten after each step
     bool             paced       = false; // chunks by the time of a step

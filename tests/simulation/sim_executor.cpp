@@ -7,7 +7,7 @@
 namespace quire::simulation {
 
 SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
-    : o_(std::move(options)), clock_(std::move(clock)), n_cells_(cells_in_slot(o_.lanes)),
+    : o_(std::move(options)), clock_(std::move(clock)), n_cells_(o_.layout.layers_per_block),
       device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
       swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)) {
     std::uint64_t n = 0;
@@ -33,22 +33,35 @@ void SimExecutor::copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span
     }
 }
 
-void SimExecutor::move_blocks(const BlockMoves& moves) {
+// A device that copies beside its steps makes moves at any time up to the one when somebody waits for them.
+MoveTicket SimExecutor::move_blocks(const BlockMoves& moves) {
     if (std::exchange(trouble.move, false)) throw std::runtime_error("a simulated failure of a move");
-    if (trace) {
+    if (trace)
         for (const auto& [name, list] :
              {std::pair("out", &moves.swap_out), std::pair("in", &moves.swap_in), std::pair("copy", &moves.copies)})
             for (const auto [a, b] : *list) std::printf("   %s %d to %d\n", name, a, b);
+    waiting_.push_back(moves);
+    asked_++;
+    if (!o_.late_moves) wait_for_moves(asked_);
+    return asked_;
+}
+
+void SimExecutor::wait_for_moves(MoveTicket ticket) {
+    if (ticket > asked_) fault("a ticket of moves that were not started");
+    for (; moved_ < ticket && !waiting_.empty(); moved_++) {
+        const BlockMoves& moves = waiting_.front();
+        copy(device_, swap_, moves.swap_out);
+        copy(swap_, device_, moves.swap_in);
+        copy(device_, device_, moves.copies);
+        waiting_.pop_front();
     }
-    copy(device_, swap_, moves.swap_out);
-    copy(swap_, device_, moves.swap_in);
-    copy(device_, device_, moves.copies);
 }
 
 void SimExecutor::launch(const StepPlan& plan) {
     if (before_launch) before_launch();
     if (std::exchange(trouble.launch, false)) throw std::runtime_error("a simulated failure of a launch");
     step_++;
+    wait_for_moves(plan.after);
     plan_     = plan;
     computed_ = false;
     if (trace) print();
@@ -66,9 +79,9 @@ void SimExecutor::print() const {
         for (const Lane& lane : o_.lanes) {
             text += "; slots";
             for (int t = first; t < end; t++) text += cat(" ", slot_of(plan_, lane, t));
-            text += ", units";
+            text += ", blocks";
             for (int i = 0; i * o_.block_size < plan_.context_lens[std::size_t(s)]; i++)
-                text += cat(" ", unit_of(plan_, lane, s, i));
+                text += cat(" ", block_of(plan_, lane, s, i));
         }
         std::printf("%s\n", text.c_str());
     }
@@ -81,8 +94,9 @@ StepResults SimExecutor::results() {
     return {best_, {}, [this] { return std::span<const float>(logits_); }, {}};
 }
 
-void SimExecutor::scribble(BlockId unit) {
-    for (std::int64_t slot = std::int64_t(unit) * o_.block_size; slot < std::int64_t(unit + 1) * o_.block_size; slot++)
+void SimExecutor::scribble(BlockId block) {
+    for (std::int64_t slot = std::int64_t(block) * o_.block_size; slot < std::int64_t(block + 1) * o_.block_size;
+         slot++)
         for (int l = 0; l < int(o_.lanes.size()); l++) {
             Cell& c = cell(device_, l, slot);
             c.step  = -2;
@@ -125,22 +139,23 @@ void SimExecutor::compute() {
                     const Lane&   lane = o_.lanes[std::size_t(l)];
                     std::uint64_t sum  = 0;
                     for (int q = first_seen(lane, position), end = 0; q <= position; q = end) {
-                        const int     i    = q / o_.block_size;
-                        const BlockId unit = unit_of(p, lane, s, i);
-                        end                = std::min(position + 1, (i + 1) * o_.block_size);
-                        if (unit < 0 || unit >= o_.n_blocks) {
+                        const int     i     = q / o_.block_size;
+                        const BlockId block = block_of(p, lane, s, i);
+                        end                 = std::min(position + 1, (i + 1) * o_.block_size);
+                        if (block < 0 || block >= o_.n_blocks) {
                             fault(cat("sequence ", s, " reads position ", q, " for ", position,
                                       ", and its table has no block for it"));
                             continue;
                         }
                         for (; q < end; q++) {
-                            const Cell& c = cell(device_, l, std::int64_t(unit) * o_.block_size + q % o_.block_size);
+                            const Cell& c = cell(device_, l, std::int64_t(block) * o_.block_size + q % o_.block_size);
                             sum += seen(c.value[round], q);
                             if (c.step < 0)
-                                fault(cat("sequence ", s, " reads position ", q, " for ", position, " from unit ", unit,
+                                fault(cat("sequence ", s, " reads position ", q, " for ", position, " from block ",
+                                          block,
                                           c.step == -1 ? ", where nothing was written" : ", which was given back"));
                             if (c.step == step_ && q < p.readable[std::size_t(s)])
-                                fault(cat("sequence ", s, ": position ", q, " of unit ", unit,
+                                fault(cat("sequence ", s, ": position ", q, " of block ", block,
                                           " is written in the step that may read it from the beginning"));
                         }
                     }

@@ -20,11 +20,12 @@ struct Clock {
 };
 
 struct SimOptions {
-    std::vector<Lane>  lanes;
+    CacheLayout        layout;
+    std::vector<Lane>  lanes; // by layer
     int                block_size = 16, n_blocks = 0, n_swap = 0;
     int                vocab = 0;
     std::vector<Token> ends;
-    bool               late = false, best = false;
+    bool               late_moves = false, late = false, best = false;
     double             token_seconds = 0, block_seconds = 0;
 };
 
@@ -37,7 +38,8 @@ class SimExecutor final : public Executor {
 public:
     SimExecutor(SimOptions options, std::shared_ptr<Clock> clock);
 
-    void           move_blocks(const BlockMoves& moves) override;
+    MoveTicket     move_blocks(const BlockMoves& moves) override;
+    void           wait_for_moves(MoveTicket ticket) override;
     void           launch(const StepPlan& plan) override;
     SamplingLimits sampling_limits() const override { return {}; }
     void           sample(const StepPlan&) override {}
@@ -51,8 +53,8 @@ public:
     // What it met that cannot be; empty: nothing.
     const std::string& broken() const { return broken_; }
     void               set_ends(std::vector<Token> ends) { o_.ends = std::move(ends); }
-    // Overwrites a unit that nobody is to read any more.
-    void    scribble(BlockId unit);
+    // Overwrites a block that nobody is to read any more.
+    void    scribble(BlockId block);
     Trouble trouble;
     bool    trace = false; // prints plans
     // Called first by each launch, on the engine's thread; it may wait.
@@ -69,7 +71,7 @@ private:
     void  print() const;
     void  fault(const std::string& what);
     Cell& cell(std::vector<Cell>& memory, int lane, std::int64_t slot) {
-        return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(cell_in_slot(o_.lanes, lane))];
+        return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(o_.lanes[std::size_t(lane)].place)];
     }
     void copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span<const BlockCopy> list);
 
@@ -77,6 +79,8 @@ private:
     std::shared_ptr<Clock>     clock_;
     int                        n_cells_;
     std::vector<Cell>          device_, swap_;
+    std::deque<BlockMoves>     waiting_;               // moves that were not made yet
+    MoveTicket                 moved_ = 0, asked_ = 0; // the last ticket whose moves are made; the last one
     StepPlan                   plan_;
     bool                       computed_ = true;
     int                        step_     = 0;

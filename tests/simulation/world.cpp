@@ -17,23 +17,24 @@ const std::string& model_path() {
 SimEngine make_engine(const Scenario& s, bool alone) {
     SimEngine     sim;
     EngineOptions o;
-    o.device           = "cpu";
-    o.block_size       = alone ? 256 : s.block_size;
-    o.kv_blocks        = alone ? 64 : s.n_blocks;
-    o.swap_blocks      = alone ? 0 : s.n_swap;
-    o.context          = s.context;
-    o.max_batch_tokens = alone ? 512 : s.step_tokens;
-    o.max_sequences    = alone ? 16 : s.sequences;
-    o.prefix_cache     = !alone && s.cache;
-    o.keep_preempted   = s.keep_preempted;
-    o.preemption_mode  = s.preemption;
-    o.watermark        = alone ? 0 : s.watermark;
-    o.pipeline         = !alone && s.pipeline;
-    o.step_seconds     = !alone && s.paced ? 8 * s.token_seconds : 0;
-    o.clock            = [clock = sim.clock] { return clock->now; };
+    o.device                 = "cpu";
+    o.block_size             = alone ? 256 : s.block_size;
+    const CacheLayout layout = layout_of(s.windows, s.context);
+    o.kv_blocks              = (alone ? 64 : s.n_blocks) * layout.blocks_per_entry();
+    o.swap_blocks            = (alone ? 0 : s.n_swap) * layout.blocks_per_entry();
+    o.context                = s.context;
+    o.max_batch_tokens       = alone ? 512 : s.step_tokens;
+    o.max_sequences          = alone ? 16 : s.sequences;
+    o.prefix_cache           = !alone && s.cache;
+    o.keep_preempted         = s.keep_preempted;
+    o.preemption_mode        = s.preemption;
+    o.watermark              = alone ? 0 : s.watermark;
+    o.pipeline               = !alone && s.pipeline;
+    o.step_seconds           = !alone && s.paced ? 8 * s.token_seconds : 0;
+    o.clock                  = [clock = sim.clock] { return clock->now; };
     if (s.shuffled && !alone) {
         Random r(s.seed, 1);
-        for (BlockId i = 0; i < s.n_blocks; i++) o.free_order.push_back(i);
+        for (BlockId i = 0; i < o.kv_blocks; i++) o.free_order.push_back(i);
         for (std::size_t i = o.free_order.size(); i > 1; i--)
             std::swap(o.free_order[i - 1], o.free_order[std::size_t(r.below(int(i)))]);
     }
@@ -46,7 +47,10 @@ SimEngine make_engine(const Scenario& s, bool alone) {
         }
         config.n_layers = int(config.layers.size());
         SimOptions own;
-        own.lanes         = lanes_of(s.windows);
+        options.layout    = layout;
+        own.layout        = layout;
+        own.lanes         = lanes_of(layout, s.windows);
+        own.late_moves    = !alone && s.late_moves;
         own.block_size    = options.block_size;
         own.n_blocks      = options.kv_blocks;
         own.n_swap        = options.swap_blocks;
@@ -212,8 +216,9 @@ bool may_outgrow(const Scenario& s, const Request& r, const Expected& alone, int
     for (const Answer& a : alone.answers) longest = std::max(longest, a.tokens.size());
     if (r.beam_width > 0 || r.context_shift) longest = std::size_t(r.max_tokens);
     const int n_tokens = std::min(int(r.prompt.size() + longest) + 1, s.context);
-    const int units    = units_for(lanes_of(s.windows), n_tokens, s.block_size);
-    return (r.beam_width > 0 ? 2 : 1) * r.width() * units > s.n_blocks - pinned;
+    const int units    = blocks_for(layout_of(s.windows, s.context), n_tokens, s.block_size);
+    return (r.beam_width > 0 ? 2 : 1) * r.width() * units >
+           s.n_blocks * layout_of(s.windows, s.context).blocks_per_entry() - pinned;
 }
 
 } // namespace quire::simulation

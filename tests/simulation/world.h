@@ -42,7 +42,8 @@ bool may_outgrow(const Scenario& scenario, const Request& request, const Expecte
 // **Owns** what it has found out about a scenario's tasks.
 class Oracle {
 public:
-    explicit Oracle(const Scenario& scenario) : scenario_(scenario), lanes_(lanes_of(scenario.windows)) {}
+    explicit Oracle(const Scenario& scenario)
+        : scenario_(scenario), lanes_(lanes_of(layout_of(scenario.windows, scenario.context), scenario.windows)) {}
 
     std::vector<Token> prompt(int task);
     // Everything but what belongs to one engine: the constraint.
