@@ -54,6 +54,8 @@ Result<Json>         json_parse(std::string_view text, const JsonLimits& limits 
 // On one line; bytes that are not UTF-8 come out as U+FFFD. The second lets go of the value as a JsonDocument does.
 std::string json_dump(const Json& value);
 std::string json_dump(Json&& value);
+// As MessagePack (https://msgpack.org).
+std::string json_msgpack(const Json& value);
 
 } // namespace quire
 
@@ -202,6 +204,12 @@ std::string json_dump(Json&& value) {
 
 std::string json_dump(const Json& value) {
     return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string json_msgpack(const Json& value) {
+    std::string out;
+    Json::to_msgpack(value, out);
+    return out;
 }
 
 } // namespace quire

@@ -10,6 +10,7 @@ import quire.constraint.regex.lexer;
 import quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
+import quire.core.hash;
 import quire.core.std;
 
 export namespace quire {
@@ -219,9 +220,8 @@ void Machine::reset() {
 }
 
 std::uint32_t Machine::intern(Seen seen) {
-    std::uint64_t h = seen.next * 0x9e3779b97f4a7c15ull + seen.count;
-    for (std::uint64_t w : seen.bits) h = (h ^ w) * 0xff51afd7ed558ccdull, h ^= h >> 31;
-    std::vector<std::uint32_t>& same = seen_index_[h];
+    std::vector<std::uint32_t>& same = seen_index_[hash_bytes(seen.bits.data(), seen.bits.size() * sizeof seen.bits[0],
+                                                              std::uint64_t(seen.next) << 32 | seen.count)];
     for (std::uint32_t id : same)
         if (seen_[id] == seen) return id;
     const std::size_t bytes = sizeof(Seen) + seen.bits.size() * 8 + 96;

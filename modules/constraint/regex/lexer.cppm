@@ -4,6 +4,7 @@ export module quire.constraint.regex.lexer;
 import quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
+import quire.core.hash;
 import quire.core.std;
 
 export namespace quire {
@@ -58,7 +59,7 @@ private:
 
     LexerState           build(LexerState state, int byte_class);
     LexerState           add(std::span<const Pair> pairs);
-    static std::uint64_t hash_of(std::span<const Pair> pairs);
+    static std::uint64_t hash_of(std::span<const Pair> pairs) { return hash_bytes(pairs.data(), pairs.size_bytes()); }
 
     RegexPool*                    pool_;
     std::size_t                   max_states_;
@@ -78,15 +79,6 @@ private:
 module :private;
 
 namespace quire {
-
-std::uint64_t GrammarLexer::hash_of(std::span<const Pair> pairs) {
-    std::uint64_t h = 0;
-    for (const Pair& p : pairs) {
-        h = (h ^ (std::uint64_t(p.lexeme) << 32 | p.left)) * 0x9e3779b97f4a7c15ull;
-        h ^= h >> 29;
-    }
-    return h;
-}
 
 std::size_t GrammarLexer::bytes() const {
     return states_.capacity() * sizeof(State) + flags_.capacity() +

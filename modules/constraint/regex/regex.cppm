@@ -7,6 +7,7 @@ export module quire.constraint.regex.regex;
 
 import quire.constraint.work;
 import quire.core.base;
+import quire.core.hash;
 import quire.core.std;
 
 export namespace quire {
@@ -228,18 +229,10 @@ void RegexPool::split_classes(const ByteSet& set) {
 }
 
 std::uint64_t RegexPool::hash_of(const Node& n, std::span<const RegexId> list) const {
-    std::uint64_t h   = std::uint64_t(n.kind) * 0x9e3779b97f4a7c15ull;
-    const auto    mix = [&](std::uint64_t v) {
-        h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
-        h *= 0xff51afd7ed558ccdull;
-        h ^= h >> 32;
-    };
-    if (n.kind == Kind::any_of || n.kind == Kind::all_of) {
-        for (RegexId id : list) mix(id);
-        return h;
-    }
-    mix(n.a), mix(n.b), mix(n.c);
-    return h;
+    const std::array<std::uint32_t, 3> own{n.a, n.b, n.c};
+    const std::span<const RegexId>     all =
+        n.kind == Kind::any_of || n.kind == Kind::all_of ? list : std::span<const RegexId>(own);
+    return hash_bytes(all.data(), all.size_bytes(), std::uint64_t(n.kind));
 }
 
 bool RegexPool::same(RegexId id, const Node& n, std::span<const RegexId> wanted) const {

@@ -2,6 +2,7 @@
 export module quire.serve.api.answer;
 
 import quire.core.base;
+import quire.core.hash;
 import quire.core.json;
 import quire.core.std;
 import quire.schedule.request;
@@ -139,10 +140,8 @@ Json progress_json(const PromptProgress& p) {
 
 std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix) {
     constexpr std::string_view alphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
-    std::uint64_t              hash     = 0xcbf29ce484222325; // FNV-1a
-    for (char c : cat(head.id, '/', answer, '/', call)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    hash ^= hash >> 29;
-    std::string id(head.short_call_ids ? "" : prefix);
+    std::uint64_t              hash     = hash_bytes(cat(head.id, '/', answer, '/', call));
+    std::string                id(head.short_call_ids ? "" : prefix);
     for (int i = 0; i < 9; i++, hash /= alphabet.size()) id += alphabet[hash % alphabet.size()];
     return id;
 }

@@ -9,6 +9,7 @@
 export module quire.serve.kv_events.log;
 
 import quire.core.base;
+import quire.core.json;
 import quire.core.std;
 import quire.paging.block_hash;
 
@@ -64,99 +65,27 @@ namespace quire {
 
 namespace {
 
-// MessagePack: a type byte, then big-endian values; https://github.com/msgpack/msgpack/blob/master/spec.md
-class Packer {
-public:
-    void nil() { byte(0xc0); }
-    void number(std::uint64_t v) {
-        if (v < 128) byte(int(v));
-        else if (v <= 0xff) byte(0xcc), big_endian(v, 1);
-        else if (v <= 0xffff) byte(0xcd), big_endian(v, 2);
-        else if (v <= 0xffffffff) byte(0xce), big_endian(v, 4);
-        else byte(0xcf), big_endian(v, 8);
-    }
-    void number(double v) {
-        byte(0xcb);
-        big_endian(std::bit_cast<std::uint64_t>(v), 8);
-    }
-    void text(std::string_view s) { // shorter than 32 bytes
-        byte(0xa0 | int(s.size()));
-        bytes_ += s;
-    }
-    void array(std::size_t n) {
-        if (n < 16) byte(0x90 | int(n));
-        else if (n <= 0xffff) byte(0xdc), big_endian(n, 2);
-        else byte(0xdd), big_endian(n, 4);
-    }
-    void        map(std::size_t n) { byte(0x80 | int(n)); } // fewer than 16 pairs
-    std::string take() { return std::move(bytes_); }
-
-private:
-    void byte(int b) { bytes_ += char(b); }
-    void big_endian(std::uint64_t v, int n) {
-        for (int i = n - 1; i >= 0; i--) byte(int(v >> (8 * i) & 255));
-    }
-    std::string bytes_;
-};
-
-void cleared(Packer& p) {
-    p.map(1);
-    p.text("type");
-    p.text("AllBlocksCleared");
-}
+Json cleared() { return {{"type", "AllBlocksCleared"}}; }
 
 // Blocks that follow one another, the tokens of all of them.
-void stored(Packer& p, std::span<const BlockHash> hashes, std::optional<BlockHash> parent,
-            std::span<const Token> tokens, int block_size) {
-    p.map(8);
-    p.text("type");
-    p.text("BlockStored");
-    p.text("block_hashes");
-    p.array(hashes.size());
-    for (BlockHash hash : hashes) p.number(std::uint64_t(hash));
-    p.text("parent_block_hash");
-    if (parent) p.number(std::uint64_t(*parent));
-    else p.nil();
-    p.text("token_ids");
-    p.array(tokens.size());
-    for (Token token : tokens) p.number(std::uint64_t(token));
-    p.text("block_size");
-    p.number(std::uint64_t(block_size));
-    p.text("lora_id");
-    p.nil();
-    p.text("medium");
-    p.text("GPU");
-    p.text("lora_name");
-    p.nil();
+Json stored(std::span<const BlockHash> hashes, std::optional<BlockHash> parent, std::span<const Token> tokens,
+            int block_size) {
+    return {{"type", "BlockStored"}, {"block_hashes", hashes},   {"parent_block_hash", parent ? Json(*parent) : Json()},
+            {"token_ids", tokens},   {"block_size", block_size}, {"lora_id", nullptr},
+            {"medium", "GPU"},       {"lora_name", nullptr}};
 }
 
-void removed(Packer& p, std::span<const BlockHash> hashes) {
-    p.map(3);
-    p.text("type");
-    p.text("BlockRemoved");
-    p.text("block_hashes");
-    p.array(hashes.size());
-    for (BlockHash hash : hashes) p.number(std::uint64_t(hash));
-    p.text("medium");
-    p.text("GPU");
+Json removed(std::span<const BlockHash> hashes) {
+    return {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", "GPU"}};
 }
 
-// The events between "[seconds, [" and "], 0]".
-std::string batch(double now, std::size_t n_events, const std::function<void(Packer&)>& events) {
-    Packer p;
-    p.array(3);
-    p.number(now);
-    p.array(n_events);
-    events(p);
-    p.number(std::uint64_t(0));
-    return p.take();
-}
+std::string batch(double now, Json events) { return json_msgpack(Json::array({now, std::move(events), 0})); }
 
 } // namespace
 
 KvEventLog::KvEventLog(int block_size, double now, std::size_t keep_last, std::size_t keep_bytes)
     : block_size_(block_size), keep_(keep_last), keep_bytes_(keep_bytes) {
-    (void)keep(batch(now, 1, cleared));
+    (void)keep(batch(now, Json::array({cleared()})));
 }
 
 const KvBatch& KvEventLog::keep(std::string bytes) {
@@ -189,20 +118,20 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
         if (joins) runs.back().n++;
         else runs.push_back({i, 1});
     }
-    return keep(batch(now, runs.size(), [&](Packer& p) {
-        std::vector<BlockHash> hashes;
-        std::vector<Token>     tokens;
-        for (const Run& run : runs) {
-            hashes.clear();
-            tokens.clear();
-            for (const CacheChange& c : changes.subspan(run.first, run.n)) {
-                hashes.push_back(c.hash);
-                tokens.insert(tokens.end(), c.tokens.begin(), c.tokens.end());
-            }
-            if (changes[run.first].stored) stored(p, hashes, changes[run.first].parent, tokens, block_size_);
-            else removed(p, hashes);
+    Json                   events = Json::array();
+    std::vector<BlockHash> hashes;
+    std::vector<Token>     tokens;
+    for (const Run& run : runs) {
+        hashes.clear();
+        tokens.clear();
+        for (const CacheChange& c : changes.subspan(run.first, run.n)) {
+            hashes.push_back(c.hash);
+            tokens.insert(tokens.end(), c.tokens.begin(), c.tokens.end());
         }
-    }));
+        const CacheChange& first = changes[run.first];
+        events.push_back(first.stored ? stored(hashes, first.parent, tokens, block_size_) : removed(hashes));
+    }
+    return keep(batch(now, std::move(events)));
 }
 
 std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) const {
@@ -211,13 +140,11 @@ std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) 
     if (first >= kept) return batches_[std::size_t(first - kept)];
     // The batches after whole_ must be kept, so that the consumer can go on.
     if (!whole_ || whole_->number + 1 < kept || now - whole_at_ >= 1) {
+        Json events = Json::array({cleared()});
+        for (const auto& [order, block] : blocks_)
+            events.push_back(stored(std::span(&block.hash, 1), block.parent, block.tokens, block_size_));
         whole_at_ = now;
-        whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {
-                                                     cleared(p);
-                                                     for (const auto& [order, block] : blocks_)
-                                                         stored(p, std::span(&block.hash, 1), block.parent,
-                                                                   block.tokens, block_size_);
-                                                 }));
+        whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, std::move(events)));
     }
     return whole_;
 }
