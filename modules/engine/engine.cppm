@@ -4,6 +4,7 @@ export module quire.engine.engine;
 
 import quire.constraint.compile;
 import quire.core.base;
+import quire.core.hash;
 import quire.core.std;
 import quire.decode.decoder;
 import quire.decode.pooling;
@@ -207,11 +208,8 @@ Result<void> check_processes(const EngineOptions& o) {
 
 // What processes that run one model together must have alike, one a line.
 std::string agreement(const Gguf& file, const EngineOptions& o) {
-    std::uint64_t hash  = 14695981039346656037ull; // FNV-1a
-    const auto    bytes = [&](const void* data, std::size_t n) {
-        for (std::size_t i = 0; i < n; i++)
-            hash = (hash ^ std::uint64_t(static_cast<const unsigned char*>(data)[i])) * 1099511628211ull;
-    };
+    std::uint64_t hash  = 0;
+    const auto    bytes = [&](const void* data, std::size_t n) { hash = hash_bytes(data, n, hash); };
     for (const GgufPair& pair : file.pairs()) {
         if (pair.key.starts_with("general.") || pair.key.starts_with("split."))
             continue; // one host may have it in parts
