@@ -161,15 +161,16 @@ std::optional<std::string> walk(const std::shared_ptr<Constraint>& c, const Voca
     return std::nullopt;
 }
 
-AnswerParts read(const CallForm& form, std::string_view text) {
-    AnswerParser parser({.form = form, .tools = tools()});
-    AnswerParts  all;
-    for (AnswerParts part : {parser.push(text), parser.finish()}) {
-        all.content += part.content;
-        all.reasoning += part.reasoning;
-        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(all.calls));
-    }
-    return all;
+struct Read {
+    std::string           content;
+    std::vector<ToolCall> calls;
+};
+
+Read read(const CallForm& form, std::string_view text) {
+    AnswerParser            parser({.form = form, .tools = tools()});
+    std::vector<AnswerPart> all = parser.push(text);
+    append(all, parser.finish());
+    return {text_of(all), calls_of(all)};
 }
 
 bool satisfies(const std::string& arguments, const std::string& name) {
@@ -203,15 +204,16 @@ TEST_CASE("a required call is one that the reader finds and the schema accepts",
         const auto text = walk(c, v, random);
         if (!text) continue;
         ended++;
-        const AnswerParts parts = read(form, shown(*text));
+        const Read parts = read(form, shown(*text));
         INFO(name_of(form.kind) << ": " << shown(*text));
         CHECK(parts.content.find_first_not_of(" \t\r\n") == std::string::npos);
         REQUIRE(!parts.calls.empty());
         // The same in pieces, as they come.
-        AnswerParser          parser({.form = form, .tools = tools(), .in_pieces = true});
-        std::vector<ToolCall> pieces;
-        for (const char byte : shown(*text)) append(pieces, parser.push({&byte, 1}).calls);
-        append(pieces, parser.finish().calls);
+        AnswerParser            parser({.form = form, .tools = tools(), .in_pieces = true});
+        std::vector<AnswerPart> all;
+        for (const char byte : shown(*text)) append(all, parser.push({&byte, 1}));
+        append(all, parser.finish());
+        const std::vector<ToolCall> pieces = calls_of(all);
         REQUIRE(pieces.size() == parts.calls.size());
         for (std::size_t k = 0; k < pieces.size(); k++) {
             CHECK(pieces[k].name == parts.calls[k].name);

@@ -63,15 +63,11 @@ struct Read {
 };
 
 Read read(const CallForm& form, std::string_view text, std::size_t step, bool in_pieces) {
-    AnswerParser parser({.form = form, .tools = tools(), .in_pieces = in_pieces});
-    Read         out;
-    const auto   take = [&](AnswerParts part) {
-        out.content += part.content;
-        append(out.calls, std::move(part.calls));
-    };
-    for (std::size_t at = 0; at < text.size(); at += step) take(parser.push(text.substr(at, step)));
-    take(parser.finish());
-    return out;
+    AnswerParser            parser({.form = form, .tools = tools(), .in_pieces = in_pieces});
+    std::vector<AnswerPart> all;
+    for (std::size_t at = 0; at < text.size(); at += step) append(all, parser.push(text.substr(at, step)));
+    append(all, parser.finish());
+    return {text_of(all), calls_of(all)};
 }
 
 bool accepts(const CallForm& form, std::string_view text, bool required) {
@@ -236,13 +232,11 @@ TEST_CASE("marks of reasoning are the template's", "[tools]") {
     CHECK(form(message("")) == " ");
 
     AnswerParser parser({.form = ToolForm::none, .tools = {}, .reasoning = true, .marks = {"<x:think>", "</x:think>"}});
-    AnswerParts  all = parser.push("<x:think>Hm.</x:thi");
-    for (const AnswerParts& part : {parser.push("nk>Yes <think>"), parser.finish()}) {
-        all.content += part.content;
-        all.reasoning += part.reasoning;
-    }
-    CHECK(all.reasoning == "Hm.");
-    CHECK(all.content == "Yes <think>");
+    std::vector<AnswerPart> all = parser.push("<x:think>Hm.</x:thi");
+    append(all, parser.push("nk>Yes <think>"));
+    append(all, parser.finish());
+    CHECK(text_of(all, AnswerPart::Kind::reasoning) == "Hm.");
+    CHECK(text_of(all) == "Yes <think>");
 }
 
 TEST_CASE("templates that want the text of arguments, or no content, get it", "[template]") {

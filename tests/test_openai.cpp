@@ -3,6 +3,12 @@
 
 import quire.core.base;
 import quire.core.json;
+import quire.serve.api.answer;
+import quire.serve.api.error;
+import quire.serve.openai.request;
+import quire.serve.openai.response;
+import quire.schedule.request;
+import quire.text.calls.tool_calls;
 import quire.core.std;
 import quire.schedule.request;
 import quire.serve.api.answer;
@@ -538,7 +544,7 @@ TEST_CASE("responses have OpenAI's shapes", "[openai]") {
     head.created  = 5;
     head.logprobs = true;
     Choice choice;
-    choice.text          = "ab";
+    choice.parts         = {{AnswerPart::Kind::content, "ab", {}}};
     choice.finish_reason = "stop";
     choice.stop_string   = "END";
     SpelledPosition first, second;

@@ -22,10 +22,10 @@ struct Whole {
     bool        operator==(const Whole&) const = default;
 };
 
-void add(Whole& to, const AnswerParts& part) {
-    to.content += part.content;
-    to.reasoning += part.reasoning;
-    for (const ToolCall& call : part.calls) to.calls += cat(call.name, call.arguments, ';');
+void add(Whole& to, const std::vector<AnswerPart>& parts) {
+    to.content += text_of(parts);
+    to.reasoning += text_of(parts, AnswerPart::Kind::reasoning);
+    for (const ToolCall& call : calls_of(parts)) to.calls += cat(call.name, call.arguments, ';');
 }
 
 Whole parse(const AnswerFormat& format, std::string_view text, std::size_t cut, std::size_t again) {
@@ -159,15 +159,12 @@ TEST_CASE("a constrained answer that ends within a call says so, and shows none 
              {"<tool_call>\n{\"name\": \"find\", \"arguments\": {\"what\": \"a", "find{\"what\":\"a;", true},
              {"<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_", "add{};", false}}) {
         INFO(text);
-        AnswerParser          parser({.form = ToolForm::hermes, .tools = tools(), .in_pieces = true});
-        AnswerParts           all = parser.push("Well. " + text);
-        AnswerParts           end = parser.finish();
-        std::vector<ToolCall> read;
-        append(read, std::move(all.calls));
-        append(read, std::move(end.calls));
+        AnswerParser            parser({.form = ToolForm::hermes, .tools = tools(), .in_pieces = true});
+        std::vector<AnswerPart> all = parser.push("Well. " + text);
+        append(all, parser.finish());
         std::string said;
-        for (const ToolCall& call : read) said += cat(call.name, call.arguments, ';');
-        CHECK(all.content + end.content == "Well. ");
+        for (const ToolCall& call : calls_of(all)) said += cat(call.name, call.arguments, ';');
+        CHECK(text_of(all) == "Well. ");
         CHECK(said == calls);
         CHECK(parser.cut() == cut);
     }

@@ -94,6 +94,8 @@ struct Output {
     SharingStats                          sharing;                 // with `done`
     std::string                           message;                 // why it was refused, failed or unmet
     std::chrono::steady_clock::time_point first_run{};             // when its prompt was scheduled for the first time
+    // One per token: when it came out of the engine. Filled by who hands outputs on to other threads.
+    std::vector<std::chrono::steady_clock::time_point> times;
 };
 
 } // namespace quire

@@ -26,13 +26,6 @@ struct ServiceOptions {
     std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
 
-// The new part of one answer since its reader last took it: the engine's Outputs since then as one, with the number of the caller's prompt
-// and the time of each token.
-struct OutputDelta : Output {
-    int                    prompt = 0;
-    std::vector<TimePoint> times; // [tokens]
-};
-
 enum class Refused : std::uint8_t { invalid, full, draining, broken };
 struct Refusal {
     Refused     why = Refused::invalid;
@@ -42,11 +35,11 @@ struct Refusal {
 
 // A queue from the engine's thread, which appends, to a caller's thread, which takes all deltas at once.
 struct OutputQueue {
-    std::mutex               mutex;
-    std::condition_variable  changed;
-    std::vector<OutputDelta> deltas;   // at most one for each answer: it grows with its tokens, up to max_tokens
-    int                      open = 0; // prompts that are not over
-    bool                     gone = false;
+    std::mutex              mutex;
+    std::condition_variable changed;
+    std::vector<Output>     outputs;  // of each answer at most one, which grows with its tokens, up to max_tokens
+    int                     open = 0; // prompts that are not over
+    bool                    gone = false;
 };
 
 class Service;
@@ -57,15 +50,18 @@ public:
     ~RequestHandle();
     // Waits until there is output, all requests have ended, the caller is gone, or the time has passed; moves the output to
     // `out`. False: there will be no more.
-    bool wait(double seconds, std::vector<OutputDelta>& out);
+    bool wait(double seconds, std::vector<Output>& out);
     bool gone() const;
     // Any thread: the client of these answers has disconnected.
     std::function<void()> when_gone() const;
     // Cancels one answer.
-    void      cancel(int prompt, int index);
+    void      cancel(RequestId id, int index);
     TimePoint submitted() const { return submitted_; }
-    // Of each prompt.
+    // Of each prompt, ascending.
     const std::vector<RequestId>& ids() const { return ids_; }
+    std::size_t                   prompt_of(const Output& output) const {
+        return std::size_t(std::ranges::lower_bound(ids_, output.id) - ids_.begin());
+    }
 
 private:
     friend class Service;
@@ -140,11 +136,6 @@ public:
 
 private:
     friend class RequestHandle;
-    struct Entry {
-        std::shared_ptr<OutputQueue> queue;
-        int                          prompt = 0;
-    };
-
     void      run();
     void      deliver(std::vector<Output>& events);
     void      publish();
@@ -157,19 +148,19 @@ private:
     ServiceOptions options_;
     EngineOptions  engine_options_;
 
-    mutable std::mutex                   mutex_; // of all below
-    std::condition_variable              wake_cv_, idle_cv_, snapshot_cv_;
-    std::unordered_map<RequestId, Entry> entries_;
-    std::map<std::string, Pin>           pins_;
-    std::uint64_t                        n_pins_ = 0;
-    int                                  pinned_ = 0; // blocks
-    bool                                 woken_ = false, stopping_ = false;
-    std::string                          failure_; // see failure()
-    EngineStats                          stats_;
-    bool                                 wanted_ = false; // a thread waits for a snapshot
-    std::shared_ptr<const Snapshot>      snapshot_;
-    std::uint64_t                        serial_    = 0;
-    int                                  listeners_ = 0;
+    mutable std::mutex                                          mutex_; // of all below
+    std::condition_variable                                     wake_cv_, idle_cv_, snapshot_cv_;
+    std::map<std::string, Pin>                                  pins_;
+    std::unordered_map<RequestId, std::shared_ptr<OutputQueue>> queues_;
+    std::uint64_t                                               n_pins_ = 0;
+    int                                                         pinned_ = 0; // blocks
+    bool                                                        woken_ = false, stopping_ = false;
+    std::string                                                 failure_; // see failure()
+    EngineStats                                                 stats_;
+    bool                                                        wanted_ = false; // a thread waits for a snapshot
+    std::shared_ptr<const Snapshot>                             snapshot_;
+    std::uint64_t                                               serial_    = 0;
+    int                                                         listeners_ = 0;
 
     std::atomic<bool>         draining_ = false;
     std::atomic<std::int64_t> heartbeat_{0}; // nanoseconds of the steady clock
@@ -204,17 +195,17 @@ RequestHandle::~RequestHandle() {
     {
         std::scoped_lock lock(queue_->mutex);
         queue_->gone = true;
-        queue_->deltas.clear();
+        queue_->outputs.clear();
         if (queue_->open == 0) return;
     }
     for (RequestId id : ids_) service_->cancel(id);
 }
 
-bool RequestHandle::wait(double seconds, std::vector<OutputDelta>& out) {
+bool RequestHandle::wait(double seconds, std::vector<Output>& out) {
     std::unique_lock lock(queue_->mutex);
     queue_->changed.wait_for(lock, in_seconds(seconds),
-                             [&] { return !queue_->deltas.empty() || queue_->open == 0 || queue_->gone; });
-    out = std::exchange(queue_->deltas, {});
+                             [&] { return !queue_->outputs.empty() || queue_->open == 0 || queue_->gone; });
+    out = std::exchange(queue_->outputs, {});
     return (queue_->open > 0 || !out.empty()) && !queue_->gone;
 }
 
@@ -231,7 +222,7 @@ std::function<void()> RequestHandle::when_gone() const {
     };
 }
 
-void RequestHandle::cancel(int prompt, int index) { service_->cancel(ids_[std::size_t(prompt)], index); }
+void RequestHandle::cancel(RequestId id, int index) { service_->cancel(id, index); }
 
 // -- the engine's thread
 
@@ -290,21 +281,21 @@ void Service::run() {
     }
 }
 
-// Appends a later event of the delta's answer.
-static void append(OutputDelta& delta, Output& event) {
-    delta.tokens.insert(delta.tokens.end(), event.tokens.begin(), event.tokens.end());
-    std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(delta.logprobs));
-    if (!event.prompt_logprobs.empty()) delta.prompt_logprobs = std::move(event.prompt_logprobs);
-    if (!event.embedding.empty()) delta.embedding = std::move(event.embedding);
-    delta.prompt_tokens = event.prompt_tokens;
-    delta.cached_tokens = event.cached_tokens;
-    if (event.computed_tokens > 0) delta.computed_tokens = event.computed_tokens;
-    delta.n_preempted = event.n_preempted;
-    delta.first_run   = event.first_run;
-    delta.done        = event.done;
-    if (event.finish == FinishReason::none) return;
-    delta.finish  = event.finish;
-    delta.message = std::move(event.message);
+// Appends a later output of the same answer.
+static void append(Output& to, Output& more) {
+    to.tokens.insert(to.tokens.end(), more.tokens.begin(), more.tokens.end());
+    std::move(more.logprobs.begin(), more.logprobs.end(), std::back_inserter(to.logprobs));
+    if (!more.prompt_logprobs.empty()) to.prompt_logprobs = std::move(more.prompt_logprobs);
+    if (!more.embedding.empty()) to.embedding = std::move(more.embedding);
+    to.prompt_tokens = more.prompt_tokens;
+    to.cached_tokens = more.cached_tokens;
+    if (more.computed_tokens > 0) to.computed_tokens = more.computed_tokens;
+    to.n_preempted = more.n_preempted;
+    to.first_run   = more.first_run;
+    to.done        = more.done;
+    if (more.finish == FinishReason::none) return;
+    to.finish  = more.finish;
+    to.message = std::move(more.message);
 }
 
 // Moves each event into its output queue.
@@ -313,25 +304,22 @@ void Service::deliver(std::vector<Output>& events) {
     const TimePoint  now = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     for (Output& e : events) {
-        const auto found = entries_.find(e.id);
-        if (found == entries_.end()) continue;
-        Entry entry = found->second;
-        if (e.done) entries_.erase(found);
-        OutputQueue&     queue = *entry.queue;
+        const auto found = queues_.find(e.id);
+        if (found == queues_.end()) continue;
+        const std::shared_ptr<OutputQueue> kept  = found->second;
+        OutputQueue&                       queue = *kept;
+        if (e.done) queues_.erase(found);
         std::scoped_lock queue_lock(queue.mutex);
         if (e.done) queue.open--;
         if (queue.gone) continue;
-        auto at = std::ranges::find_if(
-            queue.deltas, [&](const OutputDelta& d) { return d.prompt == entry.prompt && d.index == e.index; });
-        if (at == queue.deltas.end()) {
-            at                        = queue.deltas.emplace(at);
-            static_cast<Output&>(*at) = std::move(e);
-            at->prompt                = entry.prompt;
-        } else append(*at, e);
+        auto at =
+            std::ranges::find_if(queue.outputs, [&](const Output& o) { return o.id == e.id && o.index == e.index; });
+        if (at == queue.outputs.end()) at = queue.outputs.insert(at, std::move(e));
+        else append(*at, e);
         at->times.resize(at->tokens.size(), now);
         queue.changed.notify_all();
     }
-    if (entries_.empty()) idle_cv_.notify_all();
+    if (queues_.empty()) idle_cv_.notify_all();
 }
 
 // A snapshot looks at every block of the pool. So all that want one share it, at most ten are taken a second, and all together take at
@@ -369,17 +357,16 @@ void Service::publish() {
 void Service::fail_all(const std::string& why) {
     std::scoped_lock lock(mutex_);
     failure_ = why.empty() ? "unknown" : why;
-    for (auto& [id, entry] : entries_) {
-        OutputQueue&     queue = *entry.queue;
-        std::scoped_lock queue_lock(queue.mutex);
-        OutputDelta&     delta = queue.deltas.emplace_back();
-        delta.prompt           = entry.prompt;
-        delta.finish           = FinishReason::failed;
-        delta.message          = cat("the engine has failed: ", failure_);
-        queue.open             = 0;
-        queue.changed.notify_all();
+    for (auto& [id, queue] : queues_) {
+        std::scoped_lock queue_lock(queue->mutex);
+        Output&          output = queue->outputs.emplace_back();
+        output.id               = id;
+        output.finish           = FinishReason::failed;
+        output.message          = cat("the engine has failed: ", failure_);
+        queue->open             = 0;
+        queue->changed.notify_all();
     }
-    entries_.clear();
+    queues_.clear();
     idle_cv_.notify_all();
 }
 
@@ -399,7 +386,7 @@ std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vect
     }
     // Running requests do not count as waiting. When none waits, as many as the engine allows may run.
     const int running = stats_.waiting > 0 ? stats_.running : engine_options_.max_sequences;
-    if (int(entries_.size() + requests.size()) > running + options_.max_queue) {
+    if (int(queues_.size() + requests.size()) > running + options_.max_queue) {
         metrics.refused_full++;
         return std::unexpected(Refusal{
             Refused::full, {ErrorKind::limit, cat("the queue is full: ", options_.max_queue, " requests wait")}, 0});
@@ -413,7 +400,7 @@ std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vect
             return std::unexpected(Refusal{Refused::invalid, id.error(), i});
         }
         handle->ids_.push_back(*id);
-        entries_[*id] = {handle->queue_, int(i)};
+        queues_[*id] = handle->queue_;
     }
     handle->queue_->open = int(requests.size());
     handle->service_     = this;
@@ -456,12 +443,12 @@ std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string 
         give_back();
         return std::unexpected(handle.error());
     }
-    std::vector<OutputDelta> deltas;
-    FinishReason             finish = FinishReason::none;
-    std::string              message;
-    while ((*handle)->wait(1, deltas))
-        for (const OutputDelta& d : deltas)
-            if (d.finish != FinishReason::none) finish = d.finish, message = d.message;
+    std::vector<Output> outputs;
+    FinishReason        finish = FinishReason::none;
+    std::string         message;
+    while ((*handle)->wait(1, outputs))
+        for (const Output& o : outputs)
+            if (o.finish != FinishReason::none) finish = o.finish, message = o.message;
     if (finish != FinishReason::stop) {
         give_back();
         return std::unexpected(
@@ -512,7 +499,7 @@ EngineStats Service::stats() const {
 
 int Service::in_flight() const {
     std::scoped_lock lock(mutex_);
-    return int(entries_.size());
+    return int(queues_.size());
 }
 
 std::shared_ptr<const Snapshot> Service::snapshot(double seconds) {
@@ -547,12 +534,12 @@ void Service::unlisten() {
 
 bool Service::wait_until_idle(double seconds) {
     std::unique_lock lock(mutex_);
-    return idle_cv_.wait_for(lock, in_seconds(seconds), [&] { return entries_.empty(); });
+    return idle_cv_.wait_for(lock, in_seconds(seconds), [&] { return queues_.empty(); });
 }
 
 void Service::cancel_all() {
     std::scoped_lock lock(mutex_);
-    for (const auto& [id, entry] : entries_) engine_.cancel(id);
+    for (const auto& [id, queue] : queues_) engine_.cancel(id);
     wake();
 }
 

@@ -49,15 +49,13 @@ struct PromptProgress {
 // llama.cpp's object `prompt_progress`.
 Json progress_json(const PromptProgress& progress);
 
-// One answer, or a piece of it, for the client: an OutputDelta as text. It adds stop strings, the offsets of tokens in the text,
-// and log-probabilities with their tokens spelled out.
+// One answer, or a piece of it, for the client: an Output as text. It adds stop strings, the offsets of tokens in the text, and
+// log-probabilities with their tokens spelled out.
 struct Choice {
     int                           index = 0;
-    bool                          first = false;   // the first piece of its answer
-    std::string                   text, reasoning; // reasoning: only of chats
-    std::vector<ToolCall>         calls;           // only of chats
-    std::vector<AnswerPart>       parts;           // only of chats: the three above in the order in which they came
-    int                           first_call = 0;  // index of the first of the calls
+    bool                          first = false;  // the first piece of its answer
+    std::vector<AnswerPart>       parts;          // only chats have others than content
+    int                           first_call = 0; // index of the first of the calls
     std::vector<SpelledPosition>  logprobs;
     std::vector<Token>            token_ids;
     std::vector<Token>            prompt_token_ids;

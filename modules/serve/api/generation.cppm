@@ -1,4 +1,4 @@
-// quire.serve.api.generation: one request for text while it is answered: output deltas → a response, or a stream of events, as its API's
+// quire.serve.api.generation: one request for text while it is answered: outputs → a response, or a stream of events, as its API's
 // renderer writes them. **Owns** the request's handle, the text of its answers, and the renderer. On one thread.
 export module quire.serve.api.generation;
 
@@ -62,14 +62,15 @@ private:
         std::string              reason;
     };
 
-    Answer&                      answer_of(const OutputDelta& delta);
-    Choice                       add(OutputDelta& delta);
-    void                         add_prompt(const OutputDelta& delta, Choice& choice);
+    Answer&                      answer_of(const Output& output);
+    PromptState&                 prompt_of(const Output& output) { return prompts_[handle_->prompt_of(output)]; }
+    Choice                       add(Output& output);
+    void                         add_prompt(const Output& output, Choice& choice);
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
     std::vector<SpelledPosition> spell_prompt(const PromptState& prompt) const;
     Timings                      timings(const PromptState& prompt, const Answer& answer) const;
-    std::optional<ApiError>      error_of(const OutputDelta& delta);
+    std::optional<ApiError>      error_of(const Output& output);
     bool                         finished() const;
 
     Service&                        service_;
@@ -79,7 +80,7 @@ private:
     TextOptions                     text_;
     std::vector<Answer>             answers_;
     Usage                           usage_;
-    std::vector<OutputDelta>        first_; // the output that wait_for_first() got
+    std::vector<Output>             first_; // what wait_for_first() got
     bool                            more_ = true, aborted_ = false, failed_ = false;
     std::unique_ptr<AnswerRenderer> renderer_;
     std::unique_ptr<RequestHandle>  handle_;
@@ -129,37 +130,37 @@ std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompt
     return requests;
 }
 
-Generation::Answer& Generation::answer_of(const OutputDelta& delta) {
-    return answers_[std::size_t(delta.prompt) * std::size_t(parsed_.request.n) + std::size_t(delta.index)];
+Generation::Answer& Generation::answer_of(const Output& output) {
+    return answers_[handle_->prompt_of(output) * std::size_t(parsed_.request.n) + std::size_t(output.index)];
 }
 
 bool Generation::finished() const {
     return std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; });
 }
 
-std::optional<ApiError> Generation::error_of(const OutputDelta& delta) {
-    if (delta.finish == FinishReason::refused) {
+std::optional<ApiError> Generation::error_of(const Output& output) {
+    if (output.finish == FinishReason::refused) {
         failed_ = true;
-        return ApiError{503, delta.message, "", "no_room"};
+        return ApiError{503, output.message, "", "no_room"};
     }
-    if (delta.finish == FinishReason::unmet) {
+    if (output.finish == FinishReason::unmet) {
         failed_                 = true;
         const std::string param = parsed_.constraint ? parsed_.constraint->param : "";
-        return ApiError{400, param.empty() ? delta.message : cat(param, ": ", delta.message), param, "unmet"};
+        return ApiError{400, param.empty() ? output.message : cat(param, ": ", output.message), param, "unmet"};
     }
-    if (delta.finish == FinishReason::failed) {
+    if (output.finish == FinishReason::failed) {
         failed_ = true;
-        return service_.failure().empty() ? model_failed(delta.message) : engine_failed(delta.message);
+        return service_.failure().empty() ? model_failed(output.message) : engine_failed(output.message);
     }
-    if (delta.finish == FinishReason::cancelled && !answer_of(delta).finished)
+    if (output.finish == FinishReason::cancelled && !answer_of(output).finished)
         return ApiError{503, "the server is shutting down", "", "shutting_down"};
     return std::nullopt;
 }
 
 std::optional<ApiError> Generation::wait_for_first(double seconds) {
     more_ = handle_->wait(seconds, first_);
-    for (const OutputDelta& delta : first_)
-        if (auto error = error_of(delta)) return error;
+    for (const Output& output : first_)
+        if (auto error = error_of(output)) return error;
     return std::nullopt;
 }
 
@@ -206,16 +207,16 @@ Timings Generation::timings(const PromptState& prompt, const Answer& answer) con
     return t;
 }
 
-// The beginning of an answer: the prompt itself, if the request has `echo`.
-void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
-    const PromptState& prompt = prompts_[std::size_t(delta.prompt)];
-    Answer&            answer = answer_of(delta);
+// What an answer begins with: the prompt itself, if it is to be echoed.
+void Generation::add_prompt(const Output& output, Choice& choice) {
+    const PromptState& prompt = prompt_of(output);
+    Answer&            answer = answer_of(output);
     answer.begun              = true;
     if (head_.token_ids) choice.prompt_token_ids = prompt.tokens;
     if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(prompt);
     if (!parsed_.echo) return;
-    choice.text   = prompt.echo;
-    answer.offset = count_characters(choice.text);
+    append(choice.parts, AnswerPart::Kind::content, prompt.echo);
+    answer.offset = count_characters(prompt.echo);
     if (!parsed_.logprobs) return;
     choice.logprobs = spell_prompt(prompt);
     // The prompt gets as many alternatives per token as the answer.
@@ -223,98 +224,90 @@ void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
         s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
 }
 
-// Adds the output to its answer. Returns the part of the answer that the client does not have yet.
-Choice Generation::add(OutputDelta& delta) {
-    PromptState& prompt = prompts_[std::size_t(delta.prompt)];
-    Answer&      answer = answer_of(delta);
+// Adds the output to its answer. Returns what the client has not got yet of it.
+Choice Generation::add(Output& output) {
+    PromptState& prompt = prompt_of(output);
+    Answer&      answer = answer_of(output);
     Choice       choice;
-    choice.index         = delta.prompt * parsed_.request.n + delta.index;
+    choice.index         = int(&answer - answers_.data());
     choice.prompt_tokens = prompt.n_tokens;
     if (answer.finished) return choice;
-    usage_.cached_tokens += delta.cached_tokens - prompt.cached;
-    prompt.cached    = delta.cached_tokens;
-    prompt.preempted = delta.n_preempted;
-    prompt.first_run = delta.first_run;
-    if (delta.computed_tokens > 0)
-        choice.progress = {prompt.n_tokens, prompt.cached, delta.computed_tokens,
-                           std::max(seconds_between(delta.first_run, std::chrono::steady_clock::now()), 0.0) * 1e3};
+    usage_.cached_tokens += output.cached_tokens - prompt.cached;
+    prompt.cached    = output.cached_tokens;
+    prompt.preempted = output.n_preempted;
+    prompt.first_run = output.first_run;
+    if (output.computed_tokens > 0)
+        choice.progress = {prompt.n_tokens, prompt.cached, output.computed_tokens,
+                           std::max(seconds_between(output.first_run, std::chrono::steady_clock::now()), 0.0) * 1e3};
     // Only progress so far: the answer has not begun.
-    if (delta.tokens.empty() && delta.finish == FinishReason::none && delta.prompt_logprobs.empty()) return choice;
+    if (output.tokens.empty() && output.finish == FinishReason::none && output.prompt_logprobs.empty()) return choice;
     choice.first = !answer.begun;
-    if (!delta.prompt_logprobs.empty()) prompt.logprobs = std::move(delta.prompt_logprobs);
-    if (!answer.begun) add_prompt(delta, choice);
+    if (!output.prompt_logprobs.empty()) prompt.logprobs = std::move(output.prompt_logprobs);
+    if (!answer.begun) add_prompt(output, choice);
     choice.first_call = answer.n_calls;
-    const auto split  = [&](AnswerParts part) {
-        choice.text += part.content;
-        choice.reasoning += part.reasoning;
-        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
-        std::move(part.parts.begin(), part.parts.end(), std::back_inserter(choice.parts));
-    };
-    std::size_t used = 0;
-    while (used < delta.tokens.size() && !answer.text.over()) {
-        const Token token = delta.tokens[used];
-        const bool  last  = used + 1 == delta.tokens.size() && delta.finish == FinishReason::stop;
+    std::size_t used  = 0;
+    while (used < output.tokens.size() && !answer.text.over()) {
+        const Token token = output.tokens[used];
+        const bool  last  = used + 1 == output.tokens.size() && output.finish == FinishReason::stop;
         const bool  is_stop =
             last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
         if (is_stop) choice.stop_token = token;
         answer.text.push(token, last);
         used++;
         if (!head_.chat) continue;
-        split(answer.parser.push(answer.text.take()));
+        append(choice.parts, answer.parser.push(answer.text.take()));
         if (!answer.parser.in_reasoning()) continue;
         usage_.reasoning_tokens += answer.text.n_tokens() - answer.n_reasoning;
         answer.n_reasoning = answer.text.n_tokens();
     }
     usage_.completion_tokens += int(used);
     if (used > 0) {
-        if (!answer.first) answer.first = delta.times[0];
+        if (!answer.first) answer.first = output.times[0];
         for (std::size_t i = 0; i < used; i++) {
-            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, delta.times[i]));
-            answer.last = delta.times[i];
+            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, output.times[i]));
+            answer.last = output.times[i];
         }
     }
     if (parsed_.logprobs) {
-        auto fresh = spell(std::span(delta.logprobs).first(std::min(used, delta.logprobs.size())), answer);
+        auto fresh = spell(std::span(output.logprobs).first(std::min(used, output.logprobs.size())), answer);
         std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
     }
-    if (head_.token_ids) choice.token_ids.assign(delta.tokens.begin(), delta.tokens.begin() + std::ptrdiff_t(used));
+    if (head_.token_ids) choice.token_ids.assign(output.tokens.begin(), output.tokens.begin() + std::ptrdiff_t(used));
     const bool at_stop_string = !answer.text.stop_string().empty();
-    if (at_stop_string || delta.finish != FinishReason::none) {
+    if (at_stop_string || output.finish != FinishReason::none) {
         answer.text.finish();
         answer.finished    = true;
         choice.stop_string = answer.text.stop_string();
         if (at_stop_string) choice.stop_token = -1;
-        choice.finish_reason = at_stop_string || delta.finish == FinishReason::stop ? "stop" : "length";
+        choice.finish_reason = at_stop_string || output.finish == FinishReason::stop ? "stop" : "length";
         answer.reason        = choice.finish_reason;
-        if (at_stop_string && delta.finish == FinishReason::none) handle_->cancel(delta.prompt, delta.index);
+        if (at_stop_string && output.finish == FinishReason::none) handle_->cancel(output.id, output.index);
     }
     choice.n_tokens = answer.text.n_tokens();
     if (answer.finished || head_.timings_per_token) choice.timings = timings(prompt, answer);
     if (!head_.chat) {
-        choice.text += answer.text.take();
+        append(choice.parts, AnswerPart::Kind::content, answer.text.take());
         return choice;
     }
-    split(answer.parser.push(answer.text.take()));
-    if (answer.finished) split(answer.parser.finish());
-    answer.n_calls += int(std::ranges::count_if(choice.calls, [](const ToolCall& call) { return !call.more; }));
+    append(choice.parts, answer.parser.push(answer.text.take()));
+    if (answer.finished) append(choice.parts, answer.parser.finish());
+    answer.n_calls += int(std::ranges::count_if(
+        choice.parts, [](const AnswerPart& p) { return p.kind == AnswerPart::Kind::call && !p.call.more; }));
     if (answer.n_calls > 0 && choice.finish_reason == "stop" && !answer.parser.cut())
         choice.finish_reason = "tool_calls";
     return choice;
 }
 
 std::optional<ApiError> Generation::respond(std::string& body) {
-    std::vector<Choice>      choices(answers_.size());
-    std::vector<OutputDelta> deltas = std::move(first_);
+    std::vector<Choice> choices(answers_.size());
+    std::vector<Output> outputs = std::move(first_);
     const auto move_to = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
     while (true) {
-        for (OutputDelta& delta : deltas) {
-            if (auto error = error_of(delta)) return aborted_ = true, error;
-            Choice  part = add(delta);
+        for (Output& output : outputs) {
+            if (auto error = error_of(output)) return aborted_ = true, error;
+            Choice  part = add(output);
             Choice& c    = choices[std::size_t(part.index)];
             c.index      = part.index;
-            c.text += part.text;
-            c.reasoning += part.reasoning;
-            append(c.calls, std::move(part.calls));
             append(c.parts, std::move(part.parts));
             move_to(c.logprobs, part.logprobs);
             move_to(c.token_ids, part.token_ids);
@@ -330,7 +323,7 @@ std::optional<ApiError> Generation::respond(std::string& body) {
         }
         if (finished()) break;
         if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
-        more_ = handle_->wait(1, deltas);
+        more_ = handle_->wait(1, outputs);
     }
     for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
     body = renderer_->response(choices, usage_);
@@ -338,22 +331,22 @@ std::optional<ApiError> Generation::respond(std::string& body) {
 }
 
 void Generation::stream(const HttpWrite& write, double ping_seconds) {
-    std::vector<OutputDelta> deltas = std::move(first_);
-    bool                     open = true, begun = false;
+    std::vector<Output> outputs = std::move(first_);
+    bool                open = true, begun = false;
     while (open) {
         std::string out;
         const auto  begin = [&] {
             if (!std::exchange(begun, true)) out += renderer_->begin(usage_);
         };
-        for (OutputDelta& delta : deltas) {
-            if (auto error = error_of(delta)) {
+        for (Output& output : outputs) {
+            if (auto error = error_of(output)) {
                 aborted_ = true;
                 begin();
                 write(out + renderer_->failure(*error));
                 return;
             }
-            if (answer_of(delta).finished) continue;
-            Choice c = add(delta);
+            if (answer_of(output).finished) continue;
+            Choice c = add(output);
             begin();
             out += renderer_->piece(std::move(c), usage_);
         }
@@ -362,8 +355,8 @@ void Generation::stream(const HttpWrite& write, double ping_seconds) {
         if (!out.empty()) open = write(out);
         if (over) return;
         if (!more_) break;
-        more_ = handle_->wait(ping_seconds, deltas);
-        if (!more_ || !deltas.empty()) continue;
+        more_ = handle_->wait(ping_seconds, outputs);
+        if (!more_ || !outputs.empty()) continue;
         out.clear();
         begin();
         open = write(out + renderer_->ping());

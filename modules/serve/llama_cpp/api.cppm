@@ -16,6 +16,7 @@ import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
 import quire.serve.openai.request;
 import quire.serve.service;
+import quire.text.calls.tool_calls;
 
 export namespace quire {
 
@@ -47,9 +48,10 @@ public:
     std::string response(std::span<const Choice> choices, const Usage&) override {
         Json list = Json::array();
         for (const Choice& c : choices) {
-            Json body       = last(c, c.text.contains('\n'));
-            body["content"] = c.text;
-            body["tokens"]  = head_.token_ids ? Json(c.token_ids) : Json::array();
+            const std::string text = text_of(c.parts);
+            Json              body = last(c, text.contains('\n'));
+            body["content"]        = text;
+            body["tokens"]         = head_.token_ids ? Json(c.token_ids) : Json::array();
             if (head_.logprobs) body["completion_probabilities"] = probabilities(c);
             list.push_back(std::move(body));
         }
@@ -57,12 +59,13 @@ public:
     }
 
     std::string piece(Choice c, const Usage&) override {
-        std::string out;
-        const auto  answer = std::size_t(c.index);
-        if (c.text.contains('\n')) new_line_[answer] = true;
-        if (!c.text.empty() || !c.token_ids.empty() || !c.logprobs.empty() || c.progress) {
+        std::string       out;
+        const auto        answer = std::size_t(c.index);
+        const std::string text   = text_of(c.parts);
+        if (text.contains('\n')) new_line_[answer] = true;
+        if (!text.empty() || !c.token_ids.empty() || !c.logprobs.empty() || c.progress) {
             Json part{{"index", c.index},
-                      {"content", c.text},
+                      {"content", text},
                       {"tokens", c.token_ids},
                       {"stop", false},
                       {"id_slot", -1},

@@ -10,6 +10,7 @@ import quire.serve.api.answer;
 import quire.serve.api.error;
 import quire.serve.http.server_sent_events;
 import quire.text.calls.call_readers;
+import quire.text.calls.tool_calls;
 
 export namespace quire {
 
@@ -187,16 +188,17 @@ std::optional<Timings> all_timings(std::span<const Choice> choices) {
 }
 
 Json message_json(const ResponseHead& head, const Choice& c) {
-    Json message{{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
-    if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
-    if (c.calls.empty()) return message;
-    if (c.text.empty()) message["content"] = nullptr;
-    Json calls = Json::array();
-    for (std::size_t i = 0; i < c.calls.size(); i++)
-        calls.push_back({{"id", call_id(head, c.index, int(i))},
-                         {"type", "function"},
-                         {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
-    message["tool_calls"] = std::move(calls);
+    Json message{{"role", "assistant"}, {"content", text_of(c.parts)}, {"refusal", nullptr}};
+    if (std::string text = text_of(c.parts, AnswerPart::Kind::reasoning); !text.empty())
+        message["reasoning_content"] = std::move(text);
+    const std::vector<ToolCall> calls = calls_of(c.parts);
+    if (calls.empty()) return message;
+    if (message["content"] == "") message["content"] = nullptr;
+    Json& list = message["tool_calls"] = Json::array();
+    for (const ToolCall& call : calls)
+        list.push_back({{"id", call_id(head, c.index, int(list.size()))},
+                        {"type", "function"},
+                        {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
     return message;
 }
 
@@ -208,7 +210,7 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
     for (const Choice& c : choices) {
         Json choice{{"index", c.index}};
         if (head.chat) choice["message"] = message_json(head, c);
-        else choice["text"] = c.text;
+        else choice["text"] = text_of(c.parts);
         choice["logprobs"]      = logprobs_json(head, c, false);
         choice["finish_reason"] = or_null(c.finish_reason);
         choice["stop_reason"]   = stop_reason(c);
@@ -242,9 +244,11 @@ std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage&
     Json chunk = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
     Json choice{{"index", c.index}};
     if (head.chat) {
-        choice["delta"] = c.text.empty() ? Json::object() : Json{{"content", c.text}};
-        if (!c.reasoning.empty()) choice["delta"]["reasoning_content"] = c.reasoning;
-    } else choice["text"] = c.text;
+        Json& delta = choice["delta"] = Json::object();
+        if (std::string text = text_of(c.parts); !text.empty()) delta["content"] = std::move(text);
+        if (std::string text = text_of(c.parts, AnswerPart::Kind::reasoning); !text.empty())
+            delta["reasoning_content"] = std::move(text);
+    } else choice["text"] = text_of(c.parts);
     choice["logprobs"]      = logprobs_json(head, c, true);
     choice["finish_reason"] = or_null(c.finish_reason);
     if (!c.finish_reason.empty()) choice["stop_reason"] = stop_reason(c);
@@ -306,20 +310,21 @@ public:
         if (c.progress) out += event(render_progress(c, usage));
         if (c.first && head_.chat) out += event(render_first_chunk(head_, c, usage));
         // A call comes behind the text before it, and before the end.
-        if (!c.calls.empty() && (!c.text.empty() || !c.reasoning.empty())) {
+        const auto is_call = [](const AnswerPart& part) { return part.kind == AnswerPart::Kind::call; };
+        if (std::ranges::any_of(c.parts, is_call)) {
             Choice before;
-            before.index     = c.index;
-            before.text      = std::exchange(c.text, "");
-            before.reasoning = std::exchange(c.reasoning, "");
-            out += event(render_chunk(head_, before, usage));
+            before.index = c.index;
+            before.parts = c.parts;
+            std::erase_if(before.parts, is_call);
+            if (!before.parts.empty()) out += event(render_chunk(head_, before, usage));
+            int index = c.first_call - 1;
+            for (const AnswerPart& part : std::exchange(c.parts, {})) {
+                if (!is_call(part)) continue;
+                if (!part.call.more) out += event(render_call_begin(head_, c, ++index, part.call, usage));
+                if (!part.call.arguments.empty()) out += event(render_arguments(head_, c, index, part.call, usage));
+            }
         }
-        int index = c.first_call - 1;
-        for (const ToolCall& call : c.calls) {
-            if (!call.more) out += event(render_call_begin(head_, c, ++index, call, usage));
-            if (!call.arguments.empty()) out += event(render_arguments(head_, c, index, call, usage));
-        }
-        if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
-            !c.finish_reason.empty())
+        if (!c.parts.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
             out += event(render_chunk(head_, c, usage));
         return out;
     }

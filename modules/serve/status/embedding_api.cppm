@@ -39,18 +39,18 @@ bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, int 
     if (!handle) return api.refuse(e, handle.error(), "input"), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
-    std::vector<OutputDelta> deltas;
-    while ((*handle)->wait(1, deltas))
-        for (OutputDelta& d : deltas) {
-            if (d.finish == FinishReason::failed)
+    std::vector<Output> outputs;
+    while ((*handle)->wait(1, outputs))
+        for (Output& o : outputs) {
+            if (o.finish == FinishReason::failed)
                 return api.refuse(e,
-                                  api.service.failure().empty() ? model_failed(d.message) : engine_failed(d.message)),
+                                  api.service.failure().empty() ? model_failed(o.message) : engine_failed(o.message)),
                        false;
-            if (d.finish != FinishReason::stop)
+            if (o.finish != FinishReason::stop)
                 return api.refuse(e,
-                                  ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),
+                                  ApiError{503, o.message.empty() ? "the server is shutting down" : o.message, "", ""}),
                        false;
-            vectors[std::size_t(d.prompt)] = std::move(d.embedding);
+            vectors[(*handle)->prompt_of(o)] = std::move(o.embedding);
         }
     if ((*handle)->gone()) return api.refuse(e, ApiError{499, "the client has gone", "", ""}), false;
     api.service.metrics.prompt += std::uint64_t(n_tokens);

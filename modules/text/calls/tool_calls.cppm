@@ -21,14 +21,10 @@ struct AnswerPart {
 void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
 // Appends parts in this way, and pieces of a call's arguments to the call.
 void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
-void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more);
-
-// The contents of an answer's next text.
-struct AnswerParts {
-    std::string             content, reasoning;
-    std::vector<ToolCall>   calls;
-    std::vector<AnswerPart> parts; // all of it in its order
-};
+// All text of the one kind.
+std::string text_of(std::span<const AnswerPart> parts, AnswerPart::Kind kind = AnswerPart::Kind::content);
+// All calls, the pieces of each put together.
+std::vector<ToolCall> calls_of(std::span<const AnswerPart> parts);
 
 struct AnswerFormat {
     CallForm      form;                 // none: no calls are looked for
@@ -47,9 +43,9 @@ public:
     explicit AnswerParser(AnswerFormat format);
 
     // Appends text, cut anywhere, even in a character. Returns the parts that no later text can change.
-    AnswerParts push(std::string_view text);
+    std::vector<AnswerPart> push(std::string_view text);
     // No more will come.
-    AnswerParts finish();
+    std::vector<AnswerPart> finish();
 
     bool called() const { return n_calls_ > 0; }
     // Whether the answer ended within a call.
@@ -58,14 +54,14 @@ public:
     bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
 
 private:
+    using Parts = std::vector<AnswerPart>;
     enum class State : std::uint8_t { begin, reasoning, text };
 
-    void        run(AnswerParts& out, bool end);
-    bool        run_reasoning(AnswerParts& out, bool end);
-    bool        run_text(AnswerParts& out, bool end);
-    void        emit(AnswerParts& out, std::size_t n);
-    void        add(AnswerParts& out, ToolCall call);
-    void        run_arguments(AnswerParts& out);
+    void        run(Parts& out, bool end);
+    bool        run_reasoning(Parts& out, bool end);
+    bool        run_text(Parts& out, bool end);
+    void        emit(Parts& out, std::size_t n);
+    void        run_arguments(Parts& out);
     std::size_t find_mark(bool end, bool& found) const;
 
     AnswerFormat format_;
@@ -119,10 +115,20 @@ void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
         else append(parts, part.kind, part.text);
 }
 
-void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more) {
-    for (ToolCall& call : more)
-        if (call.more && !calls.empty()) calls.back().arguments += call.arguments;
-        else calls.push_back(std::move(call));
+std::string text_of(std::span<const AnswerPart> parts, AnswerPart::Kind kind) {
+    std::string text;
+    for (const AnswerPart& part : parts)
+        if (part.kind == kind) text += part.text;
+    return text;
+}
+
+std::vector<ToolCall> calls_of(std::span<const AnswerPart> parts) {
+    std::vector<ToolCall> calls;
+    for (const AnswerPart& part : parts)
+        if (part.kind != AnswerPart::Kind::call) continue;
+        else if (part.call.more && !calls.empty()) calls.back().arguments += part.call.arguments;
+        else calls.push_back(part.call);
+    return calls;
 }
 
 AnswerParser::AnswerParser(AnswerFormat format)
@@ -135,8 +141,8 @@ AnswerParser::AnswerParser(AnswerFormat format)
             if (!close->empty()) ends_ += close->back();
 }
 
-AnswerParts AnswerParser::push(std::string_view text) {
-    AnswerParts out;
+std::vector<AnswerPart> AnswerParser::push(std::string_view text) {
+    std::vector<AnswerPart> out;
     text_ += text;
     // Every call ends with one of these: before, reading it again finds nothing new.
     if (waiting_ && text_.size() <= longest_call && text.find_first_of(ends_) == std::string_view::npos) {
@@ -147,13 +153,13 @@ AnswerParts AnswerParser::push(std::string_view text) {
     return out;
 }
 
-AnswerParts AnswerParser::finish() {
-    AnswerParts out;
+std::vector<AnswerPart> AnswerParser::finish() {
+    std::vector<AnswerPart> out;
     run(out, true);
     return out;
 }
 
-void AnswerParser::run(AnswerParts& out, bool end) {
+void AnswerParser::run(Parts& out, bool end) {
     while (!text_.empty()) {
         if (state_ == State::begin) {
             const std::size_t  at    = std::min(text_.find_first_not_of(white), text_.size());
@@ -167,15 +173,14 @@ void AnswerParser::run(AnswerParts& out, bool end) {
 }
 
 // White space around the reasoning is no part of it.
-bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
+bool AnswerParser::run_reasoning(Parts& out, bool end) {
     const std::string& close = format_.marks.end;
     if (blank_) text_.erase(0, text_.find_first_not_of(white));
     const std::size_t at   = text_.find(close);
     std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, close));
     const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
     const std::size_t kept = last == std::string::npos ? 0 : last + 1;
-    out.reasoning += text_.substr(0, kept);
-    append(out.parts, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
+    append(out, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
     if (kept > 0) blank_ = false;
     if (at == std::string::npos && !end) {
         text_.erase(0, kept);
@@ -190,15 +195,13 @@ bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
 }
 
 // Hands out the first n bytes.
-void AnswerParser::emit(AnswerParts& out, std::size_t n) {
+void AnswerParser::emit(Parts& out, std::size_t n) {
     std::string_view part = std::string_view(text_).substr(0, n);
     if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
         part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
     if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
-    if (!(format_.one_call && n_calls_ > 0)) {
-        (to_reason_ ? out.reasoning : out.content) += part;
-        append(out.parts, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
-    }
+    if (!(format_.one_call && n_calls_ > 0))
+        append(out, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
     text_.erase(0, n);
 }
 
@@ -217,13 +220,8 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     return text_.size() - (end ? 0 : held);
 }
 
-void AnswerParser::add(AnswerParts& out, ToolCall call) {
-    out.parts.push_back({AnswerPart::Kind::call, "", call});
-    out.calls.push_back(std::move(call));
-}
-
-// Returns the present part of the arguments of the call at the beginning of the text.
-void AnswerParser::run_arguments(AnswerParts& out) {
+// Hands out what there is of the arguments of the call at the beginning of the text.
+void AnswerParser::run_arguments(Parts& out) {
     if (!begun_) {
         if (format_.one_call && n_calls_ > 0) return;
         std::optional<CallHead> head = read_head(format_.form, format_.tools, text_);
@@ -231,7 +229,7 @@ void AnswerParser::run_arguments(AnswerParts& out) {
         begun_ = true, in_string_ = escaped_ = false;
         at_ = head->arguments, depth_ = 0;
         n_calls_++;
-        add(out, {std::move(head->name), "", false});
+        out.push_back({AnswerPart::Kind::call, "", {std::move(head->name), "", false}});
     }
     std::string piece;
     for (; at_ < text_.size() && (depth_ > 0 || (depth_ == 0 && text_[at_] == '{')); at_++) {
@@ -250,10 +248,10 @@ void AnswerParser::run_arguments(AnswerParts& out) {
             break;
         }
     }
-    if (!piece.empty()) add(out, {"", std::move(piece), true});
+    if (!piece.empty()) out.push_back({AnswerPart::Kind::call, "", {"", std::move(piece), true}});
 }
 
-bool AnswerParser::run_text(AnswerParts& out, bool end) {
+bool AnswerParser::run_text(Parts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
     // White space alone is no text before a call.
@@ -293,7 +291,7 @@ bool AnswerParser::run_text(AnswerParts& out, bool end) {
     for (std::size_t i = begun ? 1 : 0; i < read.calls.size(); i++) {
         if (format_.one_call && n_calls_ > 0) break;
         n_calls_++;
-        add(out, std::move(read.calls[i]));
+        out.push_back({AnswerPart::Kind::call, "", std::move(read.calls[i])});
     }
     if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
     text_.erase(0, read.size);
