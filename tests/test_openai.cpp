@@ -8,13 +8,9 @@ import quire.serve.api.error;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
 import quire.schedule.request;
+import quire.serve.http.server_sent_events;
 import quire.text.calls.tool_calls;
 import quire.core.std;
-import quire.schedule.request;
-import quire.serve.api.answer;
-import quire.serve.api.error;
-import quire.serve.openai.request;
-import quire.serve.openai.response;
 import quire.text.templates.chat_template;
 
 using namespace quire;
@@ -598,6 +594,37 @@ TEST_CASE("responses have OpenAI's shapes", "[openai]") {
     const Json embeddings = json_of(render_embeddings("tiny", std::array{v, std::vector<float>{1}}, true, 2));
     CHECK(embeddings["data"][0]["embedding"] == "AACAPwAAAMAAAAA/AABAQA==");
     CHECK(embeddings["data"][1]["embedding"] == "AACAPw==");
+}
+
+TEST_CASE("a chunk with nothing but text has the bytes of its JSON", "[openai]") {
+    using Kind = AnswerPart::Kind;
+    for (const bool chat : {false, true})
+        for (const bool include_usage : {false, true})
+            for (const bool continuous_usage : {false, true})
+                for (const bool token_ids : {false, true}) {
+                    ResponseHead head;
+                    head.id               = R"("index":0)";
+                    head.model            = R"(a "x" \ model)";
+                    head.created          = 5;
+                    head.chat             = chat;
+                    head.include_usage    = include_usage;
+                    head.continuous_usage = continuous_usage;
+                    head.token_ids        = token_ids;
+                    const auto stream     = openai_renderer(head);
+                    head.id               = cat(chat ? "chatcmpl-" : "cmpl-", head.id);
+                    for (const char* text : {"a", " b\n", "\"\\", "\x01\x1f\x7f", "\xe2\x82\xac", "\xe2\x82", "x"})
+                        for (const Kind kind : {Kind::content, Kind::reasoning})
+                            for (const int index : {0, 1, 12}) {
+                                if (!chat && kind == Kind::reasoning) continue;
+                                Choice c;
+                                c.index = index;
+                                append(c.parts, kind, text);
+                                const Usage usage{3, 2, 1};
+                                CHECK(stream->piece(c, usage) == event(render_chunk(head, c, usage)));
+                            }
+                }
+    for (const char* text : {"", "a", "\xff", "\"", "\xf0\x9f\x98\x80"})
+        CHECK(json_quoted(text) == json_dump(Json(text)));
 }
 
 TEST_CASE("rates of an answer are of the tokens behind its first one", "[openai]") {

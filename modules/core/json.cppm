@@ -54,6 +54,8 @@ Result<Json>         json_parse(std::string_view text, const JsonLimits& limits 
 // On one line; bytes that are not UTF-8 come out as U+FFFD. The second lets go of the value as a JsonDocument does.
 std::string json_dump(const Json& value);
 std::string json_dump(Json&& value);
+// json_dump() of a text, without a value.
+std::string json_quoted(std::string_view text);
 // As MessagePack (https://msgpack.org).
 std::string json_msgpack(const Json& value);
 
@@ -204,6 +206,11 @@ std::string json_dump(Json&& value) {
 
 std::string json_dump(const Json& value) {
     return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string json_quoted(std::string_view text) {
+    const auto stays = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != '"' && c != '\\'; };
+    return std::ranges::all_of(text, stays) && utf8_valid(text) ? cat('"', text, '"') : json_dump(Json(text));
 }
 
 std::string json_msgpack(const Json& value) {

@@ -135,8 +135,9 @@ private:
                 out += send_arguments(b.text);
             } else if (b.what == BlockEvent::What::text) {
                 const std::string name = text_name(b.kind);
-                out += send("content_block_delta",
-                            {{"index", index_}, {"delta", {{"type", name + "_delta"}, {name, b.text}}}});
+                out += event("content_block_delta",
+                             cat(R"({"type":"content_block_delta","index":)", index_, R"(,"delta":{"type":")", name,
+                                 R"(_delta",")", name, R"(":)", json_quoted(b.text), "}}"));
             } else out += send("content_block_stop", {{"index", index_}});
         }
         return out;

@@ -294,6 +294,26 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, con
 
 namespace {
 
+// A chunk with nothing but text, around its index and its text.
+class TextChunk {
+public:
+    TextChunk(const ResponseHead& head, AnswerPart::Kind kind) {
+        Choice c;
+        append(c.parts, kind, "x");
+        const std::string any   = event(render_chunk(head, c, {})); // in strings of JSON quotes have a backslash
+        constexpr auto    mark  = std::string_view("\"index\":");
+        const std::size_t index = any.find(mark) + mark.size(), text = any.find("\"x\"", index);
+        before_ = any.substr(0, index), between_ = any.substr(index + 1, text - index - 1),
+        behind_ = any.substr(text + 3);
+    }
+    std::string chunk(int index, std::string_view text) const {
+        return cat(before_, index, between_, json_quoted(text), behind_);
+    }
+
+private:
+    std::string before_, between_, behind_;
+};
+
 class OpenAiRenderer : public AnswerRenderer {
 public:
     explicit OpenAiRenderer(ResponseHead head) : head_(std::move(head)) {
@@ -316,7 +336,7 @@ public:
             before.index = c.index;
             before.parts = c.parts;
             std::erase_if(before.parts, is_call);
-            if (!before.parts.empty()) out += event(render_chunk(head_, before, usage));
+            if (!before.parts.empty()) out += chunk(before, usage);
             int index = c.first_call - 1;
             for (const AnswerPart& part : std::exchange(c.parts, {})) {
                 if (!is_call(part)) continue;
@@ -325,7 +345,7 @@ public:
             }
         }
         if (!c.parts.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
-            out += event(render_chunk(head_, c, usage));
+            out += chunk(c, usage);
         return out;
     }
 
@@ -356,8 +376,19 @@ private:
         return json_dump(std::move(chunk));
     }
 
-    ResponseHead           head_;
-    std::optional<Timings> timings_; // the last ones
+    // A text alone is put into a chunk that was rendered before.
+    std::string chunk(const Choice& c, const Usage& usage) {
+        const bool plain = c.parts.size() == 1 && c.finish_reason.empty() && c.logprobs.empty() &&
+                           c.token_ids.empty() && c.prompt_token_ids.empty() && !c.timings && !head_.continuous_usage;
+        if (!plain) return event(render_chunk(head_, c, usage));
+        auto& text = c.parts[0].kind == AnswerPart::Kind::reasoning ? reasoning_ : content_;
+        if (!text) text.emplace(head_, c.parts[0].kind);
+        return text->chunk(c.index, c.parts[0].text);
+    }
+
+    ResponseHead             head_;
+    std::optional<TextChunk> content_, reasoning_;
+    std::optional<Timings>   timings_; // the last ones
 };
 
 } // namespace

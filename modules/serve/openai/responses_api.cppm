@@ -126,13 +126,16 @@ private:
     void add_text(const BlockEvent& b) {
         auto& text = part_["text"].get_ref<std::string&>();
         text += b.text;
-        Json delta{{"content_index", 0}, {"delta", b.text}};
-        if (b.kind == AnswerPart::Kind::content) {
+        const bool        is_content = b.kind == AnswerPart::Kind::content;
+        const std::string type       = is_content ? "response.output_text.delta" : "response.reasoning_text.delta";
+        std::string       logprobs;
+        if (is_content) {
             for (const Json& one : logprobs_) part_["logprobs"].push_back(one);
-            delta["logprobs"] = std::exchange(logprobs_, Json::array());
+            logprobs = R"(,"logprobs":)" + json_dump(std::exchange(logprobs_, Json::array()));
         }
-        send_item(b.kind == AnswerPart::Kind::content ? "response.output_text.delta" : "response.reasoning_text.delta",
-                  std::move(delta));
+        events_ += event(type, cat(R"({"type":")", type, R"(","item_id":)", json_dump(items_.back()["id"]),
+                                   R"(,"output_index":)", items_.size() - 1, R"(,"content_index":0,"delta":)",
+                                   json_quoted(b.text), logprobs, R"(,"sequence_number":)", sequence_++, '}'));
     }
 
     void end_item(AnswerPart::Kind kind) {
