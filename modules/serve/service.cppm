@@ -30,7 +30,7 @@ enum class Refused : std::uint8_t { invalid, full, draining, broken };
 struct Refusal {
     Refused     why = Refused::invalid;
     Error       error;
-    std::size_t prompt = 0; // which one, when invalid
+    std::size_t n_tokens = 0; // of the prompt that is refused, when invalid
 };
 
 // A queue from the engine's thread, which appends, to a caller's thread, which takes all deltas at once.
@@ -393,11 +393,12 @@ std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vect
     }
     std::unique_ptr<RequestHandle> handle(new RequestHandle());
     for (std::size_t i = 0; i < requests.size(); i++) {
-        Result<RequestId> id = engine_.submit(std::move(requests[i]));
+        const std::size_t n_tokens = requests[i].prompt.size();
+        Result<RequestId> id       = engine_.submit(std::move(requests[i]));
         if (!id) {
             for (RequestId other : handle->ids_) engine_.cancel(other);
             metrics.refused_invalid++;
-            return std::unexpected(Refusal{Refused::invalid, id.error(), i});
+            return std::unexpected(Refusal{Refused::invalid, id.error(), n_tokens});
         }
         handle->ids_.push_back(*id);
         queues_[*id] = handle->queue_;

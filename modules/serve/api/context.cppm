@@ -71,7 +71,8 @@ struct ApiContext {
     // Each makes the response an error, in the form of the API that the path belongs to.
     void refuse_too_large(HttpExchange& e) const;
     void refuse(HttpExchange& e, const ApiError& error) const;
-    void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
+    // `param`: the field with the prompt; `completion`: tokens asked for.
+    void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param, int completion = 0) const;
 };
 
 std::int64_t unix_seconds();
@@ -119,10 +120,19 @@ void ApiContext::refuse(HttpExchange& e, const ApiError& why) const {
     e.notes.emplace_back("error", error.message);
 }
 
-void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const {
+void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::string& param, int completion) const {
     ApiError error{400, refusal.error.message, param, ""};
     switch (refusal.why) {
-        case Refused::invalid: break;
+        case Refused::invalid: {
+            if (refusal.error.kind != ErrorKind::limit || refusal.n_tokens == 0) break;
+            // In OpenAI's words where it is the context; of the pool they say nothing.
+            const ApiError overflow =
+                context_overflow(options.limits.context, std::int64_t(refusal.n_tokens), completion, param);
+            error.code = overflow.code;
+            if (std::int64_t(refusal.n_tokens) + std::min(completion, 1) > options.limits.context)
+                error.message = overflow.message;
+            break;
+        }
         case Refused::full:
             error = {429, refusal.error.message, "", "queue_full"};
             e.response.headers.emplace_back("Retry-After", "1");

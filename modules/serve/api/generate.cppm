@@ -245,11 +245,8 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     auto generation = std::make_shared<Generation>(api.service, std::move(r), std::move(head), std::move(texts), format,
                                                    std::move(renderer));
     std::vector<Request> requests = generation->requests(std::move(prompts));
-    for (const Request& request : requests)
-        if (auto ok = api.encoder.check_length(request.prompt.size(), completion, request.width(), param); !ok)
-            return api.refuse(e, ok.error());
-    auto handle = api.service.submit(std::move(requests));
-    if (!handle) return api.refuse(e, handle.error(), param);
+    auto                 handle   = api.service.submit(std::move(requests));
+    if (!handle) return api.refuse(e, handle.error(), param, completion);
     e.peer->when_gone((*handle)->when_gone());
     const std::shared_ptr<void> listed = api.running.add((*handle)->ids(), std::move(settings));
     generation->begin(std::move(*handle));

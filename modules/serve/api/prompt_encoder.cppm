@@ -1,5 +1,4 @@
-// quire.serve.api.prompt_encoder: prompts, texts and conversations → token ids, and whether they fit the context and the KV pool. Owns
-// the chat template.
+// quire.serve.api.prompt_encoder: prompts, texts and conversations → token ids. Owns the chat template.
 export module quire.serve.api.prompt_encoder;
 
 import quire.core.base;
@@ -47,9 +46,6 @@ public:
     // Whether a text is short enough to be split into tokens at all. It may be longer than the context: it is only looked
     // at, or truncated.
     Parsed<void> check_split(std::size_t bytes, const std::string& param) const;
-    // Whether the prompt, and one token if any is generated, fit the context and the KV pool; a longer answer is cut there.
-    // `width`: sequences of the request, each of which has a block of its own.
-    Parsed<void> check_length(std::size_t tokens, int completion, int width, const std::string& param) const;
 
 private:
     std::vector<Token> encode_text(std::string_view text, bool add_special, bool parse_special = true) const;
@@ -100,19 +96,6 @@ Parsed<void> PromptEncoder::check_split(std::size_t bytes, const std::string& pa
                                     cat(param, " has ", bytes, " bytes; for a context of ", options_->context,
                                         " tokens texts of ", most, " are split"),
                                     param, "context_length_exceeded"});
-}
-
-Parsed<void> PromptEncoder::check_length(std::size_t tokens, int completion, int width,
-                                         const std::string& param) const {
-    const EngineOptions& o    = *options_;
-    const std::int64_t   pool = std::int64_t(o.kv_blocks) - std::int64_t(width - 1) * o.layout.blocks_per_entry();
-    const std::int64_t   room = o.layout.longest(pool, o.block_size, o.context);
-    if (std::int64_t(tokens) + (completion > 0 ? 1 : 0) <= room) return {};
-    ApiError error = context_overflow(room, std::int64_t(tokens), completion, param);
-    if (room < o.context)
-        error.message += cat(" (The context is ", o.context, ", but the KV pool has ", o.kv_blocks, " blocks of ",
-                             o.block_size, " tokens.)");
-    return std::unexpected(std::move(error));
 }
 
 // -- text → tokens

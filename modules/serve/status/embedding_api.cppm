@@ -28,15 +28,15 @@ namespace quire {
 
 namespace {
 
-// Runs the requests, and gives their vectors in order. False: it was refused.
-bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, int n_tokens,
+// Runs the requests, whose prompts come from the field `param`, and gives their vectors in order. False: it was refused.
+bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, const std::string& param, int n_tokens,
            std::vector<std::vector<float>>& vectors) {
     if (!api.count_memory(e, std::size_t(n_tokens) * 16 +
                                  requests.size() * std::size_t(api.service.config().hidden_size) * sizeof(float)))
         return false;
     vectors.resize(requests.size());
     auto handle = api.service.submit(std::move(requests));
-    if (!handle) return api.refuse(e, handle.error(), "input"), false;
+    if (!handle) return api.refuse(e, handle.error(), param), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
     std::vector<Output> outputs;
@@ -82,10 +82,9 @@ void answer_embeddings(ApiContext& api, HttpExchange& e) {
         q.prompt     = std::move(*ids);
         q.embed      = true;
         q.cache_salt = parsed->cache_salt;
-        if (auto ok = api.encoder.check_length(q.prompt.size(), 0, 1, "input"); !ok) return api.refuse(e, ok.error());
     }
     std::vector<std::vector<float>> vectors;
-    if (!embed(api, e, std::move(requests), n_tokens, vectors)) return;
+    if (!embed(api, e, std::move(requests), "input", n_tokens, vectors)) return;
     e.response.body = render_embeddings(api.model_name(parsed->model), vectors, parsed->base64, n_tokens);
 }
 
@@ -108,11 +107,9 @@ void answer_rerank(ApiContext& api, HttpExchange& e) {
         q.prompt   = std::move(*ids);
         q.embed    = true;
         n_tokens += int(q.prompt.size());
-        if (auto ok = api.encoder.check_length(q.prompt.size(), 0, 1, "documents"); !ok)
-            return api.refuse(e, ok.error());
     }
     std::vector<std::vector<float>> vectors;
-    if (!embed(api, e, std::move(requests), n_tokens, vectors)) return;
+    if (!embed(api, e, std::move(requests), "documents", n_tokens, vectors)) return;
     std::vector<float> scores;
     for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
     e.response.body = render_rerank(api.model_name(parsed->model), scores, parsed->documents, parsed->top_n,

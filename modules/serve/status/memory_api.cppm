@@ -66,7 +66,6 @@ void answer_pin(ApiContext& api, HttpExchange& e) {
     Parsed<std::vector<Token>> ids = api.encoder.encode(*parsed);
     if (!ids) return api.refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";
-    if (auto ok = api.encoder.check_length(ids->size(), 0, 1, param); !ok) return api.refuse(e, ok.error());
     if (!api.count_memory(e, ids->size() * 16)) return;
     parsed->text = {};
     e.held.reset();
