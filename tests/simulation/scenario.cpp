@@ -62,6 +62,7 @@ Task make_task(Random& r, const Scenario& s, int i, int busy) {
     t.n       = std::min(t.n, s.sequences);
     t.best_of = std::min(t.best_of, s.sequences);
     t.beams   = std::min(t.beams, s.sequences);
+    if (t.beams > 0) t.min_tokens = 0; // the API refuses both together
     if (t.pin) t.n = 1, t.best_of = t.beams = 0, t.prompt_logprobs = -1;
     if (r.one_in(6) || t.pin) t.cancel_after = r.below(busy);
     if (r.one_in(6) && t.n > 1) t.cancel_answer = r.below(t.n), t.cancel_answer_after = r.below(busy);

@@ -94,6 +94,7 @@ Json body_of(const Request& r, bool stream) {
               {"seed", r.sampling.seed},
               {"repetition_penalty", r.sampling.repetition_penalty},
               {"frequency_penalty", r.sampling.frequency_penalty},
+              {"repeat_last_n", r.sampling.repeat_last_n},
               {"priority", r.priority},
               {"return_token_ids", true},
               {"stream", stream}};

@@ -151,6 +151,30 @@ int windows(bool json) {
             most_sequences(shape, after, 32768, pool));
         line("limit: what a layer sees", [&](int n) { return shape.seen(n - 1); }, int(pool / shape.seen(32767)));
     }
+    // How the layers share blocks of one size, and what of the pool that leaves unused at most.
+    const Shape more[] = {{"Gemma 3 1B", 26, 1, 256, 512, 6, 32768},
+                          {"Gemma 3 4B", 34, 4, 256, 1024, 6, 131072},
+                          {"Gemma 3 27B", 62, 16, 128, 1024, 6, 131072},
+                          {"Gemma 2 9B", 42, 8, 256, 4096, 2, 8192}};
+    if (!json)
+        std::printf(
+            "\n| | layers that see all, with a window | layers of a block | blocks of their entries | unused |\n"
+            "| --- | --: | --: | --: | --: |\n");
+    const auto layout_line = [&](const Shape& shape) {
+        const CacheLayout layout = make_cache_layout(shape.layers(true), shape.context);
+        std::string       layers, blocks;
+        for (const CacheGroup& g : layout.groups) {
+            layers += cat(layers.empty() ? "" : ", ", g.layers.size());
+            blocks += cat(blocks.empty() ? "" : ", ", g.blocks);
+        }
+        out.push_back(
+            {{"model", shape.name}, {"layers_per_block", layout.layers_per_block}, {"waste", layout.waste()}});
+        if (!json)
+            std::printf("| %s | %s | %d | %s | %.1f %% |\n", shape.name, layers.c_str(), layout.layers_per_block,
+                        blocks.c_str(), 100 * layout.waste());
+    };
+    for (const Shape& shape : shapes) layout_line(shape);
+    for (const Shape& shape : more) layout_line(shape);
     if (json) std::printf("%s\n", json_dump(out).c_str());
     return 0;
 }
