@@ -156,6 +156,7 @@ struct Engine::Impl {
     double                     pace        = 0; // seconds that the step is to take; 0: as long as it takes
     int                        step_tokens = 0; // of prompts, where it is to take so long
     bool                       prepared    = false;
+    MoveTicket                 moved       = 0;     // of the last moves
     bool                       pipelined   = false; // as the options say
 
     std::mutex                       trie_mutex;
@@ -537,7 +538,7 @@ void Engine::Impl::look() {
 void Engine::Impl::move_blocks() {
     if (plan.moves.empty()) return;
     const TimePoint start = now();
-    plan.after            = executor->move_blocks(plan.moves);
+    moved                 = executor->move_blocks(plan.moves);
     const double seconds  = seconds_since(start);
     stats.move_seconds += seconds;
     stats.swapped_out += plan.moves.swap_out.size();
@@ -560,6 +561,7 @@ void Engine::Impl::begin() {
     since = now();
     for (const Scheduled& item : running)
         if (item.group->first_run == TimePoint{}) item.group->first_run = since;
+    plan.after = moved; // of this step, or of one before that had nothing to run: it may write where they read
     executor->launch(plan);
     decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
     executor->sample(plan);

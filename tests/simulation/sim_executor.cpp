@@ -95,6 +95,11 @@ StepResults SimExecutor::results() {
 }
 
 void SimExecutor::scribble(BlockId block) {
+    const auto reads = [&](const std::vector<BlockCopy>& list) {
+        return std::ranges::any_of(list, [&](const BlockCopy& copy) { return copy.from == block; });
+    };
+    for (const BlockMoves& moves : waiting_)
+        if (reads(moves.swap_out) || reads(moves.copies)) return; // the next step comes after them
     for (std::int64_t slot = std::int64_t(block) * o_.block_size; slot < std::int64_t(block + 1) * o_.block_size;
          slot++)
         for (int l = 0; l < int(o_.lanes.size()); l++) {
