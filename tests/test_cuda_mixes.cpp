@@ -202,7 +202,7 @@ TEST_CASE("GPU: every request of a random mix answers as alone, at the head size
                 }
                 preemptions += engine.stats().preemptions;
             }
-            CHECK((preemptions > 0 || model.file));
+            CHECK((preemptions > 0 || model.file || model.window > 0)); // these hold few blocks
             CHECK((compared > 60 || (model.file && !deterministic)));
         }
 }
