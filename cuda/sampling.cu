@@ -128,8 +128,8 @@ struct ByRank {
     __device__ Rank operator()(Rank rank) const { return rank; }
 };
 
-// A border among the kept tokens: going down from the largest key, the key at which the sum of `measure` reaches `target` (1 or more).
-// It is the key of a token. 0: the sum over all kept tokens is less than `target`.
+// A border among the kept tokens: going down from the largest key, the key of the token at which the sum of `measure` reaches `target`
+// (1 or more). 0: the sum over all kept tokens is less than `target`.
 template <class Key, class Measure>
 __device__ Rank reach(const Tokens& tokens, const Kept& kept, Mass target, Key key, Measure measure, Shared& s) {
     Rank known = 0;

@@ -130,7 +130,7 @@ public:
     // -- the program
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
-    // What every step runs from now on, with its values and the KV cache of each layer. All three outlive the last step. Layers whose
+    // Sets the program of every step, its values and the KV cache of each layer. All three outlive the last step. Layers whose
     // blocks have other parts share arrays.
     virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) = 0;
     // How: text for a person, one line per operation or kernel.

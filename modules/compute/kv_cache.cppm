@@ -40,7 +40,7 @@ public:
 private:
     Buffer               memory_, swap_memory_;
     std::vector<KvLayer> layers_;
-    // What the layers of a block have their K and V in, one after another: layer i of a group uses array i % layers_per_block.
+    // The arrays of K and V, one for each layer of a block: layer i of a group uses array i % layers_per_block.
     std::vector<KvLayer> arrays_, swap_arrays_;
 };
 

@@ -10,7 +10,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// The same in every process. Someone who may choose the bytes can make two texts collide.
+// Equal texts have equal hashes in every process. A writer of the bytes can make two texts collide.
 std::uint64_t        hash_bytes(const void* data, std::size_t n_bytes, std::uint64_t seed = 0);
 inline std::uint64_t hash_bytes(std::string_view text, std::uint64_t seed = 0) {
     return hash_bytes(text.data(), text.size(), seed);

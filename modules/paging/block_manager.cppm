@@ -324,7 +324,7 @@ BlockId BlockManager::take_block(int lane) {
     }
 }
 
-// The next entry of a table, in all lanes.
+// Adds the next entry to a table, in all lanes.
 void BlockManager::append(Table& table) {
     if (table.placed >= 0) {
         std::vector<BlockId>& blocks = table.lanes[0].blocks;
@@ -348,7 +348,7 @@ void BlockManager::add_copy(std::vector<BlockCopy>& list, const BlockPool& from_
     for (; from >= 0 && to >= 0; from = from_pool.next_of(from), to = to_pool.next_of(to)) list.push_back({from, to});
 }
 
-// What a table holds in the other lanes enters the prefix cache with an entry of the first one.
+// The table's blocks of the other lanes enter the prefix cache, attached to `owner`, an entry of the first lane with the same tokens.
 void BlockManager::attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state) {
     for (std::size_t lane = 1; lane < std::size_t(n_lanes_); lane++) {
         const BlockId own = table.lanes[lane].blocks[entry];
@@ -454,7 +454,7 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
                 if (found >= hit.first[std::size_t(lane)]) take(lane == 0 ? here : cache_.attached(here, lane));
             parent = cache_.prefix_of(here);
         }
-        // What is there behind the hit is not shared: it has gaps.
+        // Cached blocks behind the hit have gaps in some lane: no sequence shares them.
         if ((std::size_t(found) + 1) * size <= tokens.size() &&
             cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size))) >= 0)
             shared = std::min(shared, std::size_t(found));
@@ -933,7 +933,7 @@ int BlockManager::blocks_to_swap_in(std::span<const TableId> tables, std::span<c
     return n;
 }
 
-// What holds the same on the device as an entry of the swap pool, if there still is something.
+// The block on the device that still holds the tokens of a swapped one, or -1.
 BlockId BlockManager::resident(BlockId swapped, int lane) const {
     const CacheEntry& entry = swap_.entry(swapped);
     if (entry.state != HashState::cached || entry.n_tokens < block_size()) return -1;
@@ -944,7 +944,8 @@ BlockId BlockManager::resident(BlockId swapped, int lane) const {
 
 bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     if (blocks_to_swap_in(tables) + keep_free > n_free()) return false;
-    // What is still there first, before a fresh block can take its place; the first lane before what belongs to it.
+    // Blocks that are still on the device come first, before a fresh block can take their place; the first lane comes before the lanes
+    // that are attached to it.
     for (const bool fresh : {false, true})
         for (int l = 0; l < n_lanes_; l++)
             for (TableId id : tables) {

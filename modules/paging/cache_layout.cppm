@@ -19,7 +19,7 @@ struct CacheArray {
     bool operator==(const CacheArray&) const = default;
 };
 
-// What one layer remembers.
+// The memory of one layer for a sequence.
 struct LayerCache {
     int                     window = 0; // positions that the layer sees, with its own; 0: all
     std::vector<CacheArray> arrays;     // K and V; of a latent cache (DeepSeek-V2, section 2.1) one

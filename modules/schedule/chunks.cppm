@@ -88,8 +88,8 @@ void share_step(std::span<Claim> claims, int tokens) {
         if (c.prompt) give(c, tokens);
 }
 
-// Chunked prefill and decode: each sequence runs as many tokens as the budget allows, except the last one. The last tokens of a
-// group run in one step, once only these remain, because beams are compared with one another.
+// Chunked prefill and decode: each sequence runs as many of its tokens as the budget allows, but not its last token. The last tokens of
+// all sequences of a group run in one step, when no other tokens remain, because beams are compared with one another.
 void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prompts, StepBudget& budget,
                      std::vector<Scheduled>& items) {
     const std::size_t first_item = items.size();

@@ -72,8 +72,8 @@ struct SharingStats {
     double        saved() const { return without > 0 ? 1 - double(with) / double(without) : 0; }
 };
 
-// What is new of one answer of a request. An output with a finish reason is the last one of its `index`, one with `done` the
-// last one of the request. Answers of best_of and beam search come complete at the end, best first.
+// The new tokens and values of one answer of a request. An output with a finish reason is the last output of the answer `index`. An output
+// with `done` is the last output of the request. Answers of best_of and beam search come complete at the end, best first.
 struct Output {
     RequestId                     id    = 0;
     int                           index = 0;       // which of the n answers

@@ -14,13 +14,13 @@ import quire.step.plan;
 
 export namespace quire {
 
-// What a receiver can take; everything beyond is refused.
+// The limits of a receiver; a message beyond them is refused.
 struct StepMessageLimits {
     int block_size = 16, n_blocks = 0, n_swap = 0, context = 0, max_tokens = 0, max_sequences = 0, vocab_size = 0;
     std::vector<int> parts = {1}; // of each cache group
 };
 
-// What the last plan said of its sequences.
+// The sequences of the last plan.
 struct SentSequences {
     struct Table {                                   // of a cache group
         std::int32_t                      first = 0; // the entry that the parts begin with, behind what was given back
@@ -119,7 +119,7 @@ int common(std::span<const BlockId> a, std::span<const BlockId> b) {
     return int(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-// What a table of the last plan and one of this have in common, entry by entry, from where this one begins.
+// How many entries a table of this plan has in common with one of the last plan, from its first entry on.
 int common(const SentSequences::Table& last, std::size_t part, std::int32_t first, std::span<const BlockId> table) {
     if (part >= last.parts.size() || first < last.first) return 0;
     const std::span<const BlockId> old = last.parts[part];

@@ -1,5 +1,5 @@
 // operator new of the simulator: of chosen threads every so many allocations find no memory at first, as they would on a full machine.
-// What the product does then is its own (quire.serve.memory_reserve).
+// The product's own code (quire.serve.memory_reserve) deals with the failure.
 #include <atomic>
 #include <cstdlib>
 #include <new>

@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned patience = 120; // seconds for one seed, which takes milliseconds: whoever needs them does not end
 
-// What a child says through a file that has no name.
+// The report of a child, in a file without a name.
 class Notes {
 public:
     Notes() : file_(std::tmpfile()) {
@@ -92,7 +92,7 @@ std::string in_process(const std::function<std::string()>& body) {
 }
 
 Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)>& body) {
-    // What the processes share: up to which seed they run, and where each is.
+    // Shared by the processes: the last seed to run, and the seed that each runs now.
     struct Shared {
         std::atomic<std::uint64_t> end;
         std::atomic<std::uint64_t> at[256], ran[256];
@@ -149,7 +149,7 @@ Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)
     return found;
 }
 
-// What is wrong, without numbers: two runs that say the same fail alike.
+// The message of a failure without its numbers. Two runs with equal messages fail alike.
 static std::string kind_of(const std::string& wrong) {
     std::string kind;
     for (char c : wrong)

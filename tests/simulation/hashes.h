@@ -18,11 +18,11 @@ inline std::uint64_t mix(std::uint64_t z) {
 inline std::uint64_t embed(Token token, int position) {
     return mix((std::uint64_t(std::uint32_t(token)) << 32 | std::uint32_t(position)) + 0x9e3779b97f4a7c15ull);
 }
-// What a layer stores for a position with this hidden state.
+// The value that a layer stores for a position with this hidden state.
 inline std::uint64_t stored(std::uint64_t state, int lane, int round) {
     return mix(state + 0x632be59bd9b4e019ull * std::uint64_t(1 + lane * n_rounds + round));
 }
-// What a position adds to the sum of those that see it.
+// The term of a position in the sum of a later position that sees it.
 inline std::uint64_t seen(std::uint64_t value, int position) { return value * (2 * std::uint64_t(position) + 1); }
 // The hidden state behind a layer, whose lane saw `sum`; lanes come in their order.
 inline std::uint64_t attend(std::uint64_t state, std::uint64_t sum) { return mix(state * 3 + sum); }

@@ -17,7 +17,7 @@ constexpr const char* usage =
     "simulate [--seeds N] [--from SEED] [--jobs N]   runs N seeds and counts what they reach\n"
     "simulate --seed SEED [--served] [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n";
 
-// What runs of many seeds have to reach, each of them.
+// The features that a run of many seeds has to reach, each of them.
 const std::vector<std::string> features{"requests",
                                         "complete answers",
                                         "cache hits",

@@ -15,7 +15,7 @@ struct Verdict {
 
 // A broken invariant ends the process.
 Verdict run(const Scenario& scenario, bool trace = false);
-// The same behind the HTTP server, with a client's connection for each request; what its API does not have is left out.
+// Runs a scenario behind the HTTP server, with a connection for each request. Features that the API does not have are left out.
 Verdict serve(const Scenario& scenario, bool trace = false);
 
 } // namespace quire::simulation

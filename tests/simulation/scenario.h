@@ -1,4 +1,4 @@
-// What happens in one run, as a plain value made from a seed: the engine's options, the requests, the faults. Printed, and made smaller
+// The scenario of one run, as a plain value made from a seed: the engine's options, the requests, the faults. Printed, and made smaller
 // where it fails.
 #pragma once
 
@@ -71,7 +71,7 @@ std::string describe(const Scenario& scenario);
 // A change of one number, such as `cache=0`, `3.n=1` (of request 3), `faults=0` or `only=0,3` (the requests that come). False: there is
 // no such number.
 bool change(Scenario& scenario, const std::string& how);
-// What could make a scenario simpler, one by one.
+// The changes that could make a scenario simpler, one by one.
 std::vector<std::string> simpler(const Scenario& scenario);
 
 // A stream of random numbers; of several with the same seed and different names none tells of another.

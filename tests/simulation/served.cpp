@@ -65,7 +65,7 @@ private:
     int                     granted_ = 0;
 };
 
-// What a client has got.
+// The text and tokens that a client has received.
 struct Reader {
     int                              task = 0, at = 0;
     Request                          request;
@@ -154,7 +154,7 @@ void read_answer(Reader& reader) {
     }
 }
 
-// What the API has; the rest of the scenario stays.
+// Takes out of the scenario the features that the API does not have.
 Scenario for_clients(Scenario s) {
     for (Task& t : s.tasks) {
         t.pin = t.shifts = t.progress = false;

@@ -29,7 +29,7 @@ struct SimOptions {
     double             token_seconds = 0, block_seconds = 0;
 };
 
-// What the device is to do wrong; each is taken back when it has happened.
+// The next faults of the device. Each is cleared when it has happened.
 struct Trouble {
     bool not_finite = false, move = false, launch = false, results = false;
 };
@@ -50,7 +50,7 @@ public:
     std::string    describe() const override { return "simulated"; }
     std::string    explain() const override { return "hashes"; }
 
-    // What it met that cannot be; empty: nothing.
+    // The first impossible plan that the device met; empty: none.
     const std::string& broken() const { return broken_; }
     void               set_ends(std::vector<Token> ends) { o_.ends = std::move(ends); }
     // Overwrites a block that nobody is to read any more.

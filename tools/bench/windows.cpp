@@ -32,7 +32,7 @@ struct Shape {
     // Of K and V of one layer.
     double layer_bytes(double n_tokens) const { return n_tokens * n_kv_heads * head_dim * 2 * 2; }
     double block_bytes(const CacheLayout& layout) const { return layer_bytes(block_size) * layout.layers_per_block; }
-    // What some layer can still see when the next position is n: whole blocks.
+    // Bytes that some layer can still see when the next position is n, in whole blocks.
     double seen(int n) const {
         double bytes = 0;
         for (const LayerCache& l : layers(true)) {
@@ -151,7 +151,7 @@ int windows(bool json) {
             most_sequences(shape, after, 32768, pool));
         line("limit: what a layer sees", [&](int n) { return shape.seen(n - 1); }, int(pool / shape.seen(32767)));
     }
-    // How the layers share blocks of one size, and what of the pool that leaves unused at most.
+    // How the layers share blocks of one size, and the largest part of the pool that no layer uses.
     const Shape more[] = {{"Gemma 3 1B", 26, 1, 256, 512, 6, 32768},
                           {"Gemma 3 4B", 34, 4, 256, 1024, 6, 131072},
                           {"Gemma 3 27B", 62, 16, 128, 1024, 6, 131072},

@@ -957,6 +957,8 @@ void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
                        op.f32 ? 4 : 2, *gpu_);
 }
 
+// The kernels of the copies are not waited for on the host: the upload of the next step's plan stands in the stream between them and the
+// step, and no kernel begins early across an upload. So K and V that a plan calls readable are there.
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                               std::span<const KvLayer> to) {
     if (copies.empty()) return;
