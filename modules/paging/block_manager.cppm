@@ -644,11 +644,11 @@ bool BlockManager::can_evict(BlockId id, int n_leaving) const {
     return pool_.ref_count(id) - n_leaving == 1 && pins_[std::size_t(id)] == 0;
 }
 
+// The entries of a lane that a write reaches and the lane has: from `first` to before `end`.
 template <class Body>
-void each_entry(const Write& w, int block_size, auto& entries, Body&& body) {
-    const int end = std::min((w.first + w.n + block_size - 1) / block_size, int(entries.size()));
-    for (int i = w.first / block_size; i < end; i++)
-        if (entries[std::size_t(i)] >= 0) body(entries[std::size_t(i)]);
+void each_entry(int first, int end, auto& entries, Body&& body) {
+    for (const int last = std::min(end, int(entries.size())); first < last; first++)
+        if (entries[std::size_t(first)] >= 0) body(entries[std::size_t(first)]);
 }
 
 // As the writes would happen: each copy takes a sharer away from its entry.
@@ -656,8 +656,9 @@ BlockManager::SlotCount BlockManager::count_slots(std::span<const Write> writes)
     SlotCount count;
     for (const Write& w : writes) {
         const Table& table = table_at(w.table);
+        const int    first = w.first / block_size(), end = entries_for(w.first + w.n);
         for (const LaneTable& lane : lanes(table))
-            each_entry(w, block_size(), lane.blocks, [&](BlockId id) {
+            each_entry(first, end, lane.blocks, [&](BlockId id) {
                 int& n_leaving = leaving_[std::size_t(id)];
                 if (!needs_copy(id, n_leaving)) return;
                 (can_evict(id, n_leaving) ? count.avoidable : count.fresh) += pool_.n_blocks(id);
@@ -665,7 +666,7 @@ BlockManager::SlotCount BlockManager::count_slots(std::span<const Write> writes)
                 n_leaving++;
                 touched_.push_back(id);
             });
-        count.fresh += std::max(entries_for(w.first + w.n) - int(table.lanes[0].blocks.size()), 0) * blocks_per_entry_;
+        count.fresh += std::max(end - int(table.lanes[0].blocks.size()), 0) * blocks_per_entry_;
     }
     forget_leaving();
     return count;
@@ -681,9 +682,10 @@ bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) 
     if (fresh > n_free() || (copies > 0 && !may_copy)) return false;
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
-        Table& table = table_at(w.table);
+        Table&    table = table_at(w.table);
+        const int first = w.first / block_size(), end = entries_for(w.first + w.n);
         for (int i = 0; i < n_lanes_; i++)
-            each_entry(w, block_size(), table.lanes[std::size_t(i)].blocks, [&](BlockId& entry) {
+            each_entry(first, end, table.lanes[std::size_t(i)].blocks, [&](BlockId& entry) {
                 if (!needs_copy(entry, 0)) return;
                 table.copied_until = w.first; // what stands before is there, in the copy as well
                 if (in_place && can_evict(entry, 0)) {
@@ -696,7 +698,7 @@ bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) 
                 release(entry);
                 entry = copy;
             });
-        while (int(table.lanes[0].blocks.size()) < entries_for(w.first + w.n)) append(table);
+        while (int(table.lanes[0].blocks.size()) < end) append(table);
     }
     return true;
 }
