@@ -18,7 +18,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$names" ] || names=$(cd "$here/defects" && ls ./*.patch | sed 's,^\./,,; s/\.patch$//')
 
-applies() { patch --dry-run --silent --force -p1 -d "$root" <"$here/defects/$1.patch" >/dev/null; }
+applies() { (cd "$root" && git apply --check "$here/defects/$1.patch") 2>/dev/null; }
 
 rc=0
 if [ -n "$check" ]; then
@@ -38,7 +38,7 @@ build() { cmake --build "$copy/build" --target simulate >"$copy/log" 2>&1 || { t
 printf '%-34s %-8s %s\n' defect seed "what is wrong"
 for name in $names; do
     applies "$name" || { echo "$name does not apply" >&2; exit 1; }
-    patch --silent -p1 -d "$copy" <"$here/defects/$name.patch"
+    (cd "$copy" && GIT_CEILING_DIRECTORIES=/ git apply "$here/defects/$name.patch")
     build
     if "$copy/build/simulate" --seeds "$seeds" --no-shrink >"$copy/out"; then
         printf '%-34s %-8s %s\n' "$name" - "not found in $seeds seeds"
@@ -47,6 +47,6 @@ for name in $names; do
         printf '%-34s %-8s %s\n' "$name" "$(sed -n 's/^seed \([0-9]*\) fails.*/\1/p' "$copy/out")" \
             "$(grep -v '^repeat' "$copy/out" | grep . | tail -n 1)"
     fi
-    patch --silent --reverse -p1 -d "$copy" <"$here/defects/$name.patch"
+    (cd "$copy" && GIT_CEILING_DIRECTORIES=/ git apply --reverse "$here/defects/$name.patch")
 done
 exit $rc
