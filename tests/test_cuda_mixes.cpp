@@ -129,6 +129,8 @@ Mix random_mix(std::mt19937& random, int vocab, bool deterministic) {
             r.n       = below(4) == 0 ? 2 + below(2) : 1;
             if (deterministic && below(3) == 0) r.sampling.temperature = 1, r.sampling.seed = random();
             if (below(8) == 0) r.n = 1, r.beam_width = 2 + below(2);
+            r.priority =
+                int(mix.requests.size() % 3); // urgent requests take the place of others, also where windows leave room
             add(std::move(r), step + (below(5) == 0 ? 1 : 0), below(10) == 0 ? step + 1 + below(6) : -1);
         }
     }
@@ -202,7 +204,7 @@ TEST_CASE("GPU: every request of a random mix answers as alone, at the head size
                 }
                 preemptions += engine.stats().preemptions;
             }
-            CHECK((preemptions > 0 || model.file || model.window > 0)); // these hold few blocks
+            CHECK(preemptions > 0);
             CHECK((compared > 60 || (model.file && !deterministic)));
         }
 }
