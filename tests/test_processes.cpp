@@ -277,7 +277,7 @@ TEST_CASE("callers that say nothing, too little or nonsense do not keep processe
     const ProcessSpec zero{0, 2, 0, "127.0.0.1", port}, one{1, 2, 0, "127.0.0.1", port};
     std::string       said = "nothing";
     std::thread       leads([&] {
-        const auto group = ProcessGroup::meet(zero, "model", 30, 20);
+        const auto group = ProcessGroup::rendezvous(zero, "model", 30, 20);
         said             = group ? "" : group.error().message;
     });
     std::vector<int>  strangers;
@@ -290,7 +290,7 @@ TEST_CASE("callers that say nothing, too little or nonsense do not keep processe
         CHECK(send_all(*socket, std::as_bytes(std::span(bytes)), 5));
     }
     const Stopwatch watch;
-    const auto      group = ProcessGroup::meet(one, "model", 30, 20);
+    const auto      group = ProcessGroup::rendezvous(one, "model", 30, 20);
     leads.join();
     CHECK(watch.seconds() < 4); // each of the silent ones has 5 s
     CHECK(said == "");
@@ -304,16 +304,16 @@ TEST_CASE("a process waits for one that lives, however long, and not for one tha
     constexpr double  seconds = 0.5;
     std::string       heard;
     std::thread       follows([&] {
-        auto group = ProcessGroup::meet(one, "model", 30, seconds);
+        auto group = ProcessGroup::rendezvous(one, "model", 30, seconds);
         if (!group) return (void)(heard = group.error().message);
         std::this_thread::sleep_for(std::chrono::duration<double>(4 * seconds)); // it loads
-        if (!(*group)->least(1)) return (void)(heard = "least");
+        if (!(*group)->all_reduce_min(1)) return (void)(heard = "all_reduce_min");
         const auto message = (*group)->receive_command();
         heard              = message ? std::string(1, char(message->kind)) : message.error().message;
     });
-    auto              group = ProcessGroup::meet(zero, "model", 30, seconds);
+    auto              group = ProcessGroup::rendezvous(zero, "model", 30, seconds);
     REQUIRE(group);
-    CHECK((*group)->least(2).value_or(0) == 1);
+    CHECK((*group)->all_reduce_min(2).value_or(0) == 1);
     std::this_thread::sleep_for(std::chrono::duration<double>(4 * seconds)); // nothing is to do
     CHECK((*group)->tell(ProcessGroup::Kind::moves, {}));
     follows.join();

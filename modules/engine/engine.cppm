@@ -191,7 +191,7 @@ struct Engine::Impl {
     void count(std::span<const Scheduled> scheduled, double seconds);
     void keep_pace(double seconds);
     void set_pace();
-    void look();
+    void sample_stats();
 };
 
 // A measured rate that follows slow changes and forgives a single slow step.
@@ -266,7 +266,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (o.processes.n > 1) {
         if (auto ok = check_processes(o); !ok) return std::unexpected(ok.error());
         Result<std::shared_ptr<ProcessGroup>> group =
-            ProcessGroup::meet(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
+            ProcessGroup::rendezvous(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
         if (!group) return std::unexpected(group.error());
         processes = std::move(*group);
     }
@@ -523,7 +523,7 @@ void Engine::Impl::set_pace() {
     scheduler.limit_step(pace > 0 ? step_tokens : options.max_batch_tokens);
 }
 
-void Engine::Impl::look() {
+void Engine::Impl::sample_stats() {
     const BlockManager& b = scheduler.blocks();
     stats.running         = scheduler.n_running();
     stats.waiting         = scheduler.n_waiting();
@@ -590,9 +590,9 @@ bool Engine::step(std::vector<Output>& out) {
     if (e.running.empty() && e.decoder.waits()) e.decoder.wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
-    e.look();
+    e.sample_stats();
     const bool busy = ran || !e.scheduler.idle();
-    if (!busy) e.executor->look_for_losses();
+    if (!busy) e.executor->check_peers();
     return busy;
 }
 

@@ -53,7 +53,7 @@ public:
     // Waits for the step. Valid until the next one.
     virtual StepResults results() = 0;
     // For when no step runs: throws std::runtime_error if one of several processes is gone. Does not wait.
-    virtual void look_for_losses() {}
+    virtual void check_peers() {}
 
     virtual ExecutorMemory memory() const     = 0;
     virtual std::string    tuning() const     = 0; // what was chosen by measuring on this machine; empty if nothing was
@@ -308,7 +308,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     if (o.device == "cpu" && gpus) group = make_group(60);
     if (processes) {
         const std::uint64_t         on_gpus = o.device == "cuda" ? 1 : 0;
-        const Result<std::uint64_t> least = processes->least(on_gpus), most = processes->least(1 - on_gpus);
+        const Result<std::uint64_t> least   = processes->all_reduce_min(on_gpus),
+                                    most    = processes->all_reduce_min(1 - on_gpus);
         if (!least || !most) return std::unexpected((least ? most : least).error());
         if (*least != on_gpus || *most != 1 - on_gpus)
             return fail("some processes have a GPU, others have none: start all of them with --device cpu");
@@ -393,7 +394,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
 
     std::size_t affordable = affordable_blocks();
     if (processes) {
-        const Result<std::uint64_t> least = processes->least(affordable);
+        const Result<std::uint64_t> least = processes->all_reduce_min(affordable);
         if (!least) return std::unexpected(least.error());
         affordable = std::size_t(*least);
     }
@@ -415,7 +416,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
             o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
         o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / all));
         if (processes) {
-            const Result<std::uint64_t> least = processes->least(std::uint64_t(o.swap_blocks));
+            const Result<std::uint64_t> least = processes->all_reduce_min(std::uint64_t(o.swap_blocks));
             if (!least) return std::unexpected(least.error());
             o.swap_blocks = int(*least);
         }

@@ -47,7 +47,7 @@ public:
     SamplingLimits sampling_limits() const override { return own_->sampling_limits(); }
     void           sample(const StepPlan& plan) override { own_->sample(plan); }
     StepResults    results() override { return own_->results(); }
-    void           look_for_losses() override {
+    void           check_peers() override {
         if (const auto lost = processes_->lost_peer())
             throw std::runtime_error(cat("rank ", lost->process, ": ", lost->why));
     }

@@ -28,8 +28,8 @@ public:
     // Rank 0 waits for all other processes; these call rank 0. Both take at most `timeout` seconds. `model`: the model and the options
     // that must be equal in all processes, one a line. `seconds`: the longest wait for a message of a step. Error: how many processes
     // are missing, or which process has another line.
-    static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model, double timeout,
-                                                      double seconds);
+    static Result<std::shared_ptr<ProcessGroup>> rendezvous(const ProcessSpec& spec, const std::string& model,
+                                                            double timeout, double seconds);
     ~ProcessGroup() override;
     ProcessGroup(const ProcessGroup&)            = delete;
     ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -53,7 +53,7 @@ public:
     };
 
     // The smallest `mine` of all processes. A process may load before it calls this: the wait lasts while its heartbeats come.
-    Result<std::uint64_t> least(std::uint64_t mine);
+    Result<std::uint64_t> all_reduce_min(std::uint64_t mine);
     // Rank 0: sends a message to all other processes.
     Result<void> tell(Kind kind, std::span<const std::byte> content);
     // The other processes: the next message of rank 0. The wait lasts while rank 0's heartbeats come.
@@ -150,8 +150,8 @@ Result<ProcessGroup::Kind> receive_message(int socket, std::vector<std::byte>& c
     return ProcessGroup::Kind(head[4]);
 }
 
-Result<std::shared_ptr<ProcessGroup>> ProcessGroup::meet(const ProcessSpec& spec, const std::string& model,
-                                                         double timeout, double seconds) {
+Result<std::shared_ptr<ProcessGroup>> ProcessGroup::rendezvous(const ProcessSpec& spec, const std::string& model,
+                                                               double timeout, double seconds) {
     std::shared_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
     if (spec.rank == 0) group->start_heartbeat();
     const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, timeout) : group->call(model, timeout);
@@ -311,7 +311,7 @@ Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& c
     return {};
 }
 
-Result<std::uint64_t> ProcessGroup::least(std::uint64_t mine) {
+Result<std::uint64_t> ProcessGroup::all_reduce_min(std::uint64_t mine) {
     const auto all  = std::as_bytes(std::span(&mine, 1));
     const auto hear = [&](int from) -> Result<std::uint64_t> {
         if (auto ok = expect(from, Kind::least, heard_, Timeout::renewed_by_heartbeat); !ok)
