@@ -49,12 +49,12 @@ public:
     BlockManager(const BlockManager&)            = delete;
     BlockManager& operator=(const BlockManager&) = delete;
 
-    int                n_blocks() const { return pool_.size(); }
-    int                block_size() const { return pool_.block_size(); }
-    const CacheLayout& layout() const { return layout_; }
-    int                n_groups() const { return int(layout_.groups.size()); }
-    int                n_free() const { return pool_.n_free(); } // in no table, including cached ones
-    int                n_used() const { return n_blocks() - n_free(); }
+    inline int                n_blocks() const { return pool_.size(); }
+    inline int                block_size() const { return pool_.block_size(); }
+    inline const CacheLayout& layout() const { return layout_; }
+    inline int                n_groups() const { return int(layout_.groups.size()); }
+    inline int                n_free() const { return pool_.n_free(); } // in no table, including cached ones
+    int                       n_used() const { return n_blocks() - n_free(); }
     int n_cached_free() const { return pool_.n_cached_free(); } // in no table, but still in the prefix cache
     int n_pinned() const { return n_pinned_; }
     int n_copies() const { return int(moves_.copies.size()); } // waiting for take_moves()
@@ -62,8 +62,8 @@ public:
     int n_swap_free() const { return swap_.n_free(); }
 
     // Entries of a table for `n_tokens` tokens, and the blocks of such entries of all groups.
-    int entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
-    int blocks_for(int n_tokens) const { return entries_for(n_tokens) * blocks_per_entry_; }
+    inline int entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
+    inline int blocks_for(int n_tokens) const { return entries_for(n_tokens) * blocks_per_entry_; }
 
     // -- a sequence's table
 
@@ -143,17 +143,19 @@ public:
 
     // The entries of a group's table: the first block of each. Those of the swap pool while it is swapped; the first ones may be
     // released_block.
-    std::span<const BlockId> blocks(TableId table, int group = 0) const;
-    int                      n_entries(TableId table) const { return int(table_at(table).lanes[0].blocks.size()); }
-    int n_released(TableId table, int group = 0) const { return lane_of(table_at(table), group).n_released; }
+    inline std::span<const BlockId> blocks(TableId table, int group = 0) const {
+        return lane_of(table_at(table), group).blocks;
+    }
+    inline int n_entries(TableId table) const { return int(table_at(table).lanes[0].blocks.size()); }
+    inline int n_released(TableId table, int group = 0) const { return lane_of(table_at(table), group).n_released; }
     // Blocks that the table holds, of all groups.
-    int n_held(TableId table) const;
+    inline int n_held(TableId table) const;
     // The block behind one in its entry, of a table that is not swapped.
     BlockId next_of(BlockId block) const { return pool_.next_of(block); }
     // Leading entries that allocate() did not have to take.
-    int n_found(TableId table) const { return table_at(table).n_found; }
-    int slot(TableId table, int position) const; // of the first group: block * block_size + offset
-    int distinct_blocks(std::span<const TableId> tables) const;
+    inline int n_found(TableId table) const { return table_at(table).n_found; }
+    int        slot(TableId table, int position) const; // of the first group: block * block_size + offset
+    int        distinct_blocks(std::span<const TableId> tables) const;
 
     // Appends the pending block copies, which must run before the step, to `moves`.
     void take_moves(BlockMoves& moves);
@@ -176,14 +178,14 @@ private:
         int                  n_released = 0; // leading entries that are released_block
     };
     struct Table {
-        std::array<LaneTable, most_lanes> lanes;
-        CacheNamespace                    space;
+        bool                              in_use = false, hashable = true, swapped = false, pinned = false;
         int                               n_found      = 0;  // see n_found()
         int                               n_hashed     = 0;  // leading full blocks whose hashes are in the chain
         int                               copied_until = 0;  // position up to which a copied block came filled
         BlockId                           placed       = -1; // the first block, where the table is contiguous
-        Prefix                            prefix;            // of these n_hashed blocks
-        bool                              in_use = false, hashable = true, swapped = false, pinned = false;
+        std::array<LaneTable, most_lanes> lanes;
+        Prefix                            prefix; // of these n_hashed blocks
+        CacheNamespace                    space;
     };
 
     // The entries of a lane that are blocks, or markers.
@@ -197,20 +199,28 @@ private:
     std::span<const LaneTable> lanes(const Table& table) const {
         return std::span(table.lanes).first(std::size_t(n_lanes_));
     }
-    int              lane_of(int group) const { return group + n_lanes_ - n_groups(); }
-    const LaneTable& lane_of(const Table& table, int group) const { return table.lanes[std::size_t(lane_of(group))]; }
-    HashState        chain_state(const Table& table, int entry) const { // of the first lane's
+    inline int              lane_of(int group) const { return group + n_lanes_ - n_groups(); }
+    inline const LaneTable& lane_of(const Table& table, int group) const {
+        return table.lanes[std::size_t(lane_of(group))];
+    }
+    HashState chain_state(const Table& table, int entry) const { // of the first lane's
         const BlockId id = table.lanes[0].blocks[std::size_t(entry)];
         return id < 0 ? HashState::none : pool_.state(id);
     }
-    bool              has_memory(int lane) const { return lanes_[std::size_t(lane)].blocks > 0; }
-    Table&            table_at(TableId table);
-    const Table&      table_at(TableId table) const;
-    BlockId           take_block(int lane);
-    void              append(Table& table);
-    void              adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
-    bool              take_known(Table& table, std::span<const Token> tokens);
-    static CacheEntry new_entry(const Table& table, HashState state, int n_tokens, BlockHash hash) {
+    bool          has_memory(int lane) const { return lanes_[std::size_t(lane)].blocks > 0; }
+    inline Table& table_at(TableId table) {
+        if (std::size_t(table) >= tables_.size() || !tables_[std::size_t(table)].in_use) [[unlikely]]
+            check(false, "no such block table"); // called in this case only, because check() is not inline
+        return tables_[std::size_t(table)];
+    }
+    inline const Table& table_at(TableId table) const { return const_cast<BlockManager*>(this)->table_at(table); }
+    BlockId             take_block(int lane);
+    BlockId             evict_for(int lane, BlockId taken); // the rest of take_block(), where something is cached
+    void                append(Table& table);
+    void                append_placed(Table& table);
+    void                adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
+    bool                take_known(Table& table, std::span<const Token> tokens);
+    static CacheEntry   new_entry(const Table& table, HashState state, int n_tokens, BlockHash hash) {
         return {state, std::int16_t(n_tokens), -1, hash, table.prefix, table.space, 0};
     }
     void        attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state);
@@ -250,6 +260,14 @@ private:
     mutable std::vector<BlockId> touched_;     // the blocks to reset in one of the last two
     std::vector<MemoryEvent>*    log_ = nullptr;
 };
+
+inline int BlockManager::n_held(TableId id) const {
+    const Table& table = table_at(id);
+    int          n     = 0;
+    for (std::size_t l = 0; l < std::size_t(n_lanes_); l++)
+        n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * lanes_[l].blocks;
+    return n;
+}
 
 } // namespace quire
 
@@ -293,53 +311,47 @@ BlockManager::BlockManager(BlockManagerOptions options)
     check_invariants();
 }
 
-BlockManager::Table& BlockManager::table_at(TableId table) {
-    check(table >= 0 && table < TableId(tables_.size()) && tables_[std::size_t(table)].in_use, "no such block table");
-    return tables_[std::size_t(table)];
-}
-
-const BlockManager::Table& BlockManager::table_at(TableId table) const {
-    return const_cast<BlockManager*>(this)->table_at(table);
-}
-
 // An entry for new content, evicted from the prefix cache if it is there. Where a marker is wanted and there is none: released_block.
 BlockId BlockManager::take_block(int lane) {
-    const auto evict = [&](BlockId id) {
-        if (log_ && id < n_blocks()) log_->push_back({MemoryEventKind::evict, 0, 0, id, -1});
-        cache_.evict(id);
+    const BlockId id = pool_.take(lane);
+    return id >= 0 && pool_.state(id) != HashState::cached ? id : evict_for(lane, id);
+}
+
+BlockId BlockManager::evict_for(int lane, BlockId id) {
+    const auto evict = [&](BlockId cached) {
+        if (log_ && cached < n_blocks()) log_->push_back({MemoryEventKind::evict, 0, 0, cached, -1});
+        cache_.evict(cached);
     };
-    for (;;) {
-        const BlockId id = pool_.take(lane);
-        if (id >= 0) {
-            if (pool_.state(id) == HashState::cached) {
-                evict(id);
-                pool_.set_lane(id, lane);
-            }
-            return id;
-        }
+    for (; id < 0; id = pool_.take(lane)) {
         const BlockId next = has_memory(lane) ? pool_.first_cached_free() : pool_.first_cached_marker();
         check(next >= 0 || !has_memory(lane), "a block was taken from an empty pool");
         if (next < 0) return released_block;
         evict(next);
     }
+    if (pool_.state(id) == HashState::cached) {
+        evict(id);
+        pool_.set_lane(id, lane);
+    }
+    return id;
 }
 
 // Adds the next entry to a table, in all lanes.
 void BlockManager::append(Table& table) {
-    if (table.placed >= 0) {
-        std::vector<BlockId>& blocks = table.lanes[0].blocks;
-        const BlockId         id     = table.placed + BlockId(blocks.size());
-        check(id < n_blocks() && pool_.ref_count(id) == 0 && pool_.state(id) == HashState::none,
-              "a contiguous table met a block that is in use");
-        pool_.acquire(id);
-        blocks.push_back(id);
-        return;
-    }
-    for (int lane = 0; lane < n_lanes_; lane++) {
-        const BlockId id = take_block(lane);
+    if (table.placed >= 0) return append_placed(table);
+    for (std::size_t lane = 0, n = std::size_t(n_lanes_); lane < n; lane++) {
+        const BlockId id = take_block(int(lane));
         if (id < 0) table.hashable = false;
-        table.lanes[std::size_t(lane)].blocks.push_back(id);
+        table.lanes[lane].blocks.push_back(id);
     }
+}
+
+void BlockManager::append_placed(Table& table) {
+    std::vector<BlockId>& blocks = table.lanes[0].blocks;
+    const BlockId         id     = table.placed + BlockId(blocks.size());
+    check(id < n_blocks() && pool_.ref_count(id) == 0 && pool_.state(id) == HashState::none,
+          "a contiguous table met a block that is in use");
+    pool_.acquire(id);
+    blocks.push_back(id);
 }
 
 // A copy of an entry, block by block.
@@ -659,6 +671,7 @@ BlockManager::SlotCount BlockManager::count_slots(std::span<const Write> writes)
         const int    first = w.first / block_size(), end = entries_for(w.first + w.n);
         for (const LaneTable& lane : lanes(table))
             each_entry(first, end, lane.blocks, [&](BlockId id) {
+                if (!needs_copy(id, 0)) return; // most are their sequence's own
                 int& n_leaving = leaving_[std::size_t(id)];
                 if (!needs_copy(id, n_leaving)) return;
                 (can_evict(id, n_leaving) ? count.avoidable : count.fresh) += pool_.n_blocks(id);
@@ -679,6 +692,7 @@ int BlockManager::blocks_to_write(std::span<const Write> writes) const {
 
 bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) {
     const auto [fresh, avoidable, copies] = count_slots(writes);
+    if (fresh == 0 && copies == 0) return true;
     if (fresh > n_free() || (copies > 0 && !may_copy)) return false;
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
@@ -991,18 +1005,6 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     for (BlockId from : touched_) pool_.release(std::exchange(destination_[std::size_t(from)], -1));
     touched_.clear();
     return true;
-}
-
-std::span<const BlockId> BlockManager::blocks(TableId table, int group) const {
-    return lane_of(table_at(table), group).blocks;
-}
-
-int BlockManager::n_held(TableId id) const {
-    const Table& table = table_at(id);
-    int          n     = 0;
-    for (std::size_t l = 0; l < std::size_t(n_lanes_); l++)
-        n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * lanes_[l].blocks;
-    return n;
 }
 
 int BlockManager::slot(TableId table, int position) const {

@@ -49,9 +49,10 @@ public:
     // A bundle of a lane with a reference count of 1, if there is one to be had without removing an entry; or the cached bundle that
     // comes first, if it is of one block and one is wanted: its entry is still there, for the caller to remove, as is its lane. Else -1.
     BlockId take(int lane = 0);
-    void set_lane(BlockId block, int lane) { at(block).lane = std::uint8_t(lane); } // of bundles of equally many blocks
-    void acquire(BlockId block);
-    void release(BlockId block);
+    // Only to a lane with bundles of equally many blocks.
+    inline void set_lane(BlockId block, int lane) { at(block).lane = std::uint8_t(lane); }
+    void        acquire(BlockId block);
+    void        release(BlockId block);
     // Keeps a block from being taken until release_held(): it is the source of a copy that has not run.
     void hold(BlockId block);
     void release_held();
@@ -97,7 +98,8 @@ private:
     inline void push_one(BlockId block) { reuse_ == FreeOrder::fifo ? push_back(block) : push_front(block); }
     inline void push_free(BlockId block);
     void        part(BlockId block); // a bundle becomes free blocks
-    void        unlink(BlockId block);
+    inline void unlink(FreeList& list, Block& block);
+    inline void unlink(BlockId block) { unlink(counted_list(at(block), -1), at(block)); }
     BlockId     take_bundle(int lane);
 
     int                  n_blocks_, block_size_;
@@ -131,9 +133,7 @@ inline void BlockPool::push_front(BlockId id) {
     list.head                                         = id;
 }
 
-inline void BlockPool::unlink(BlockId id) {
-    Block&    block                                     = at(id);
-    FreeList& list                                      = counted_list(block, -1);
+inline void BlockPool::unlink(FreeList& list, Block& block) {
     (block.prev >= 0 ? at(block.prev).next : list.head) = block.next;
     (block.next >= 0 ? at(block.next).prev : list.tail) = block.prev;
     block.prev = block.next = -1;
@@ -147,14 +147,15 @@ inline void BlockPool::push_free(BlockId id) {
 
 inline BlockId BlockPool::take(int lane) {
     if (bundles_[std::size_t(lane)] != 1) return take_bundle(lane);
-    BlockId id = free_[0].head;
-    if (id < 0) {
-        id = free_[1].head;
-        if (id < 0 || n_blocks(id) != 1) return -1;
-    }
-    unlink(id);
-    at(id).ref_count = 1;
-    if (at(id).entry.state != HashState::cached) set_lane(id, lane);
+    const bool    cached = free_[0].head < 0;
+    const BlockId id     = free_[cached].head;
+    if (cached && (id < 0 || n_blocks(id) != 1)) return -1;
+    Block& block = at(id);
+    n_free_--;
+    n_cached_free_ -= cached;
+    unlink(free_[cached], block);
+    block.ref_count = 1;
+    if (!cached) block.lane = std::uint8_t(lane);
     return id;
 }
 

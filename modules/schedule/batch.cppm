@@ -43,7 +43,7 @@ void plan_tables(const Scheduled& item, const BlockManager& blocks, int group, G
     const int                      first    = std::max(released * size - most_behind_window, 0) / size;
     const auto                     live     = table.subspan(std::size_t(released));
     GroupPlan::Part&               one      = plan.parts[0];
-    one.tables.insert(one.tables.end(), std::size_t(released - first), released_block);
+    if (released > first) one.tables.insert(one.tables.end(), std::size_t(released - first), released_block);
     one.tables.insert(one.tables.end(), live.begin(), live.end());
     for (std::size_t i = 1; i < plan.parts.size(); i++) { // the next block of each entry
         const std::vector<BlockId>& before = plan.parts[i - 1].tables;
