@@ -218,7 +218,7 @@ private:
     BlockId             evict_for(int lane, BlockId taken); // the rest of take_block(), where something is cached
     void                append(Table& table);
     void                append_placed(Table& table);
-    void                adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
+    void                adopt(Table& table, const CacheHit& hit);
     bool                take_known(Table& table, std::span<const Token> tokens);
     static CacheEntry   new_entry(const Table& table, HashState state, int n_tokens, BlockHash hash) {
         return {state, std::int16_t(n_tokens), -1, hash, table.prefix, table.space, 0};
@@ -439,38 +439,18 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
                 std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
             shared = std::max(shared, std::size_t(same) / size);
         }
-        const int all   = entries_for(int(tokens.size()));
-        int       found = 0;
-        if (n_lanes_ == 1) {
-            Prefix parent{chain_root(space)};
-            for (; (std::size_t(found) + 1) * size <= tokens.size(); found++) {
-                const std::span<const Token> want = tokens.subspan(std::size_t(found) * size, size);
-                const BlockId                here = cache_.find(cache_.hash_of(parent, want));
-                if (here < 0 || !cache_.holds(here, parent, space, want)) break;
-                if ((std::size_t(found) + 1) * size == tokens.size() &&
-                    pool_.state(here) == HashState::cached) { // as in match()
-                    shared = std::min(shared, std::size_t(found));
-                    break;
-                }
-                take(here);
-                parent = cache_.prefix_of(here);
-            }
-            n += (all - std::max(found, int(shared))) * blocks_per_entry_;
-            continue;
-        }
-        const CacheHit hit = cache_.match(space, tokens, whole);
-        Prefix         parent{chain_root(space)};
-        for (; found < hit.n_blocks; found++) {
-            const BlockId here = cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size)));
+        const CacheHit hit   = cache_.match(space, tokens, whole);
+        const auto     found = hit.entries.size();
+        for (std::size_t entry = 0; entry < found; entry++)
             for (int lane = 0; lane < n_lanes_; lane++)
-                if (found >= hit.first[std::size_t(lane)]) take(lane == 0 ? here : cache_.attached(here, lane));
-            parent = cache_.prefix_of(here);
+                if (int(entry) >= hit.first[std::size_t(lane)]) take(cache_.in_lane(hit.entries[entry], lane));
+        // What is cached behind the hit is not shared: it would leave nothing to compute, or has gaps in some lane.
+        if ((found + 1) * size <= tokens.size()) {
+            const Prefix parent = found > 0 ? cache_.prefix_of(hit.entries.back()) : Prefix{chain_root(space)};
+            if (cache_.find(cache_.hash_of(parent, tokens.subspan(found * size, size))) >= 0)
+                shared = std::min(shared, found);
         }
-        // Cached blocks behind the hit have gaps in some lane: no sequence shares them.
-        if ((std::size_t(found) + 1) * size <= tokens.size() &&
-            cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size))) >= 0)
-            shared = std::min(shared, std::size_t(found));
-        const int fresh = all - std::max(found, int(shared));
+        const int fresh = entries_for(int(tokens.size())) - int(std::max(found, shared));
         for (const Lane& lane : lanes_)
             n += (lane.window > 0 && !whole ? std::min(fresh, most_entries) : fresh) * lane.blocks;
     }
@@ -478,12 +458,9 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
     return n;
 }
 
-// The entries of a table that the prefix cache has, in an empty one.
-void BlockManager::adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens) {
-    const auto size = std::size_t(block_size());
-    for (int i = 0; i < hit.n_blocks; i++) {
-        const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
-        const BlockId                here = cache_.find(cache_.hash_of(table.prefix, want));
+// The entries of a hit, in an empty table.
+void BlockManager::adopt(Table& table, const CacheHit& hit) {
+    for (int i = 0; i < hit.n_entries(); i++)
         for (int lane = 0; lane < n_lanes_; lane++) {
             LaneTable& to = table.lanes[std::size_t(lane)];
             if (i < hit.first[std::size_t(lane)]) {
@@ -491,13 +468,11 @@ void BlockManager::adopt(Table& table, const CacheHit& hit, std::span<const Toke
                 to.n_released++;
                 continue;
             }
-            const BlockId block = lane == 0 ? here : cache_.attached(here, lane);
-            pool_.acquire(block);
-            to.blocks.push_back(block);
+            to.blocks.push_back(cache_.in_lane(hit.entries[std::size_t(i)], lane));
+            pool_.acquire(to.blocks.back());
         }
-        table.prefix = cache_.prefix_of(here);
-    }
-    table.n_found = table.n_hashed = hit.n_blocks;
+    if (!hit.entries.empty()) table.prefix = cache_.prefix_of(hit.entries.back());
+    table.n_found = table.n_hashed = hit.n_entries();
 }
 
 bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_free, bool read_cache, bool whole) {
@@ -505,12 +480,12 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
     std::vector<BlockId>& blocks = table.lanes[0].blocks;
     check(blocks.empty(), "blocks for a prompt go into an empty table");
     CacheHit  hit  = read_cache ? cache_.match(table.space, tokens, whole) : CacheHit{};
-    const int need = blocks_for(int(tokens.size())) - hit.n_blocks * blocks_per_entry_ + hit.n_free;
+    const int need = blocks_for(int(tokens.size())) - hit.n_entries() * blocks_per_entry_ + hit.n_free;
     // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
     std::array<BlockId, most_lanes> partial{};
     int                             partial_free = 0;
     for (int lane = 0; lane < n_lanes_ && hit.partial >= 0; lane++) {
-        const BlockId from         = lane == 0 ? hit.partial : cache_.attached(hit.partial, lane);
+        const BlockId from         = cache_.in_lane(hit.partial, lane);
         partial[std::size_t(lane)] = from;
         partial_free += pool_.is_free(from) ? pool_.n_blocks(from) : 0;
     }
@@ -520,9 +495,9 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
     const auto size = std::size_t(block_size());
     const int  full = int(tokens.size() / size), all = entries_for(int(tokens.size()));
     for (LaneTable& lane : lanes(table)) lane.blocks.reserve(std::size_t(all));
-    adopt(table, hit, tokens);
+    adopt(table, hit);
     for (std::size_t lane = 0; lane < std::size_t(n_lanes_) && hit.partial >= 0; lane++) pool_.hold(partial[lane]);
-    for (int i = hit.n_blocks; i < full && read_cache; i++) {
+    for (int i = hit.n_entries(); i < full && read_cache; i++) {
         const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
         append(table);
@@ -547,8 +522,8 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
         for (std::size_t lane = 0; lane < std::size_t(n_lanes_); lane++)
             if (has_memory(int(lane)))
                 add_copy(moves_.copies, pool_, partial[lane], pool_,
-                         table.lanes[lane].blocks[std::size_t(hit.n_blocks)]);
-        table.copied_until = hit.n_blocks * block_size() + hit.n_partial_tokens;
+                         table.lanes[lane].blocks[std::size_t(hit.n_entries())]);
+        table.copied_until = hit.n_entries() * block_size() + hit.n_partial_tokens;
     }
     return true;
 }
@@ -567,7 +542,7 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
     for (int lane = 1; lane < n_lanes_ && known; lane++) known = cache_.attached(here, lane) >= 0;
     if (known) {
         for (int lane = 0; lane < n_lanes_; lane++) {
-            const BlockId block = lane == 0 ? here : cache_.attached(here, lane);
+            const BlockId block = cache_.in_lane(here, lane);
             pool_.acquire(block);
             table.lanes[std::size_t(lane)].blocks.push_back(block);
         }
@@ -597,7 +572,7 @@ int BlockManager::grow(TableId id, std::span<const Token> tokens, int from, int 
     const auto& blocks  = table.lanes[0].blocks;
     const auto  held_to = [&] { return int(blocks.size()) * block_size(); };
     check(end <= int(tokens.size()), "a table was grown past the end");
-    if (read_cache && blocks.empty()) adopt(table, cache_.match(table.space, tokens), tokens);
+    if (read_cache && blocks.empty()) adopt(table, cache_.match(table.space, tokens));
     for (;;) {
         if (read_cache) from = next_unwritten(id, from, std::min(held_to() + 1, int(tokens.size())));
         release_behind(id, from);
@@ -868,7 +843,7 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
         if (pool_.state(here) == HashState::cached) attach_own(table, i, here, HashState::cached);
         for (int lane = 0; lane < n_lanes_; lane++) {
             BlockId&      entry = table.lanes[std::size_t(lane)].blocks[i];
-            const BlockId kept  = lane == 0 ? here : cache_.attached(here, lane);
+            const BlockId kept  = cache_.in_lane(here, lane);
             if (kept < 0 || entry < 0 || kept == entry) continue;
             pool_.acquire(kept);
             release(std::exchange(entry, kept));
@@ -954,7 +929,7 @@ BlockId BlockManager::resident(BlockId swapped, int lane) const {
     const CacheEntry& entry = swap_.entry(swapped);
     if (entry.state != HashState::cached || entry.n_tokens < block_size()) return -1;
     const BlockId owner = cache_.block_of({entry.hash, entry.serial});
-    const BlockId here  = lane == 0 || owner < 0 ? owner : cache_.attached(owner, lane);
+    const BlockId here  = owner < 0 ? -1 : cache_.in_lane(owner, lane);
     return here >= 0 && pool_.state(here) == HashState::cached ? here : -1;
 }
 

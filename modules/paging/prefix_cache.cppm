@@ -54,11 +54,13 @@ inline constexpr int most_lanes = most_cache_groups + 1;
 
 // What the cache has for a prompt.
 struct CacheHit {
-    int                         n_blocks         = 0;  // whole entries of the first lane
+    std::span<const BlockId>    entries;               // whole ones, of the first lane; valid until the next match()
     int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes
     BlockId                     partial          = -1; // an entry to copy for the first tokens of the next
     int                         n_partial_tokens = 0;
     std::array<int, most_lanes> first{}; // of each lane: the first entry that is needed and there, as all behind it are
+
+    int n_entries() const { return int(entries.size()); }
 };
 
 class PrefixCache {
@@ -85,6 +87,7 @@ public:
     BlockId attached(BlockId owner, int lane) const {
         return attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1];
     }
+    BlockId in_lane(BlockId owner, int lane) const { return lane == 0 ? owner : attached(owner, lane); }
     // Gives a block without an entry that one; `owner` must have none in the block's lane.
     void attach(BlockId owner, BlockId block, HashState state);
     void begin_write(
@@ -114,15 +117,16 @@ private:
     void    remove_child(const Prefix& parent, BlockId block);
     BlockId first_child(const Prefix& parent) const; // or -1
 
-    BlockPool&            pool_;
-    ChainHash             hash_;
-    std::uint64_t         last_serial_ = 0;
-    BlockIndex            index_;
-    BlockIndex            children_; // a prefix → the cached block that continues it, the latest
-    std::vector<Siblings> siblings_; // [n_blocks] the other continuations, from the latest to the first
-    std::vector<BlockId>  in_flight_;
-    std::vector<Lane>     lanes_;
-    std::vector<BlockId>  attached_; // [n_ids × lanes behind the first] see attached()
+    BlockPool&                   pool_;
+    ChainHash                    hash_;
+    std::uint64_t                last_serial_ = 0;
+    BlockIndex                   index_;
+    BlockIndex                   children_; // a prefix → the cached block that continues it, the latest
+    std::vector<Siblings>        siblings_; // [n_blocks] the other continuations, from the latest to the first
+    std::vector<BlockId>         in_flight_;
+    std::vector<Lane>            lanes_;
+    std::vector<BlockId>         attached_; // [n_ids × lanes behind the first] see attached()
+    mutable std::vector<BlockId> found_;    // by the last match()
 
     bool                     logging_ = false;
     std::vector<CacheChange> changes_;
@@ -190,6 +194,7 @@ PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> 
       lanes_(lanes.begin(), lanes.end()), attached_(siblings_.size() * (lanes.size() - 1), -1) {
     check(lanes[0].window == 0, "a prefix cache whose index would have gaps");
     in_flight_.reserve(siblings_.size());
+    found_.reserve(siblings_.size());
 }
 
 bool PrefixCache::holds(BlockId id, const Prefix& parent, const CacheNamespace& space,
@@ -210,9 +215,10 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
     const auto                  size    = std::size_t(pool_.block_size());
     const int                   n_lanes = int(lanes_.size());
     Prefix                      here{chain_root(space)}, parent = here; // the entries looked at, and of these the hit
-    std::size_t                 done      = 0;
+    std::size_t                 n_hit     = 0;
     int                         n_written = -1; // leading entries that are cached; -1: all so far
     std::array<int, most_lanes> there{};        // of each lane: from here on all are attached
+    found_.clear();
     for (int n = 1; std::size_t(n) * size <= tokens.size(); n++) {
         std::span<const Token> want = tokens.subspan(std::size_t(n - 1) * size, size);
         const BlockId          id   = index_.find(hash_of(here, want));
@@ -220,6 +226,7 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
         // A cached block up to the very end would leave nothing to compute: a part of it will do.
         if (std::size_t(n) * size == tokens.size() && pool_.state(id) == HashState::cached) break;
         here = prefix_of(id);
+        found_.push_back(id);
         if (n_written < 0 && pool_.state(id) != HashState::cached) n_written = n - 1;
         bool                        whole_window = true;
         std::array<int, most_lanes> first{};
@@ -230,22 +237,17 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
             whole_window = whole_window && there[l] <= first[l];
         }
         if (!whole_window) continue;
-        hit.n_blocks = n;
-        hit.first    = first;
-        parent       = here;
-        done         = std::size_t(n) * size;
-        if (n_lanes == 1 && pool_.is_free(id)) hit.n_free += pool_.n_blocks(id);
+        n_hit     = std::size_t(n);
+        hit.first = first;
+        parent    = here;
     }
-    if (n_lanes > 1) {
-        BlockId id = block_of(parent);
-        for (int i = hit.n_blocks; i-- > 0; id = block_of(pool_.entry(id).parent)) {
-            if (pool_.is_free(id)) hit.n_free += pool_.n_blocks(id);
-            for (int lane = 1; lane < n_lanes; lane++)
-                if (const BlockId a = attached(id, lane); i >= hit.first[std::size_t(lane)] && pool_.is_free(a))
-                    hit.n_free += pool_.n_blocks(a);
-        }
-    }
-    const std::span<const Token> rest = tokens.subspan(done);
+    hit.entries = std::span(found_).first(n_hit);
+    for (std::size_t i = 0; i < n_hit; i++)
+        for (int lane = 0; lane < n_lanes; lane++)
+            if (const BlockId id = in_lane(found_[i], lane);
+                int(i) >= hit.first[std::size_t(lane)] && pool_.is_free(id))
+                hit.n_free += pool_.n_blocks(id);
+    const std::span<const Token> rest = tokens.subspan(n_hit * size);
     const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
     int                          seen = 0;
     for (BlockId id = first_child(parent); id >= 0 && most > 0 && seen < most_siblings;
