@@ -1,0 +1,357 @@
+// quire.paging.tables.block_tables: block tables, and the pool, the prefix cache and the pending copies behind their entries.
+// **Owns** all of these. The parts of the block manager work on it.
+//
+// A sequence has a table for each cache group (quire.paging.cache_layout). Inside, a table is a list of lanes, one for each group, of
+// which the first one keeps all positions, because the prefix cache is indexed by it; where no group does, that lane has markers:
+// entries without memory.
+export module quire.paging.tables.block_tables;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
+import quire.paging.block_pool;
+import quire.paging.cache_layout;
+import quire.paging.prefix_cache;
+import quire.paging.snapshot;
+
+export namespace quire {
+
+// A block table is known by a small number from open_table() until close_table().
+using TableId = std::int32_t;
+
+// In a table: a block that was given back because no layer sees its positions any more.
+inline constexpr BlockId released_block = -1;
+
+struct BlockManagerOptions {
+    int n_blocks   = 0;
+    int block_size = 16; // tokens, 1..256
+    int n_swap     = 0;  // blocks of the swap pool, in host memory
+    // The order in which free blocks are first allocated; empty: 0, 1, 2, …
+    std::vector<BlockId> free_order = {};
+    // Tests set another one. Collisions may cost hits but never cause a wrong one.
+    ChainHash   hash   = chain_hash;
+    CacheLayout layout = {};
+    // Entries without memory, where no group keeps all positions: as many as tables have together, and some for the prefix cache. A
+    // sequence for which there is none is not found by others. 0: some for each block.
+    int n_markers = 0;
+};
+
+struct LaneTable {
+    std::vector<BlockId> blocks;         // all lanes of a table have as many
+    int                  n_released = 0; // leading entries that are released_block
+
+    // The entries that are blocks, or markers.
+    inline std::span<BlockId>       held() { return std::span(blocks).subspan(std::size_t(n_released)); }
+    inline std::span<const BlockId> held() const { return std::span(blocks).subspan(std::size_t(n_released)); }
+};
+
+struct BlockTable {
+    bool                              in_use = false, hashable = true, swapped = false, pinned = false;
+    int                               n_found      = 0;  // leading entries that the prefix cache had for a prompt
+    int                               n_hashed     = 0;  // leading full blocks whose hashes are in the chain
+    int                               copied_until = 0;  // position up to which a copied block came filled
+    BlockId                           placed       = -1; // the first block, where the table is contiguous
+    std::array<LaneTable, most_lanes> lanes;
+    Prefix                            prefix; // of these n_hashed blocks
+    CacheNamespace                    space;
+
+    inline int n_entries() const { return int(lanes[0].blocks.size()); }
+};
+
+struct BlockTables {
+    explicit BlockTables(const BlockManagerOptions& options);
+    BlockTables(const BlockTables&)            = delete;
+    BlockTables& operator=(const BlockTables&) = delete;
+
+    CacheLayout               layout;
+    std::vector<Lane>         lanes;
+    int                       n_lanes;
+    int                       blocks_per_entry;
+    BlockPool                 pool;  // on the device
+    PrefixCache               cache; // of this pool
+    std::vector<std::int32_t> pins;  // [n_ids] pinned tables that a block is in
+    int                       n_pinned = 0;
+    std::vector<BlockTable>   all;
+    std::vector<TableId>      closed;         // to be used again, with the memory of their vectors
+    BlockMoves                moves;          // pending
+    std::vector<BlockId>      partly_written; // shared blocks that the step at hand begins and does not fill
+    std::vector<MemoryEvent>* log = nullptr;  // where evictions are recorded
+
+    inline int  block_size() const { return pool.block_size(); }
+    inline int  entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
+    inline bool has_memory(std::size_t lane) const { return lanes[lane].blocks > 0; }
+    // The lanes of a table that are in use; the others are empty.
+    inline std::span<LaneTable>       of(BlockTable& table) const { return std::span(table.lanes).first(lanes.size()); }
+    inline std::span<const LaneTable> of(const BlockTable& table) const {
+        return std::span(table.lanes).first(lanes.size());
+    }
+
+    inline BlockTable& at(TableId table) {
+        if (std::size_t(table) >= all.size() || !all[std::size_t(table)].in_use) [[unlikely]]
+            check(false, "no such block table"); // called in this case only, because check() is not inline
+        return all[std::size_t(table)];
+    }
+    inline const BlockTable& at(TableId table) const { return const_cast<BlockTables*>(this)->at(table); }
+    inline HashState         chain_state(const BlockTable& table, int entry) const { // of the first lane's
+        const BlockId id = table.lanes[0].blocks[std::size_t(entry)];
+        return id < 0 ? HashState::none : pool.state(id);
+    }
+
+    // BlockManager's functions; close() is for a table whose entries were given back by clear(), or by TableSwaps.
+    TableId open(const CacheNamespace& space);
+    TableId fork(TableId table);
+    void    clear(BlockTable& table, bool uncache);
+    void    close(TableId table);
+    int     release_behind(TableId table, int next);
+    void    place(TableId table, BlockId first);
+
+    // -- entries
+
+    // An entry for new content, evicted from the prefix cache if it is there. Where a marker is wanted and there is none:
+    // released_block.
+    inline BlockId take(std::size_t lane) {
+        const BlockId id = pool.take(int(lane));
+        return id >= 0 && pool.state(id) != HashState::cached ? id : evict_for(lane, id);
+    }
+    [[gnu::always_inline]] inline void append(BlockTable& table) { // the next entry, in all lanes
+        if (table.placed >= 0) [[unlikely]]
+            return append_placed(table);
+        for (std::size_t lane = 0, n = std::size_t(n_lanes); lane < n; lane++) {
+            const BlockId id = take(lane);
+            if (id < 0) table.hashable = false;
+            table.lanes[lane].blocks.push_back(id);
+        }
+    }
+    inline void release(BlockId block) {
+        const HashState state = pool.state(block);
+        if (pool.ref_count(block) == 1 && (state == HashState::reserved || state == HashState::in_flight))
+            cache.evict(block); // nobody will write it any more
+        pool.release(block);
+    }
+    // The table's blocks of the other lanes enter the prefix cache, attached to `owner`, an entry of the first lane with the same
+    // tokens.
+    void attach_own(const BlockTable& table, std::size_t entry, BlockId owner, HashState state);
+
+    void check_invariants() const;
+
+private:
+    BlockId evict_for(std::size_t lane, BlockId taken); // the rest of take(), where something is cached
+    void    append_placed(BlockTable& table);
+};
+
+// Notes the copies of an entry, block by block.
+inline void add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from, const BlockPool& to_pool,
+                     BlockId to) {
+    for (; from >= 0 && to >= 0; from = from_pool.next_of(from), to = to_pool.next_of(to)) list.push_back({from, to});
+}
+
+// The blocks of an entry, by lane.
+std::array<int, most_lanes> bundles_of(std::span<const Lane> lanes);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::vector<Lane> lanes_of(const CacheLayout& layout) {
+    check(!layout.groups.empty() && int(layout.groups.size()) <= most_cache_groups, "more cache groups than lanes");
+    std::vector<Lane> lanes;
+    if (!layout.keeps_all()) lanes.push_back({0, 0});
+    for (const CacheGroup& g : layout.groups) lanes.push_back({g.window, g.blocks});
+    return lanes;
+}
+
+std::array<int, most_lanes> bundles_of(std::span<const Lane> lanes) {
+    std::array<int, most_lanes> bundles;
+    bundles.fill(1);
+    for (std::size_t i = 0; i < lanes.size(); i++) bundles[i] = lanes[i].blocks;
+    return bundles;
+}
+
+int markers_of(const BlockManagerOptions& o) {
+    if (o.layout.keeps_all()) return 0;
+    return o.n_markers > 0 ? o.n_markers : 8 * o.n_blocks + 1024;
+}
+
+BlockTables::BlockTables(const BlockManagerOptions& options)
+    : layout(options.layout), lanes(lanes_of(layout)), n_lanes(int(lanes.size())),
+      blocks_per_entry(layout.blocks_per_entry()), pool(options.n_blocks, options.block_size, FreeOrder::fifo,
+                                                        options.free_order, bundles_of(lanes), markers_of(options)),
+      cache(pool, options.hash, lanes), pins(std::size_t(pool.n_ids())) {
+    check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0, "an empty block pool");
+    // The lists of a step never need more room than this.
+    for (auto* list : {&moves.copies, &moves.swap_out, &moves.swap_in}) list->reserve(pins.size());
+}
+
+// -- entries
+
+BlockId BlockTables::evict_for(std::size_t lane, BlockId id) {
+    const auto evict = [&](BlockId cached) {
+        if (log && cached < pool.size()) log->push_back({MemoryEventKind::evict, 0, 0, cached, -1});
+        cache.evict(cached);
+    };
+    for (; id < 0; id = pool.take(int(lane))) {
+        const BlockId next = has_memory(lane) ? pool.first_cached_free() : pool.first_cached_marker();
+        check(next >= 0 || !has_memory(lane), "a block was taken from an empty pool");
+        if (next < 0) return released_block;
+        evict(next);
+    }
+    if (pool.state(id) == HashState::cached) {
+        evict(id);
+        pool.set_lane(id, int(lane));
+    }
+    return id;
+}
+
+void BlockTables::append_placed(BlockTable& table) {
+    std::vector<BlockId>& blocks = table.lanes[0].blocks;
+    const BlockId         id     = table.placed + BlockId(blocks.size());
+    check(id < pool.size() && pool.ref_count(id) == 0 && pool.state(id) == HashState::none,
+          "a contiguous table met a block that is in use");
+    pool.acquire(id);
+    blocks.push_back(id);
+}
+
+void BlockTables::attach_own(const BlockTable& table, std::size_t entry, BlockId owner, HashState state) {
+    for (std::size_t lane = 1; lane < lanes.size(); lane++) {
+        const BlockId own = table.lanes[lane].blocks[entry];
+        if (own >= 0 && pool.state(own) == HashState::none && cache.attached(owner, int(lane)) < 0)
+            cache.attach(owner, own, state);
+    }
+}
+
+// -- tables
+
+TableId BlockTables::open(const CacheNamespace& space) {
+    if (closed.empty()) {
+        closed.push_back(TableId(all.size()));
+        all.emplace_back();
+    }
+    TableId id = closed.back();
+    closed.pop_back();
+    BlockTable& table = all[std::size_t(id)];
+    table.space       = space;
+    table.in_use      = true;
+    table.hashable    = true;
+    table.placed      = -1;
+    table.n_hashed = table.copied_until = table.n_found = 0;
+    table.prefix                                        = {chain_root(space)};
+    return id;
+}
+
+TableId BlockTables::fork(TableId id) {
+    check(!at(id).swapped, "a swapped table was forked"); // before its number could be given to the child
+    TableId           child_id = open({});
+    const BlockTable& parent   = at(id);
+    BlockTable&       child    = at(child_id);
+    for (std::size_t l = 0; l < lanes.size(); l++) {
+        child.lanes[l].blocks.assign(parent.lanes[l].blocks.begin(), parent.lanes[l].blocks.end());
+        child.lanes[l].n_released = parent.lanes[l].n_released;
+        for (BlockId block : child.lanes[l].held())
+            if (block >= 0) pool.acquire(block);
+    }
+    child.space        = parent.space;
+    child.n_hashed     = parent.n_hashed;
+    child.prefix       = parent.prefix;
+    child.hashable     = parent.hashable;
+    child.copied_until = parent.copied_until;
+    return child_id;
+}
+
+void BlockTables::clear(BlockTable& table, bool uncache) {
+    const auto give_back = [&](BlockId block) {
+        if (table.pinned && --pins[std::size_t(block)] == 0) n_pinned -= pool.n_blocks(block);
+        if (pool.ref_count(block) == 1) {
+            const CacheEntry& entry = pool.entry(block);
+            const bool        tail  = entry.n_tokens < block_size(); // of no use without its pin
+            if (entry.state == HashState::cached && (tail || uncache)) cache.evict(block);
+            // A copy into it that is still pending is of no use any more.
+            if (table.copied_until > 0)
+                std::erase_if(moves.copies, [&](const BlockCopy& copy) { return pool.bundle_of(copy.to) == block; });
+        }
+        release(block);
+    };
+    // The lanes side by side: what is left of a prefix has its windows.
+    for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
+        for (std::size_t l = 0, n = std::size_t(n_lanes); l < n; l++)
+            if (const BlockId block = table.lanes[l].blocks[i]; block >= 0) give_back(block);
+}
+
+void BlockTables::close(TableId id) {
+    BlockTable& table = at(id);
+    for (LaneTable& lane : of(table)) {
+        lane.blocks.clear();
+        lane.n_released = 0;
+    }
+    table.in_use = table.swapped = table.pinned = false;
+    closed.push_back(id);
+}
+
+int BlockTables::release_behind(TableId id, int next) {
+    BlockTable& table = at(id);
+    check(!table.swapped && !table.pinned, "blocks of a table that is swapped or pinned were given back");
+    int n = 0;
+    for (std::size_t l = 0; l < lanes.size(); l++) {
+        if (lanes[l].window == 0) continue;
+        LaneTable& lane = table.lanes[l];
+        const int  end =
+            std::min(CacheLayout::first_entry_seen(lanes[l].window, next, block_size()), int(lane.blocks.size()));
+        for (; lane.n_released < end; lane.n_released++, n += lanes[l].blocks)
+            release(std::exchange(lane.blocks[std::size_t(lane.n_released)], released_block));
+    }
+    return n;
+}
+
+void BlockTables::place(TableId id, BlockId first) {
+    BlockTable& table = at(id);
+    table.placed      = first;
+    table.hashable    = false;
+    check(n_lanes == 1 && blocks_per_entry == 1, "contiguous memory is for one group");
+    check(!table.swapped && !table.pinned && table.n_hashed == 0,
+          "a table that is hashed, pinned or swapped cannot be made contiguous");
+    std::vector<BlockId>& blocks = table.lanes[0].blocks;
+    for (BlockId& entry : blocks) {
+        const BlockId to = first + BlockId(&entry - blocks.data());
+        if (entry == to) continue;
+        check(to < pool.size() && pool.ref_count(to) == 0, "a contiguous table met a block that is in use");
+        pool.hold(entry);
+        pool.acquire(to);
+        moves.copies.push_back({entry, to});
+        release(std::exchange(entry, to));
+    }
+}
+
+void BlockTables::check_invariants() const {
+    std::vector<int> references(pins.size(), 0), pinned(references);
+    for (const BlockTable& table : all)
+        for (std::size_t l = 0; l < lanes.size(); l++) {
+            const LaneTable& lane = table.lanes[l];
+            check(table.in_use || lane.blocks.empty(), "a closed table holds blocks");
+            check(lane.blocks.size() == table.lanes[0].blocks.size(), "the lanes of a table are not of one length");
+            for (std::size_t i = 0; i < lane.blocks.size(); i++) {
+                const BlockId block = lane.blocks[i];
+                check((block < 0) == (int(i) < lane.n_released) || !has_memory(l), "an entry is missing");
+                if (block < 0 || table.swapped) continue;
+                check(table.placed < 0 || block == table.placed + BlockId(i), "a contiguous table is not contiguous");
+                check(pool.n_blocks(block) == lanes[l].blocks, "an entry has not the blocks of its group");
+                references.at(std::size_t(block))++;
+                if (table.pinned) pinned[std::size_t(block)]++;
+            }
+        }
+    pool.check_invariants(references);
+    cache.check_invariants();
+    int n = 0;
+    for (BlockId id = 0; id < pool.n_ids(); id++) {
+        const CacheEntry& entry = pool.entry(id);
+        const bool        is    = pins[std::size_t(id)] > 0;
+        check(pins[std::size_t(id)] == pinned[std::size_t(id)], "a pin is not a pinned table's");
+        check(is || entry.state == HashState::none || entry.n_tokens == block_size(),
+              "a part of a block is cached, but not pinned");
+        n += is ? pool.n_blocks(id) : 0;
+    }
+    check(n == n_pinned, "pinned blocks are miscounted");
+}
+
+} // namespace quire

@@ -1,0 +1,139 @@
+// quire.paging.tables.counts: how many blocks tables hold together, and how many would be free or taken if some of them were closed.
+// Owns scratch memory only.
+export module quire.paging.tables.counts;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
+import quire.paging.cache_layout;
+import quire.paging.prefix_cache;
+import quire.paging.tables.block_tables;
+
+export namespace quire {
+
+// The first three are BlockManager's functions.
+class BlockCounts {
+public:
+    BlockCounts(const BlockTables& tables, int n_swap);
+
+    int n_free(std::span<const TableId> closing);
+    int distinct_blocks(std::span<const TableId> tables);
+    int blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                           std::span<const TableId> closing, bool whole, int most_entries);
+
+    // -- for counts of other parts
+
+    void begin(std::span<const TableId> closing); // a count for which these tables are gone
+    void end();                                   // everything is there again
+    // One more sharer of a block is gone.
+    inline void leave(BlockId block) {
+        if (leaving_[std::size_t(block)]++ == 0) touched_.push_back(block);
+    }
+    inline int n_leaving(BlockId block) const { return leaving_[std::size_t(block)]; }
+    bool       is_free(BlockId block) const; // or would be, without the sharers that are gone
+    // True once for each block of a count.
+    inline bool is_new(BlockId block) { return std::exchange(seen_[std::size_t(block)], now_) != now_; }
+
+    void check_invariants() const;
+
+private:
+    const BlockTables&   tables_;
+    std::vector<int>     seen_; // [n_ids or n_swap] the last count that met a block
+    int                  now_ = 0;
+    std::vector<int>     leaving_; // [n_ids] sharers that are gone
+    std::vector<BlockId> touched_; // those that some sharers have left
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+BlockCounts::BlockCounts(const BlockTables& tables, int n_swap)
+    : tables_(tables), seen_(std::size_t(std::max(tables.pool.n_ids(), n_swap))),
+      leaving_(std::size_t(tables.pool.n_ids())) {
+    touched_.reserve(leaving_.size());
+}
+
+void BlockCounts::begin(std::span<const TableId> closing) {
+    now_++;
+    for (TableId id : closing) {
+        if (tables_.at(id).swapped) continue;
+        for (const LaneTable& lane : tables_.of(tables_.at(id)))
+            for (BlockId block : lane.held())
+                if (block >= 0) leave(block);
+    }
+}
+
+void BlockCounts::end() {
+    for (BlockId block : touched_) leaving_[std::size_t(block)] = 0;
+    touched_.clear();
+}
+
+bool BlockCounts::is_free(BlockId block) const {
+    const int n = leaving_[std::size_t(block)];
+    return tables_.pool.is_free(block) || (n > 0 && n == tables_.pool.ref_count(block));
+}
+
+int BlockCounts::n_free(std::span<const TableId> closing) {
+    begin(closing);
+    int n = tables_.pool.n_free();
+    for (BlockId block : touched_) n += is_free(block) ? tables_.pool.n_blocks(block) : 0;
+    end();
+    return n;
+}
+
+int BlockCounts::distinct_blocks(std::span<const TableId> tables) {
+    now_++;
+    int n = 0;
+    for (TableId id : tables)
+        for (std::size_t l = 0; l < tables_.lanes.size(); l++)
+            for (BlockId block : tables_.at(id).lanes[l].held())
+                if (block >= 0 && is_new(block)) n += tables_.lanes[l].blocks;
+    return n;
+}
+
+int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                                    std::span<const TableId> closing, bool whole, int most_entries) {
+    const PrefixCache& cache = tables_.cache;
+    const auto         size  = std::size_t(tables_.block_size());
+    int                n     = 0;
+    begin(closing);
+    for (std::size_t i = 0; i < sequences.size(); i++) {
+        const std::span<const Token> tokens = sequences[i];
+        std::size_t                  shared = 0; // whole blocks with one of the sequences before it
+        for (std::span<const Token> other : sequences.first(i)) {
+            const auto same =
+                std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+            shared = std::max(shared, std::size_t(same) / size);
+        }
+        const CacheHit hit   = cache.match(space, tokens, whole);
+        const auto     found = hit.entries.size();
+        for (std::size_t entry = 0; entry < found; entry++)
+            for (int lane = 0; lane < tables_.n_lanes; lane++) {
+                if (int(entry) < hit.first[std::size_t(lane)]) continue;
+                const BlockId id = cache.in_lane(hit.entries[entry], lane);
+                if (is_free(id) && is_new(id)) n += tables_.pool.n_blocks(id);
+            }
+        // What is cached behind the hit is not shared: it would leave nothing to compute, or has gaps in some lane.
+        if ((found + 1) * size <= tokens.size()) {
+            const Prefix parent = found > 0 ? cache.prefix_of(hit.entries.back()) : Prefix{chain_root(space)};
+            if (cache.find(cache.hash_of(parent, tokens.subspan(found * size, size))) >= 0)
+                shared = std::min(shared, found);
+        }
+        const int fresh = tables_.entries_for(int(tokens.size())) - int(std::max(found, shared));
+        for (const Lane& lane : tables_.lanes)
+            n += (lane.window > 0 && !whole ? std::min(fresh, most_entries) : fresh) * lane.blocks;
+    }
+    end();
+    return n;
+}
+
+void BlockCounts::check_invariants() const {
+    check(touched_.empty() && std::ranges::all_of(leaving_, [](int n) { return n == 0; }),
+          "a sharer was counted and not taken back");
+}
+
+} // namespace quire
