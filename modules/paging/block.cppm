@@ -22,7 +22,7 @@ struct BlockMoves {
     void clear();
 };
 
-// Moves that were started, and all those before them; they can be waited for. 0: none.
+// Stands for moves that were started and all moves before them, to wait for them. 0: none.
 using MoveTicket = std::uint64_t;
 
 // 2^order blocks with consecutive ids.

@@ -25,7 +25,7 @@ struct CacheNamespace {
 // The empty salt is the shared namespace.
 CacheNamespace cache_namespace(std::string_view salt);
 
-// What the first block of a namespace follows.
+// The parent hash of the first blocks of a namespace.
 std::optional<BlockHash> chain_root(const CacheNamespace& space);
 
 // xxHash64, seed 0, of [the parent's hash, 8 bytes little-endian; nothing for the first block] and the token ids as

@@ -49,9 +49,8 @@ public:
                   bool whole = false) {
         return allocate_table(tables_, table, tokens, keep_free, read_cache, whole);
     }
-    // Blocks that allocate() takes from the free list for the sequences of one request together, one after the other. As in all
-    // functions with `closing`: once these tables are closed, and nothing else has changed. `most_entries`: so many at once, of groups
-    // with a window.
+    // Blocks that allocate() takes from the free list for all sequences of a request. `closing`, here and below: as if these tables
+    // were closed. `most_entries`: a group with a window holds no more entries at once.
     int blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
                            std::span<const TableId> closing = {}, bool whole = false,
                            int most_entries = std::numeric_limits<int>::max()) const {
@@ -61,9 +60,9 @@ public:
         return blocks_to_allocate(space, std::array{tokens});
     }
     int n_free(std::span<const TableId> closing) const { return counts_.n_free(closing); }
-    // Sliding windows: a table that holds a beginning of `tokens` gets the blocks before `end`, as allocate() would; those that lie
-    // behind the windows of the first position that is not written yet, of those from `from` on, are given back as it goes. It ends
-    // earlier where no block is free. Returns that position.
+    // Sliding windows: a table that holds a beginning of `tokens` gets the blocks before position `end`, as from allocate(), and gives
+    // back those that the first unwritten position, at or after `from`, does not see. It ends earlier when no block is free. Returns
+    // this position.
     int grow(TableId table, std::span<const Token> tokens, int from, int end, bool read_cache = true) {
         return grow_table(tables_, table, tokens, from, end, read_cache);
     }
@@ -72,13 +71,13 @@ public:
     inline int next_unwritten(TableId table, int from, int n_tokens) const {
         return quire::next_unwritten(tables_, table, from, n_tokens);
     }
-    // Of the sequence's first n positions: how many leading ones were written before this step, and are not written again in it. At
-    // least these: a shared block that a sharer may write in this step ends the count.
+    // How many leading positions, of the first n, were written before this step and are not written again in it, at least: a shared
+    // block that a sharer may write in this step ends the count.
     inline int n_readable(TableId table, int n) const { return quire::n_readable(tables_, table, n); }
     // True if the last token's slot is in a block that is in flight, which cannot be copied yet.
     inline bool must_wait(TableId table, int n_tokens) const { return quire::must_wait(tables_, table, n_tokens); }
     // Slots for all `writes`, or for none (false): appends blocks as needed and replaces a shared block by a copy
-    // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place. `may_copy` false: nor where that takes a copy.
+    // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place. `may_copy` false: none if a copy is needed.
     inline bool allocate_slots(std::span<const Write> writes, bool may_copy = true) {
         return quire::allocate_slots(tables_, counts_, writes, may_copy);
     }
@@ -91,8 +90,8 @@ public:
     }
     // This step will write those positions; sequences scheduled later in the step can rely on it.
     inline void will_write(const Write& write) { quire::will_write(tables_, write); }
-    // Whether a sequence that was scheduled earlier in the step writes a part of the block of that position: the rest of it, which this
-    // one shares, comes in the next steps.
+    // Whether a sequence that was scheduled earlier in this step writes a part of the block of that position. The rest of the block,
+    // which the two share, comes in the next steps.
     inline bool is_partly_written(TableId table, int position) const {
         return quire::is_partly_written(tables_, table, position);
     }
@@ -101,7 +100,7 @@ public:
         tables_.cache.commit();
         tables_.partly_written.clear();
     }
-    // What can be found in the prefix cache from now on, and what no longer; off at first.
+    // The blocks that can be found in the prefix cache from now on, or no longer; off at first.
     void                     log_cache(bool on) { tables_.cache.log_changes(on); }
     std::vector<CacheChange> take_cache_changes() { return tables_.cache.take_changes(); }
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
@@ -111,8 +110,8 @@ public:
     // Sliding windows: `next` is the sequence's next position. Gives back the blocks that lie wholly behind the window of their group;
     // they stay in the prefix cache until their memory is needed. Returns how many.
     int release_behind(TableId table, int next) { return tables_.release_behind(table, next); }
-    // Contiguous memory: entry i of the table is block first + i from now on, which the caller knows to be free; blocks that the
-    // table has are copied there. It is not in the prefix cache.
+    // Contiguous memory: entry i of the table is block first + i from now on. The caller knows that these blocks are free. The blocks
+    // that the table has are copied there. Such a table is not in the prefix cache.
     void    place(TableId table, BlockId first) { tables_.place(table, first); }
     BlockId placed_at(TableId table) const { return tables_.at(table).placed; } // or -1
     // A second table with the same blocks, in no place of its own. Nothing is copied until one of the two writes.
@@ -135,8 +134,7 @@ public:
     bool swap_in(std::span<const TableId> tables, int keep_free = 0) { return swaps_.swap_in(tables, keep_free); }
     bool is_swapped(TableId table) const { return tables_.at(table).swapped; }
 
-    // The entries of a group's table: the first block of each. Those of the swap pool while it is swapped; the first ones may be
-    // released_block.
+    // The entries of a group's table: the first block of each, or released_block in front. Ids of the swap pool while it is swapped.
     inline std::span<const BlockId> blocks(TableId table, int group = 0) const { return lane_of(table, group).blocks; }
     inline int                      n_entries(TableId table) const { return tables_.at(table).n_entries(); }
     inline int n_released(TableId table, int group = 0) const { return lane_of(table, group).n_released; }
@@ -144,7 +142,7 @@ public:
     inline int n_held(TableId table) const;
     // The block behind one in its entry, of a table that is not swapped.
     BlockId next_of(BlockId block) const { return tables_.pool.next_of(block); }
-    // Leading entries that allocate() did not have to take.
+    // Leading entries that allocate() found in the prefix cache.
     inline int n_found(TableId table) const { return tables_.at(table).n_found; }
     int        slot(TableId table, int position) const; // of the first group: block * block_size + offset
     int        distinct_blocks(std::span<const TableId> tables) const { return counts_.distinct_blocks(tables); }

@@ -12,13 +12,14 @@ export namespace quire {
 // Which of the free blocks is taken first. FIFO makes eviction from the prefix cache least recently used.
 enum class FreeOrder : std::uint8_t { fifo, lifo };
 
-// Bundles of one block.
+// The bundles of a pool with one lane: of one block each.
 inline constexpr std::array one_block{1};
 
-// The table entries of each lane are bundles of so many blocks. A bundle is known by its first block, and what is said of that one
-// holds for all: its lane, reference count, cache entry. A bundle of no blocks is a marker: it has a number and a cache entry, and
-// no memory. A bundle is free exactly when its reference count is 0 and it is not held; its blocks are on the free list one by one
-// unless it is cached. The block manager calls the `inline` functions for every entry of a table (in a module no others are).
+// An entry of a table is a bundle of blocks; all bundles of a lane have equally many. A bundle has the id of its first block, which
+// has the lane, the reference count and the cache entry of the bundle. A bundle of no blocks is a marker: it has an id and a cache
+// entry, but no memory. A bundle is free exactly when its reference count is 0 and it is not held; its blocks are on the free list one
+// by one unless it is cached. The functions that the block manager calls for every entry of a table are `inline`: a module does not
+// make them so.
 class BlockPool {
 public:
     // `order`: in which the blocks are taken at first, each id once; empty: 0, 1, 2, … `bundles`: blocks of a bundle, by lane.
@@ -46,10 +47,10 @@ public:
     // -- reference counts
 
     inline int ref_count(BlockId block) const { return at(block).ref_count; }
-    // A bundle of a lane with a reference count of 1, if there is one to be had without removing an entry; or the cached bundle that
-    // comes first, if it is of one block and one is wanted: its entry is still there, for the caller to remove, as is its lane. Else -1.
+    // Takes a bundle for a lane; its reference count is 1. If only cached blocks are free, and the lane's bundles and the first cached
+    // one have one block, it is that one: the caller removes its cache entry, then sets its lane. -1: something has to be evicted first.
     BlockId take(int lane = 0);
-    // Only to a lane with bundles of equally many blocks.
+    // The new lane has bundles of equally many blocks.
     inline void set_lane(BlockId block, int lane) { at(block).lane = std::uint8_t(lane); }
     void        acquire(BlockId block);
     void        release(BlockId block);
@@ -85,7 +86,7 @@ private:
 
     inline Block&       at(BlockId block) { return blocks_[std::size_t(block)]; }
     inline const Block& at(BlockId block) const { return blocks_[std::size_t(block)]; }
-    // The free list of a block, which it joins (sign 1) or leaves (-1).
+    // The free list that a block joins (sign 1) or leaves (-1), and counts it.
     inline FreeList& counted_list(const Block& block, int sign) {
         const int  n      = bundles_[block.lane];
         const bool cached = block.entry.state == HashState::cached;
@@ -102,17 +103,17 @@ private:
     inline void unlink(BlockId block) { unlink(counted_list(at(block), -1), at(block)); }
     BlockId     take_bundle(int lane);
 
-    int                  n_blocks_, block_size_;
-    FreeOrder            reuse_;
-    std::array<int, 8>   bundles_{}; // blocks of a bundle, by lane
-    std::vector<Block>   blocks_;    // [n_ids]
-    std::vector<BlockId> rest_;      // [n_blocks] see next_of(); empty where bundles have one block
-    std::vector<BlockId> first_;  // [n_ids] of a block that is not the first of its bundle: that one, else -1; or empty
-    std::vector<Token>   tokens_; // [n_ids × block_size] guards against collisions of hashes
-    std::array<FreeList, 4> free_; // what is free and not cached, and what is cached; then these of markers
-    std::vector<BlockId>    held_; // in the order in which they were held
+    int                     n_blocks_, block_size_;
+    FreeOrder               reuse_;
+    std::array<int, 8>      bundles_{}; // blocks of a bundle, by lane
+    std::vector<Block>      blocks_;    // [n_ids]
+    std::vector<BlockId>    rest_;      // [n_blocks] see next_of(); empty where bundles have one block
+    std::vector<BlockId>    first_;     // [n_ids] the first block of its bundle, or -1 if it is that; empty as rest_
+    std::vector<Token>      tokens_;    // [n_ids × block_size] guards against collisions of hashes
+    std::array<FreeList, 4> free_;      // blocks that are not cached, cached blocks; then such markers
+    std::vector<BlockId>    held_;      // in the order in which they were held
     int                     n_free_ = 0, n_cached_free_ = 0, n_held_ = 0;
-    std::uint8_t            one_block_ = 0; // a lane whose bundles have one block: that of free blocks
+    std::uint8_t            one_block_ = 0; // the lane of free blocks, whose bundles have one block
 };
 
 inline void BlockPool::push_back(BlockId id) {

@@ -52,7 +52,7 @@ struct CacheLayout {
     int longest(std::int64_t n_blocks, int block_size, int most) const;
     // The part of the pool's memory that no layer uses, where this is largest: a sequence with blocks of one group alone.
     double waste() const;
-    // Which entry of the group's table position p sees first, of the positions up to its own.
+    // The first entry of a table that a position sees.
     static int first_entry_seen(int window, int position, int block_size) {
         return window > 0 ? std::max(position - window + 1, 0) / block_size : 0;
     }
@@ -60,9 +60,9 @@ struct CacheLayout {
 
 inline constexpr int most_cache_groups = 4;
 
-// Layers with equal caches form a group; a window of `context` or more is none. A block holds as many layers as divide all groups with
-// a waste of at most 2 %, so that tables are short. Groups beyond most_cache_groups join the one
-// with the next wider window.
+// Layers with equal caches form a group; a window of `context` or more is none. A block holds the most layers by which all groups can be
+// divided with a waste of at most 2 %, so that tables are short. Groups beyond most_cache_groups join the one with the next wider
+// window.
 CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context);
 
 } // namespace quire

@@ -45,8 +45,7 @@ private:
     int                size_ = 0, capacity_ = 0;
 };
 
-// A list of tables' entries that the pool serves: bundles of `blocks` blocks. What lies behind `window` positions is given back; 0: all
-// is kept.
+// The entries of a lane are bundles of `blocks` blocks. Those behind the last `window` positions are given back; 0: all are kept.
 struct Lane {
     int window = 0, blocks = 1;
 };
@@ -54,11 +53,11 @@ inline constexpr int most_lanes = most_cache_groups + 1;
 
 // What the cache has for a prompt.
 struct CacheHit {
-    std::span<const BlockId>    entries;               // whole ones, of the first lane; valid until the next match()
+    std::span<const BlockId>    entries;               // of the first lane; valid until the next match()
     int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes
-    BlockId                     partial          = -1; // an entry to copy for the first tokens of the next
+    BlockId                     partial          = -1; // the entry whose first tokens are those that come next, or -1
     int                         n_partial_tokens = 0;
-    std::array<int, most_lanes> first{}; // of each lane: the first entry that is needed and there, as all behind it are
+    std::array<int, most_lanes> first{}; // by lane: the first entry that is needed; it and all behind it are there
 
     int n_entries() const { return int(entries.size()); }
 };
@@ -68,35 +67,36 @@ public:
     // `pool` outlives the cache. The first lane has no window.
     PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes);
 
-    // How much of a prompt is there: whole blocks without a gap, then the longest part of a block that continues them. The last
-    // token is always left to compute. Of lanes with a window only those blocks have to be there that the first token to compute
-    // sees, where some are not written yet, the first one of these; with `whole` all.
+    // Finds the beginning of a prompt: whole entries without a gap, then the entry that continues them with the most tokens. The last
+    // token is always left to compute. A lane with a window needs those entries only that the first token to compute sees; if some
+    // entries are not written yet, those that the first token of the first of them sees. With `whole` it needs all.
     CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false) const;
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
     BlockId   find(BlockHash hash) const { return index_.find(hash); } // or -1; the caller compares with holds()
     // Whether a block holds these tokens, and all of the prefix before them.
     bool   holds(BlockId block, const Prefix& parent, const CacheNamespace& space, std::span<const Token> tokens) const;
     Prefix prefix_of(BlockId block) const { return {pool_.entry(block).hash, pool_.entry(block).serial}; }
-    // The block that a prefix ends with, or -1.
+    // The block at the end of a prefix, or -1.
     BlockId block_of(const Prefix& prefix) const;
     bool    is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
-    // Gives a block without an entry one, and a serial if it had none before a swap. A full block's hash must not be in the index.
+    // Gives an entry to a block that has none, and a serial to an entry that has none from before a swap. The hash of a full block
+    // must not be in the index.
     void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
-    // Of a lane behind the first: what holds the tokens of `owner`, an entry of the first lane. -1: it has none there.
+    // The block of a lane behind the first that holds the tokens of `owner`, an entry of the first lane; or -1.
     BlockId attached(BlockId owner, int lane) const {
         return attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1];
     }
     BlockId in_lane(BlockId owner, int lane) const { return lane == 0 ? owner : attached(owner, lane); }
-    // Gives a block without an entry that one; `owner` must have none in the block's lane.
+    // A block without an entry holds the tokens of `owner`, which has no block in its lane yet.
     void attach(BlockId owner, BlockId block, HashState state);
-    void begin_write(
-        BlockId block); // of the first lane, with what is attached: reserved → in flight; otherwise nothing
-    void commit();      // all in flight → cached
-    // Removes a block's entry, and those of all blocks that continue it or are attached, which nobody could find any more.
+    // A reserved block of the first lane and the blocks attached to it are in flight.
+    void begin_write(BlockId block);
+    void commit(); // all in flight → cached
+    // Removes a block's entry, and the entries of all blocks that continue it or are attached to it: no prompt leads to them any more.
     void evict(BlockId block);
 
-    // Whether it notes what changes, and what has changed since the last call.
+    // take_changes() returns the changes since its last call, while they are logged.
     void                     log_changes(bool on);
     std::vector<CacheChange> take_changes() { return std::exchange(changes_, {}); }
 

@@ -32,8 +32,8 @@ struct BlockManagerOptions {
     // Tests set another one. Collisions may cost hits but never cause a wrong one.
     ChainHash   hash   = chain_hash;
     CacheLayout layout = {};
-    // Entries without memory, where no group keeps all positions: as many as tables have together, and some for the prefix cache. A
-    // sequence for which there is none is not found by others. 0: some for each block.
+    // Markers, where no group keeps all positions: for the entries of all tables, and more for the prefix cache. A sequence that gets
+    // no marker is not found by others. 0: some for each block.
     int n_markers = 0;
 };
 

@@ -1,5 +1,5 @@
-// quire.paging.tables.prompts: tables for tokens that are known, and the prefix cache: what of them is there already, and what others can
-// find from now on. Owns nothing.
+// quire.paging.tables.prompts: tables for tokens that are known: what the prefix cache has of them, and what others find there from now
+// on. Owns nothing.
 export module quire.paging.tables.prompts;
 
 import quire.core.base;

@@ -49,8 +49,8 @@ int next_unwritten(const BlockTables& tables, TableId id, int from, int n_tokens
 int n_readable(const BlockTables& tables, TableId id, int n) {
     const BlockTable& table    = tables.at(id);
     int               readable = n;
-    // Only blocks with a hash have several writers, and a block is not written before those in front of it: the first one from the end
-    // that nobody writes is the last look.
+    // Only blocks with a hash have several writers, and a block is not written before those in front of it. So the search goes back from
+    // the end, to the first block that nobody writes.
     for (int i = std::min(table.n_hashed, tables.entries_for(n)) - 1; i >= table.lanes[0].n_released; i--) {
         const BlockId   block = table.lanes[0].blocks[std::size_t(i)];
         const HashState state = tables.pool.state(block);
