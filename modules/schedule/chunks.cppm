@@ -78,6 +78,7 @@ void share_step(std::span<Claim> claims, int tokens) {
         if (!c.prompt) give(c, int(c.group->sequences.size())); // there is one for each
     for (Claim& c : claims)
         if (!c.prompt) give(c, tokens); // forced tokens
+    if (!prompts) return;
     int half = tokens - tokens / 2;
     for (Claim& c : claims)
         if (c.prompt) half -= give(c, half);
@@ -128,7 +129,9 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
         budget.tokens--;
         budget.logit_rows--;
     }
-    std::erase_if(items, [](const Scheduled& item) { return item.n_tokens == 0; });
+    // Of this group alone: all groups before it have been here.
+    for (std::size_t i = items.size(); i-- > first_item;)
+        if (items[i].n_tokens == 0) items.erase(items.begin() + std::ptrdiff_t(i));
 }
 
 } // namespace quire
