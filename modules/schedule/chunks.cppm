@@ -1,4 +1,5 @@
-// quire.schedule.chunks: how the tokens of a step are shared among the requests, and how many of each sequence run. Owns nothing.
+// quire.schedule.chunks: how the tokens of a step are shared among the requests, and how many tokens of each sequence run. Owns scratch memory
+// only.
 export module quire.schedule.chunks;
 
 import quire.core.base;
@@ -10,29 +11,47 @@ import quire.schedule.sequence;
 
 export namespace quire {
 
-// What is left of a step.
-struct StepBudget {
-    int tokens = 0, logit_rows = 0;
-    int others = 0, other_rows = 0; // of these, what is kept for later groups
+class StepShares {
+public:
+    using Groups = std::span<const std::unique_ptr<SequenceGroup>>;
+
+    // `max_logit_rows`: of a step. `whole_prompts`: a prompt runs in one step or not at all.
+    StepShares(int max_groups, int max_logit_rows, bool whole_prompts);
+
+    // A step of so many tokens; no group takes part yet.
+    void begin(int tokens, Groups running);
+    // A group that has its slots takes part.
+    void add(SequenceGroup& group, const BlockManager& blocks);
+    // Whether the step has tokens for another request: the groups that take part leave some, or few prompts share it, whose blocks are
+    // taken before they are computed.
+    bool has_room() const;
+    // Appends what the sequences of the groups that take part do in this step, in the order of `running`.
+    void schedule(Groups running, BlockManager& blocks, std::vector<Scheduled>& items);
+
+private:
+    // The tokens that a group can run in a step.
+    struct Claim {
+        SequenceGroup* group  = nullptr;
+        int            tokens = 0;     // at least one for each sequence
+        bool           prompt = false; // more than the next tokens: a prompt, or what is computed again
+    };
+    // What is left of a step.
+    struct Budget {
+        int tokens = 0, logit_rows = 0;
+        int others = 0, other_rows = 0; // of these, what is kept for later groups
+    };
+
+    static Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
+    void         share();
+    void         schedule_chunks(SequenceGroup& group, BlockManager& blocks, Budget& budget,
+                                 std::vector<Scheduled>& items) const;
+
+    int                max_logit_rows_;
+    bool               whole_prompts_;
+    int                tokens_ = 0; // of the step
+    std::vector<Claim> claims_;
+    int                claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // by all claims together; of these, prompts
 };
-
-// The tokens that a group can run in a step.
-struct Claim {
-    SequenceGroup* group  = nullptr;
-    int            tokens = 0;     // at least one for each sequence
-    bool           prompt = false; // more than the next tokens: a prompt, or what is computed again
-};
-Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
-
-// Sets each group's `share` of the `tokens` of a step; together at most these. First the next tokens of what decodes. Half of the rest
-// goes to prompts in the order of their keys, so that the first one gets on whatever comes after it; the other half to the most
-// urgent and shortest first, so that a short prompt does not wait for the whole of a long one. What one half leaves is the other's.
-void share_step(std::span<Claim> claims, int tokens);
-
-// Appends what the group's sequences do in this step, and takes it out of the budget. `whole_prompts`: a prompt runs in one step or
-// not at all.
-void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prompts, StepBudget& budget,
-                     std::vector<Scheduled>& items);
 
 } // namespace quire
 
@@ -40,19 +59,46 @@ module :private;
 
 namespace quire {
 
+StepShares::StepShares(int max_groups, int max_logit_rows, bool whole_prompts)
+    : max_logit_rows_(max_logit_rows), whole_prompts_(whole_prompts) {
+    claims_.reserve(std::size_t(max_groups));
+}
+
+void StepShares::begin(int tokens, Groups running) {
+    tokens_ = tokens;
+    claims_.clear();
+    claimed_ = claimed_rows_ = n_prompts_ = 0;
+    for (const auto& group : running) group->ready = false;
+}
+
+void StepShares::add(SequenceGroup& group, const BlockManager& blocks) {
+    group.ready    = true;
+    Claim&     c   = claims_.emplace_back(claim_of(group, blocks));
+    const bool all = group.computes_all();
+    if (all && !whole_prompts_) c.tokens = std::min(c.tokens, max_logit_rows_);
+    claimed_ += c.tokens;
+    claimed_rows_ += all ? c.tokens : int(group.sequences.size());
+    n_prompts_ += c.prompt;
+}
+
+bool StepShares::has_room() const {
+    constexpr int most_prompts = 4;
+    return claimed_rows_ < max_logit_rows_ &&
+           (claimed_ < tokens_ || (n_prompts_ > 0 && n_prompts_ < most_prompts && !whole_prompts_));
+}
+
 int tokens_with_slots(const Sequence& s, const BlockManager& blocks) {
     return blocks.n_entries(s.table) * blocks.block_size();
 }
 
-Claim claim_of(SequenceGroup& group, const BlockManager& blocks) {
-    Claim      claim{&group, 0, false};
-    const bool all_rows = group.request.wants_all_rows() && !group.prompt_done;
+StepShares::Claim StepShares::claim_of(SequenceGroup& group, const BlockManager& blocks) {
+    Claim claim{&group, 0, false};
     for (const auto& s : group.sequences) {
         const int n    = std::min(int(s->tokens.size()), tokens_with_slots(*s, blocks));
         int       from = s->n_computed;
-        if (n <= from) continue; // it waits for another one of its group
+        if (n <= from) continue; // the sequence waits for another one of its group
         // Blocks that were found are written by others, unless these leave.
-        if (!all_rows)
+        if (!group.computes_all())
             from = std::min(
                 std::max(blocks.next_unwritten(s->table, from, n), blocks.n_found(s->table) * blocks.block_size()),
                 n - 1);
@@ -62,8 +108,12 @@ Claim claim_of(SequenceGroup& group, const BlockManager& blocks) {
     return claim;
 }
 
-void share_step(std::span<Claim> claims, int tokens) {
-    const auto give = [&](Claim& c, int n) {
+// Sets each group's `share`; together at most the step's tokens. First the next tokens of what decodes. Half of the rest goes to prompts in
+// the order of their keys, so that the first one gets on whatever comes after it; the other half to the most urgent and shortest first, so
+// that a short prompt does not wait for the whole of a long one. What one half leaves is the other's.
+void StepShares::share() {
+    int        tokens = tokens_;
+    const auto give   = [&](Claim& c, int n) {
         n = std::clamp(n, 0, c.tokens);
         c.group->share += n;
         c.tokens -= n;
@@ -71,31 +121,31 @@ void share_step(std::span<Claim> claims, int tokens) {
         return n;
     };
     bool prompts = false;
-    for (Claim& c : claims) c.group->share = 0, prompts = prompts || c.prompt;
+    for (Claim& c : claims_) c.group->share = 0, prompts = prompts || c.prompt;
     if (prompts)
-        std::ranges::sort(claims, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
-    for (Claim& c : claims)
+        std::ranges::sort(claims_, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
+    for (Claim& c : claims_)
         if (!c.prompt) give(c, int(c.group->sequences.size())); // there is one for each
-    for (Claim& c : claims)
+    for (Claim& c : claims_)
         if (!c.prompt) give(c, tokens); // forced tokens
     if (!prompts) return;
     int half = tokens - tokens / 2;
-    for (Claim& c : claims)
+    for (Claim& c : claims_)
         if (c.prompt) half -= give(c, half);
     if (tokens == 0) return;
-    std::ranges::sort(claims, {},
+    std::ranges::sort(claims_, {},
                       [](const Claim& c) { return std::tuple(c.group->request.priority, c.tokens, c.group->key); });
-    for (Claim& c : claims)
+    for (Claim& c : claims_)
         if (c.prompt) give(c, tokens);
 }
 
 // Chunked prefill and decode: each sequence runs as many of its tokens as the budget allows, but not its last token. The last tokens of
 // all sequences of a group run in one step, when no other tokens remain, because beams are compared with one another.
-void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prompts, StepBudget& budget,
-                     std::vector<Scheduled>& items) {
+void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Budget& budget,
+                                 std::vector<Scheduled>& items) const {
     const std::size_t first_item = items.size();
     const int         own        = int(group.sequences.size());
-    const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
+    const bool        all_rows   = group.computes_all();
     // Tokens for the last ones of several sequences, where the step has more than these.
     const int kept = own > 1 && budget.tokens - budget.others > own ? own : 0;
     bool      last = true;
@@ -110,8 +160,8 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
         if (all_rows) take = std::min(take, budget.logit_rows - budget.other_rows);
         take = std::max(take, 0);
         if (!all_rows && blocks.is_partly_written(s->table, s->n_computed)) take = 0, last = false; // not twice
-        if (whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
-                              budget.logit_rows - (all_rows ? take : 0) - budget.other_rows < 1))
+        if (whole_prompts_ && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
+                               budget.logit_rows - (all_rows ? take : 0) - budget.other_rows < 1))
             take = 0, last = false;
         items.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
         blocks.will_write({s->table, s->n_computed, take});
@@ -132,6 +182,19 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
     // Of this group alone: all groups before it have been here.
     for (std::size_t i = items.size(); i-- > first_item;)
         if (items[i].n_tokens == 0) items.erase(items.begin() + std::ptrdiff_t(i));
+}
+
+void StepShares::schedule(Groups running, BlockManager& blocks, std::vector<Scheduled>& items) {
+    share();
+    Budget budget{tokens_, max_logit_rows_, 0, 0};
+    if (!whole_prompts_)
+        for (const auto& g : running)
+            if (g->ready) budget.others += g->share, budget.other_rows += int(g->sequences.size());
+    for (const auto& g : running) {
+        if (!g->ready) continue;
+        if (!whole_prompts_) budget.others -= g->share, budget.other_rows -= int(g->sequences.size());
+        schedule_chunks(*g, blocks, budget, items);
+    }
 }
 
 } // namespace quire

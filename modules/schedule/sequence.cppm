@@ -72,6 +72,8 @@ struct SequenceGroup {
     std::vector<TableId>                   tables;        // scratch of block_tables()
     std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
 
+    // Whether every row of the prompt is wanted and not there yet: then all of it is computed, and nothing is read from the cache.
+    bool computes_all() const { return request.wants_all_rows() && !prompt_done; }
     // Its sequences run together, or not at all.
     bool waits() const {
         return std::ranges::any_of(sequences, [](const auto& s) { return s->waits; });

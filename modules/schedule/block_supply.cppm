@@ -1,0 +1,152 @@
+// quire.schedule.block_supply: gives groups their blocks: when they are admitted, and for the tokens of each step. Owns scratch memory only.
+export module quire.schedule.block_supply;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block_manager;
+import quire.schedule.block_demand;
+import quire.schedule.preemption;
+import quire.schedule.reservation;
+import quire.schedule.sequence;
+
+export namespace quire {
+
+class BlockSupply {
+public:
+    // `reservations`: null: blocks on demand.
+    BlockSupply(BlockManager& blocks, BlockDemand& demand, const Reservations* reservations)
+        : blocks_(blocks), demand_(demand), reservations_(reservations) {}
+
+    // Gives a waiting or preempted group its blocks, all or none (false), so that keep_free blocks stay free. `alone`: no group runs.
+    bool admit(SequenceGroup& group, int keep_free, bool alone, PreemptionStats& stats);
+    // A waiting group begins in the chunk that is reserved for it.
+    void place(SequenceGroup& group);
+    // Slots for the next token of each sequence, for all of a group or none. A prompt has its slots since admission, but a block
+    // that is shared may have to be copied now.
+    bool allocate_slots(SequenceGroup& group);
+
+private:
+    bool grow(SequenceGroup& group);
+
+    BlockManager&       blocks_;
+    BlockDemand&        demand_;
+    const Reservations* reservations_;
+    std::vector<Write>  writes_; // scratch
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+bool BlockSupply::admit(SequenceGroup& group, int keep_free, bool alone, PreemptionStats& stats) {
+    if (group.status == GroupStatus::swapped) {
+        const int n_blocks = blocks_.blocks_to_swap_in(group.block_tables());
+        if (!blocks_.swap_in(group.block_tables(), keep_free)) return false;
+        stats.swaps_in++;
+        stats.swapped_blocks += std::uint64_t(n_blocks);
+        return true;
+    }
+    const int need = demand_.to_admit(group, {}, alone);
+    if (need + keep_free > blocks_.n_free()) return false;
+    if (demand_.in_pieces(group) ||
+        (alone && demand_.window() > 0 && demand_.to_admit(group) > blocks_.n_free())) { // grow() gives the blocks
+        for (auto& s : group.sequences) s->table = blocks_.open_table(group.space), s->n_new = 1;
+        return true;
+    }
+    int left = need; // what the sequences take together
+    for (std::size_t i = 0; i < group.sequences.size(); i++) {
+        Sequence& s = *group.sequences[i];
+        if (group.sequences.size() > 1) {
+            const std::span<const Token> text = s.tokens;
+            left = std::max(left - blocks_.blocks_to_allocate(group.space, std::array{text}, {}, group.request.pin), 0);
+        } else {
+            left = 0;
+        }
+        s.table = blocks_.open_table(group.space);
+        s.n_new = 1;
+        if (blocks_.allocate(s.table, s.tokens, keep_free + left, !group.computes_all(), group.request.pin)) continue;
+        for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
+        return false;
+    }
+    return true;
+}
+
+void BlockSupply::place(SequenceGroup& group) {
+    Sequence& s = *group.sequences[0];
+    s.table     = blocks_.open_table(group.space);
+    reservations_->place_first(group, blocks_);
+    check(blocks_.allocate(s.table, s.tokens, 0, false), "a chunk was reserved that is not free");
+}
+
+bool BlockSupply::allocate_slots(SequenceGroup& group) {
+    if (reservations_ && group.sequences.size() > 1) reservations_->place_forks(group, blocks_);
+    const auto whole = [&](const auto& s) { return demand_.is_whole(*s); };
+    if (!std::ranges::all_of(group.sequences, whole) && !grow(group)) return false;
+    writes_.clear();
+    for (const auto& s : group.sequences) {
+        const int n = int(s->tokens.size());
+        if (whole(s) && !blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - s->n_new, s->n_new});
+    }
+    return blocks_.allocate_slots(writes_);
+}
+
+// Of the sequences before sequence i of a group, the one with which it has the most whole blocks in common, and so many tokens of these
+// blocks. That one is computed for both. The last token of either does not count.
+std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std::size_t i, int block_size) {
+    const std::vector<Token>& tokens = group.sequences[i]->tokens;
+    const Sequence*           with   = nullptr;
+    int                       most   = 0;
+    for (std::size_t j = 0; j < i; j++) {
+        const std::vector<Token>& other = group.sequences[j]->tokens;
+        const auto                same =
+            std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+        const int n = std::min(int(same), int(std::min(tokens.size(), other.size())) - 1) / block_size * block_size;
+        if (n > most) with = group.sequences[j].get(), most = n;
+    }
+    return {with, most};
+}
+
+// Blocks for the next tokens of a group whose sequences do not have all; false: there is none for any of them. The sequences go on
+// side by side, a block at a time, so that what they share is there for all; what they have in common is computed once, then forked.
+bool BlockSupply::grow(SequenceGroup& group) {
+    const int size = blocks_.block_size(), chunk = demand_.tokens_at_once(group) - demand_.window(),
+              n = int(group.sequences[0]->tokens.size());
+    int end = n, computed = n;
+    for (std::size_t i = 0; i < group.sequences.size(); i++) {
+        Sequence& s = *group.sequences[i];
+        s.growing   = true;
+        if (i > 0 && s.n_computed == 0 && blocks_.n_entries(s.table) == 0) {
+            const auto [other, common] = common_beginning(group, i, size);
+            if (other && other->n_computed == common) {
+                blocks_.close_table(s.table);
+                s.table      = blocks_.fork_table(other->table);
+                s.n_computed = common;
+            } else if (other && other->n_computed < common) {
+                if (other->growing) end = std::min(end, common);
+                s.growing = false;
+                continue;
+            } // or the other one is past that, because the sequence that this one was to follow has ended
+        }
+        computed = std::min(computed, s.n_computed);
+    }
+    const int step = std::max(size, chunk / size * size);
+    bool      more = true, runs = false;
+    for (int to = (computed / size + 1) * size; more; to += size) {
+        to   = std::min(to, end);
+        more = to < end;
+        for (auto& s : group.sequences) {
+            if (!s->growing) continue;
+            const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, !group.computes_all());
+            const int have = blocks_.n_entries(s->table) * size;
+            if (!group.prompt_done && group.n_preempted == 0) group.n_cached += from - s->n_computed;
+            s->n_computed = from;
+            runs          = runs || std::min(have, n - 1) > from;
+            more          = more && have >= to && to < from + step;
+        }
+    }
+    return runs || std::ranges::all_of(group.sequences, [&](const auto& s) { return demand_.is_whole(*s); });
+}
+
+} // namespace quire
