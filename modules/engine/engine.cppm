@@ -10,6 +10,7 @@ import quire.decode.decoder;
 import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.engine.executor;
+import quire.engine.local_executor;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
 import quire.engine.ranks.process_group;

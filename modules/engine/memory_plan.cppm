@@ -1,0 +1,179 @@
+// quire.engine.memory_plan: how many tokens a step has, how long a sequence may be and how many blocks the pools have, from what the options
+// ask for and the devices have. Owns nothing.
+export module quire.engine.memory_plan;
+
+import quire.compute.backend;
+import quire.compute.kv_cache;
+import quire.compute.memory;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.engine.options;
+import quire.engine.ranks.process_group;
+import quire.model_file.config;
+import quire.paging.cache_layout;
+
+export namespace quire {
+
+class MemoryPlan {
+public:
+    // Fills in what `options` leave open. `rank_config`: of one rank's part of the model. `ranks`: the devices of this process.
+    MemoryPlan(EngineOptions& options, const ModelConfig& config, const ModelConfig& rank_config,
+               std::vector<Backend*> ranks, const std::shared_ptr<ProcessGroup>& processes);
+
+    DType kv_type() const { return kv_type_; }
+
+    // Before the weights are loaded. Error: how much memory the pools that the options ask for would need, and how much there is.
+    Result<void> check_asked();
+    // After that: the longest sequence for which a step has to have workspaces. These come before the pool, so that the pool is made of
+    // what is really left.
+    int most_context() const {
+        return context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : affordable_blocks());
+    }
+    // Once weights and workspaces are there: decides the context and the blocks of both pools, alike in all processes.
+    Result<void> decide();
+
+private:
+    Result<void>          check_room(std::size_t kv_blocks) const;
+    std::size_t           affordable_blocks() const;
+    int                   context_with(std::size_t blocks) const;
+    std::size_t           blocks_for(int tokens) const;
+    Result<std::uint64_t> agree(std::uint64_t mine) const;
+
+    EngineOptions&                o_;
+    const ModelConfig&            config_;
+    std::vector<Backend*>         ranks_;
+    std::shared_ptr<ProcessGroup> processes_; // or null
+    DType                         kv_type_;
+    std::size_t                   block_bytes_;    // of one rank's part of a block
+    std::size_t                   swap_asked_ = 0; // swap blocks
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr int most_positions = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
+
+// Most tokens of a step where nobody says. On a GPU more tokens make better use of the weights that are read, but those that decode
+// wait longer for a prompt: a step of 4,096 takes a tenth of a second on an H200 with eight billion weights.
+int tokens_of_step(const EngineOptions& o, const ModelConfig& c, const Backend& backend) {
+    if (o.device != "cuda") return 256;
+    if (o.deterministic) return 512; // it keeps partial sums of each token
+    const double ff =
+        c.experts.n > 0 ? double(c.experts.used) * c.experts.ff_size + c.experts.shared_ff_size : c.ff_size;
+    const double attention = double(c.head_dim + c.value_dim) * (c.n_heads + c.n_kv_heads);
+    const double weights   = c.n_layers * (attention + 3 * ff) * c.hidden_size; // that a token is multiplied with
+    const bool   room = backend.memory_available() >= std::size_t(40) << 30; // the activations of 8B take 0.5 GiB more
+    return room && weights / o.tensor_parallel < 9e9 ? 4096 : 2048;
+}
+
+MemoryPlan::MemoryPlan(EngineOptions& options, const ModelConfig& config, const ModelConfig& rank_config,
+                       std::vector<Backend*> ranks, const std::shared_ptr<ProcessGroup>& processes)
+    : o_(options), config_(config), ranks_(std::move(ranks)), processes_(processes),
+      kv_type_(options.kv_type == KvType::f16 ? DType::F16 : DType::F32) {
+    if (o_.max_batch_tokens == 0)
+        o_.max_batch_tokens = std::max(o_.max_sequences, tokens_of_step(o_, config, *ranks_[0]));
+    // Systems that reserve contiguous memory give nothing back: as if no window were shorter than the context.
+    const int longest = o_.context > 0 ? o_.context : config.context_length;
+    o_.layout         = cache_layout(config, kv_type_, o_.reservations ? 1 : longest);
+    block_bytes_      = KvCache::block_bytes(rank_config, kv_type_, o_.layout, o_.block_size);
+}
+
+std::size_t MemoryPlan::blocks_for(int tokens) const {
+    return std::size_t(o_.layout.blocks_at_once(tokens, o_.block_size));
+}
+
+// The smallest value of all processes.
+Result<std::uint64_t> MemoryPlan::agree(std::uint64_t mine) const {
+    return processes_ ? processes_->all_reduce_min(mine) : mine;
+}
+
+Result<void> MemoryPlan::check_asked() {
+    const auto per_entry = std::size_t(o_.layout.blocks_per_entry()), kv_asked = std::size_t(o_.kv_blocks) * per_entry;
+    swap_asked_ = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
+    if (auto ok = check_room(kv_asked > 0 ? kv_asked : blocks_for(o_.context)); !ok) return ok;
+    if (swap_asked_ > std::size_t(most_positions))
+        return fail_with(ErrorKind::limit, swap_asked_, " swap blocks are more than there can be");
+    o_.kv_blocks = int(kv_asked);
+    if (o_.swap_blocks > 0) o_.swap_blocks = int(swap_asked_);
+    return {};
+}
+
+std::string in_gib(std::size_t bytes) {
+    char       text[32];
+    const bool small = bytes < std::size_t(1) << 30;
+    std::snprintf(text, sizeof text, "%.1f %s", double(bytes) / double(small ? 1 << 20 : 1 << 30),
+                  small ? "MiB" : "GiB");
+    return text;
+}
+
+// Whether so many blocks can be had on the device, and those asked for in the swap pool, with what the host notes about each.
+Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
+    const EngineOptions& o = o_;
+    if (kv_blocks > std::size_t(most_positions / o.block_size))
+        return fail_with(ErrorKind::limit, kv_blocks, " KV blocks of ", o.block_size, " tokens hold more than ",
+                         most_positions, " tokens, the most there can be");
+    const bool        on_host = o.device == "cpu";
+    const std::size_t notes   = (kv_blocks + swap_asked_) * (512 + 8 * std::size_t(o.block_size));
+    const std::size_t ranks   = std::size_t(o.tensor_parallel / o.processes.n); // of this process
+    const std::size_t pool    = kv_blocks * block_bytes_ * (on_host ? ranks : 1),
+                      swap    = swap_asked_ * block_bytes_ * ranks;
+    const std::size_t host    = (on_host ? pool : 0) + swap + notes;
+    const auto        refuse  = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
+        const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
+        return fail_with(ErrorKind::limit,
+                         pool > 0
+                                     ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
+                                           " at ", block_bytes_ / std::size_t(o.block_size), " bytes a token; ")
+                                     : "",
+                         swap > 0 ? cat(swap_asked_, " swap blocks: ", in_gib(swap), "; ") : "", "with bookkeeping ",
+                                 in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
+    };
+    if (const std::size_t left = ranks_[0]->memory_available(); !on_host && pool > left)
+        return refuse(pool, left, "the GPU");
+    if (const std::size_t left = available_memory(); host > left) return refuse(host, left, "the machine");
+    return {};
+}
+
+// KV blocks that every rank has memory for.
+std::size_t MemoryPlan::affordable_blocks() const {
+    std::size_t n = std::size_t(most_positions / o_.block_size);
+    for (const Backend* rank : ranks_) n = std::min(n, rank->memory_for_cache() / block_bytes_);
+    n /= o_.device == "cpu" ? ranks_.size() : std::size_t(o_.ranks_per_gpu); // they share it
+    return std::max(n, std::size_t(1));
+}
+
+// The context that was asked for, or the longest one that so many blocks are enough for.
+int MemoryPlan::context_with(std::size_t blocks) const {
+    if (o_.context > 0) return o_.context;
+    return std::max(o_.layout.longest(std::int64_t(blocks), o_.block_size, config_.context_length), 1);
+}
+
+Result<void> MemoryPlan::decide() {
+    const Result<std::uint64_t> affordable = agree(affordable_blocks());
+    if (!affordable) return std::unexpected(affordable.error());
+    o_.context = context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : std::size_t(*affordable));
+    if (o_.kv_blocks == 0) {
+        const int         entries = (o_.context + o_.block_size - 1) / o_.block_size;
+        const std::size_t all =
+            std::size_t(entries) * std::size_t(o_.layout.blocks_per_entry()) * std::size_t(o_.max_sequences);
+        o_.kv_blocks = int(std::max(blocks_for(o_.context), std::min(std::size_t(*affordable), all)));
+    }
+    // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
+    constexpr std::size_t most_pinned = std::size_t(4) << 30;
+    if (o_.swap_blocks < 0) {
+        const std::size_t all   = block_bytes_ * ranks_.size(); // of a block
+        const std::size_t there = available_memory(), pool = std::size_t(o_.kv_blocks) * all;
+        const std::size_t most =
+            o_.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
+        const Result<std::uint64_t> n = agree(std::min(std::size_t(o_.kv_blocks), most / all));
+        if (!n) return std::unexpected(n.error());
+        o_.swap_blocks = int(*n);
+    }
+    return check_room(std::size_t(o_.kv_blocks)); // once more, now that the weights are there
+}
+
+} // namespace quire
