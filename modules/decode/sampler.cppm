@@ -67,10 +67,6 @@ private:
     std::vector<CandidateToken> best_; // of logprobs()
 };
 
-// Whether the allowed tokens, biases and bad words leave a first token that is not `banned`. A bias of -100 counts as a ban, as in
-// OpenAI's API.
-bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned);
-
 // Greedy, on the logits as they are.
 bool is_plain_greedy(const SamplingParams& params);
 
@@ -120,22 +116,6 @@ bool usable(std::span<const float> logits) {
         finite |= unsigned(v >= -most);
     }
     return too_big == 0 && finite != 0;
-}
-
-bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned) {
-    constexpr float                  never = -100;
-    std::unordered_map<Token, float> biases;
-    for (auto [token, bias] : params.logit_bias) biases[token] += bias;
-    for (const std::vector<Token>& word : params.bad_words)
-        if (word.size() == 1) biases[word[0]] = never;
-    const auto possible = [&](Token t) {
-        const auto bias = biases.find(t);
-        return (bias == biases.end() || bias->second > never) && !banned(t);
-    };
-    if (!params.allowed_tokens.empty()) return std::ranges::any_of(params.allowed_tokens, possible);
-    for (Token t = 0; t < vocab_size; t++)
-        if (possible(t)) return true;
-    return false;
 }
 
 bool is_plain_greedy(const SamplingParams& params) {

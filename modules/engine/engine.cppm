@@ -8,7 +8,6 @@ import quire.core.hash;
 import quire.core.std;
 import quire.decode.decoder;
 import quire.decode.pooling;
-import quire.decode.sampler;
 import quire.engine.executor;
 import quire.engine.local_executor;
 export import quire.engine.options;
@@ -91,8 +90,8 @@ public:
 
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
-    // Whether its allowed tokens, biases, bad words and min_tokens leave a token to draw; submit() refuses it else.
-    bool can_draw(const Request& request) const;
+    // Any thread. What keeps the request from running, whatever its prompt; submit() refuses it then.
+    std::optional<FieldFault> find_fault(const Request& request) const;
     // Any thread. The request ends with reason `cancelled`, unless it has ended already.
     void cancel(RequestId id);
     // Like cancel(), for one of its answers.
@@ -295,6 +294,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.layout           = o.layout;
     scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;
+    scheduling.vocab_size       = config->vocab_size;
+    scheduling.end_tokens       = tokenizer->end_tokens();
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
@@ -401,41 +402,10 @@ std::string Engine::memory_use() const {
 }
 
 Result<RequestId> Engine::submit(Request request) {
-    const int vocab = impl_->config.vocab_size;
-    for (std::size_t i = 0; i < request.prompt.size(); i++)
-        if (request.prompt[i] < 0 || request.prompt[i] >= vocab)
-            return fail("token ", request.prompt[i], " at position ", i, " of the prompt is outside the vocabulary of ",
-                        vocab);
-    const auto known = [&](Token token) { return token >= 0 && token < vocab; };
-    for (Token token : request.sampling.allowed_tokens)
-        if (!known(token)) return fail("token ", token, " of allowed_token_ids is outside the vocabulary of ", vocab);
-    for (Token token : request.stop_tokens)
-        if (!known(token)) return fail("token ", token, " of stop_token_ids is outside the vocabulary of ", vocab);
-    for (const std::vector<Token>& word : request.sampling.bad_words)
-        if (word.empty() || !std::ranges::all_of(word, known))
-            return fail("bad_words has an empty word, or a token outside the vocabulary of ", vocab);
-    for (auto [token, bias] : request.sampling.logit_bias)
-        if (token < 0 || token >= vocab)
-            return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
     if (impl_->config.pooling == Pooling::rank && !request.embed)
         return fail("this model ranks texts; it generates none");
-    if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
-    if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
-    if (request.best_of != 0 && request.best_of < request.n)
-        return fail("best_of is ", request.best_of, ", less than the ", request.n, " answers wanted");
-    if (request.beam_width < 0) return fail("beam_width is ", request.beam_width);
-    if (request.beam_width > 0 && request.beam_width < request.n)
-        return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
-    if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
-    if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
-    if ((request.pin || request.embed) && (request.n > 1 || request.best_of > 1 || request.beam_width > 0))
-        return fail("a prompt to pin or to embed has one sequence");
-    if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
-        return fail("min_tokens is ", request.min_tokens, ", not in 0 .. max_tokens, which is ", request.max_tokens);
-    if (request.generates() && request.beam_width == 0 && !can_draw(request))
-        return fail("the allowed tokens, biases and bad words leave no token to draw");
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
@@ -443,12 +413,8 @@ Result<RequestId> Engine::submit(Request request) {
     return impl_->next_id++;
 }
 
-bool Engine::can_draw(const Request& request) const {
-    const auto banned = [&](Token t) {
-        return request.min_tokens > 0 &&
-               (impl_->tokenizer.is_end(t) || std::ranges::find(request.stop_tokens, t) != request.stop_tokens.end());
-    };
-    return quire::can_draw(request.sampling, impl_->config.vocab_size, banned);
+std::optional<FieldFault> Engine::find_fault(const Request& request) const {
+    return impl_->scheduler.find_fault(request);
 }
 
 void Engine::cancel(RequestId id) { cancel(id, -1); }

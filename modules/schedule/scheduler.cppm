@@ -17,9 +17,9 @@ import quire.schedule.context_limit;
 import quire.schedule.group_lists;
 export import quire.schedule.preemption; // PreemptionMode
 import quire.schedule.request;
-import quire.schedule.request_check;
-export import quire.schedule.reservation; // MakeReservations, MemoryUse
-export import quire.schedule.sequence;    // Sequence, SequenceGroup
+export import quire.schedule.request_check; // FieldFault
+export import quire.schedule.reservation;   // MakeReservations, MemoryUse
+export import quire.schedule.sequence;      // Sequence, SequenceGroup
 import quire.schedule.step_ahead;
 import quire.step.plan;
 
@@ -43,6 +43,8 @@ struct SchedulerOptions {
     int aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
     CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
+    int                  vocab_size = 0;  // as RequestBounds has them
+    std::vector<Token>   end_tokens = {};
 };
 
 // A request that the scheduler itself ended.
@@ -65,8 +67,9 @@ public:
     explicit Scheduler(const SchedulerOptions& options);
     ~Scheduler();
 
-    // Error: why the request can never run, with the numbers.
-    Result<void> check_request(const Request& request) const;
+    // Any thread. Error: why the request can never run, with the numbers. find_fault(): with whatever prompt.
+    Result<void>              check_request(const Request& request) const;
+    std::optional<FieldFault> find_fault(const Request& request) const { return quire::find_fault(request, bounds()); }
     // Puts a request that check_request() accepted into the queue.
     void add(RequestId id, Request request);
     // Removes a request in any state and frees its blocks at once. Null if it does not exist (any more).
@@ -225,7 +228,13 @@ Scheduler::~Scheduler() = default;
 // -- requests come and go
 
 RequestBounds Scheduler::bounds() const {
-    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size, blocks_.layout()};
+    return {.context       = options_.context,
+            .max_sequences = options_.max_sequences,
+            .n_blocks      = blocks_.n_blocks(),
+            .block_size    = options_.block_size,
+            .layout        = blocks_.layout(),
+            .vocab_size    = options_.vocab_size,
+            .end_tokens    = options_.end_tokens};
 }
 
 Result<void> Scheduler::check_request(const Request& request) const {

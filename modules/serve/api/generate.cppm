@@ -162,13 +162,6 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     if (!api.count_memory(e, held)) return;
 
     Request& q = r.request;
-    if (const int most = api.service.engine_options().max_sequences; q.width() > most)
-        return api.refuse(e,
-                          ApiError{400, cat("the request needs ", q.width(), " sequences at once; ", most, " can run"),
-                                   q.beam_width > q.n ? "beam_width"
-                                   : q.best_of > q.n  ? "best_of"
-                                                      : "n",
-                                   ""});
     if (!r.has_seed) q.sampling.seed = std::random_device{}() + (std::uint64_t(std::random_device{}()) << 32);
     for (const std::string& word : r.bad_words)
         for (const std::string& variant : {word, " " + word}) {
@@ -177,13 +170,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         }
     for (const auto& [text, bias] : r.text_bias)
         for (Token id : api.encoder.encode_inside(text)) q.sampling.logit_bias.emplace_back(id, bias);
-    if (completion > 0 && q.beam_width == 0 && !api.service.engine().can_draw(q))
-        return api.refuse(
-            e, ApiError{400, "allowed_token_ids, logit_bias, bad_words and min_tokens leave no token to draw",
-                        !q.sampling.allowed_tokens.empty() ? "allowed_token_ids"
-                        : !q.sampling.logit_bias.empty()   ? "logit_bias"
-                                                           : "bad_words",
-                        ""});
+    q.max_tokens = completion;
+    if (const auto fault = api.service.engine().find_fault(q)) // before a constraint is compiled
+        return api.refuse(e, ApiError{400, fault->error.message, std::string(fault->field), ""});
     // Whatever the template writes: an answer that is to have no reasoning ends its reasoning at once.
     if (r.chat && r.reasoning_budget < 0 && q.beam_width == 0 && reasoning != PromptReasoning::closed &&
         reasoning_off(api, r.conversation))
