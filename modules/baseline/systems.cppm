@@ -1,5 +1,5 @@
-// quire.baseline.systems: the systems that the paper compares with (section 6.1): each sequence gets a contiguous chunk of KV
-// slots for all it may ever hold before it starts. **Owns** the buddy allocator behind the chunks.
+// quire.baseline.systems: the systems that the paper compares with (section 6.1): before a sequence starts, it gets one contiguous chunk of KV
+// slots for all tokens that it may ever have. **Owns** the buddy allocator behind the chunks.
 export module quire.baseline.systems;
 
 import quire.baseline.buddy_allocator;
@@ -19,7 +19,7 @@ enum class System : std::uint8_t {
     orca_max,          // the longest possible sequence, whatever the prompt
     orca_pow2,         // the prompt and the output's length rounded up to a power of two
     orca_oracle,       // the prompt and the output's true length, which is max_tokens where the end is ignored
-    faster_transformer // as orca_max; and a batch starts when the one before it is over: nobody joins it
+    faster_transformer // as orca_max; and a batch starts when the one before it is over: no request joins it
 };
 
 inline constexpr std::array systems{System::quire, System::orca_max, System::orca_pow2, System::orca_oracle,
@@ -125,7 +125,7 @@ void ChunkReservations::place_forks(SequenceGroup& group, BlockManager& blocks) 
         return std::ranges::any_of(group.sequences,
                                    [&](const auto& s) { return blocks.placed_at(s->table) == run.first; });
     };
-    // First those whose blocks are in a chunk that its own sequence has left: they stay there, and others copy from it.
+    // The first pass is for sequences whose blocks lie in a chunk without an owner: they stay there, and the others copy from it.
     for (const bool stays : {true, false})
         for (const auto& s : group.sequences) {
             if (blocks.placed_at(s->table) >= 0) continue;

@@ -41,7 +41,7 @@ public:
     bool waits() const { return masks_.waits(); }
     // Waits until one of these masks is made, at most `seconds`.
     void wait(double seconds) { masks_.wait(seconds); }
-    // Ends a request, whatever its state; its outputs have `reason`. Does nothing when no such request exists (any more).
+    // Ends a request, whatever its state; its outputs have `reason`. Does nothing if the request does not exist (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
     // Ends one of several answers, whether it has begun or not; the others go on. With the last one its request ends.
     void cancel_answer(RequestId id, int index, std::vector<Output>& out);
@@ -180,7 +180,7 @@ bool Decoder::constrain(std::span<const Scheduled> items, std::size_t first) {
     return true;
 }
 
-// Adds what the rows of a prompt's item say. False: the request failed.
+// Adds the results of a prompt from the rows of an item. False: the request failed.
 bool Decoder::add_prompt(const Scheduled& item, std::vector<Output>& out) {
     const Request& r = item.group->request;
     if (r.prompt_logprobs >= 0)
@@ -206,15 +206,15 @@ void Decoder::end_prompt(const Scheduled& item, std::vector<Output>& out) {
 // Appends a token to one answer, and outputs it unless the answers are withheld.
 void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vector<Output>& out, bool forced) {
     const Request& request = group.request;
-    const bool     hold    = withheld(request);
+    const bool     later   = withheld(request);
     Output         output;
-    if (!hold) {
+    if (!later) {
         output = outputs_.next(group, s.index);
         output.tokens.push_back(next.token);
     } else {
         s.logprob += next.logprob;
     }
-    if (request.sampling.logprobs >= 0) (hold ? s.logprobs : output.logprobs).push_back(std::move(next.logprobs));
+    if (request.sampling.logprobs >= 0) (later ? s.logprobs : output.logprobs).push_back(std::move(next.logprobs));
     s.mu = next.mu;
     scheduler_.append(s, next.token, forced);
     output.finish = scheduler_.ending(group, s, is_end(next.token));
@@ -222,7 +222,7 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
         scheduler_.free(group, s, output.finish);
         output.done = group.sequences.empty();
     }
-    if (!hold) out.push_back(std::move(output));
+    if (!later) out.push_back(std::move(output));
     else if (group.sequences.empty()) outputs_.best(group, out);
 }
 

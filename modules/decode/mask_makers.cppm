@@ -1,5 +1,5 @@
 // quire.decode.mask_makers: makes the masks that take long, beside the engine's thread. **Owns** the threads and the jobs that wait for one.
-// (The C header has what std does not: a thread's own priority.)
+// (The C headers set a thread's own priority, which std cannot.)
 module;
 
 #include <sys/resource.h>

@@ -53,7 +53,7 @@ public:
     void end(SequenceGroup& group, FinishReason reason, const std::string& message, std::vector<Output>& out);
 
 private:
-    // What a prompt has brought so far.
+    // The results of a prompt so far.
     struct PromptResults {
         RequestId                     id = 0;
         std::vector<PositionLogprobs> logprobs; // of prompt[1..]

@@ -43,8 +43,8 @@ public:
 
     // The next mask of a sequence is made beside the steps, with `forced` after its forced tokens. From now on the sequence waits.
     void make_beside(const SequenceGroup& group, Sequence& sequence, bool forced);
-    // The sequences whose masks were made beside the steps go on. Appends those with forced tokens to `ready`, and requests that have
-    // taken too long to `failed`.
+    // The sequences whose masks were made beside the steps go on. Appends the sequences with forced tokens to `ready`, and the requests whose
+    // masks take too long to `failed`.
     struct Ready {
         SequenceGroup* group    = nullptr;
         Sequence*      sequence = nullptr;

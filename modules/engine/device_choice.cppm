@@ -20,8 +20,8 @@ struct Devices {
     std::vector<std::unique_ptr<Backend>> backends; // one for each rank of this process
 };
 
-// Decides what options.device leaves open. `path` names the model in errors; `processes`: others have the rest of the ranks; or null. Error:
-// there is no such device, or not all processes have one.
+// Sets options.device to "cpu" or "cuda". `path` names the model in errors; `processes` have the rest of the ranks; or null. Error: there is
+// no such device, or not all processes have one.
 Result<Devices> choose_devices(const std::string& path, EngineOptions& options, const ModelConfig& config,
                                const std::shared_ptr<ProcessGroup>& processes);
 

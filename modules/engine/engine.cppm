@@ -58,7 +58,7 @@ class Engine {
 public:
     // Reads and validates a model file and allocates all memory. Error: one sentence naming file and place; or, before anything is
     // allocated, how much memory a context or pool would need and how much there is.
-    // `make`: what runs the steps, in place of the device that the options name.
+    // `make`: makes the executor, in place of the device that the options name.
     static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {},
                                const MakeExecutor& make = {});
 
@@ -72,7 +72,7 @@ public:
     std::shared_ptr<const TokenTrie> token_trie() const;
     EngineOptions                    options() const;       // with the defaults filled in
     std::string                      chat_template() const; // tokenizer.chat_template, or ""
-    std::string tuning() const; // what was chosen by measuring on this machine; empty if nothing was
+    std::string                      tuning() const; // the choices made by measuring on this machine; empty: none
     // Bytes a second that the threads of a step read in a plain sum over the weights: the limit of decoding one sequence. 0 if they fit
     // into a cache, on a GPU, or with several ranks. Between steps only.
     double      weight_bandwidth() const;
@@ -83,14 +83,14 @@ public:
     std::size_t block_bytes() const; // of one KV block
     EngineStats stats() const;
 
-    // Whether another process leads (options().processes): then only follow() can be called, once. It runs what rank 0 says until that
-    // ends. Error: rank 0 or another one is lost.
+    // Whether another process leads (options().processes): then only follow() can be called, once. follow() runs the messages of rank 0 until
+    // rank 0 ends. Error: a process is lost.
     bool         follows() const;
     Result<void> follow();
 
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
-    // Any thread. What keeps the request from running, whatever its prompt; submit() refuses it then.
+    // Any thread. Why submit() would refuse the request with any prompt.
     std::optional<FieldFault> find_fault(const Request& request) const;
     // Any thread. The request ends with reason `cancelled`, unless it has ended already.
     void cancel(RequestId id);
@@ -98,23 +98,23 @@ public:
     void cancel(RequestId id, int index);
 
     // The owner's thread only. Runs one step; false when nothing is left to do. Appends new events to `out`.
-    // With `pipeline` a step runs when it returns, whose events the next call brings: "between steps" below is then as of
-    // the events handed out, with blocks for the step that runs.
+    // With `pipeline` a step still runs when step() returns; the next call brings its events. "Between steps" below then means the state of
+    // the events handed out, with blocks for the running step.
     bool step(std::vector<Output>& out);
 
-    // The owner's thread, between steps: of the steps that begin from now on the next tokens come from there; empty: from
-    // quire.decode.decoder again.
+    // The owner's thread, between steps: in all later steps `decoding` chooses the next tokens; empty: quire.decode.decoder does again.
     void decode_with(Decoding decoding);
 
-    // The owner's thread, between steps. The KV memory as it is, with the events since the last call once log_events(true)
-    // was said; `with_text`: and what each sequence says.
+    // The owner's thread, between steps. The KV memory as it is, with the events since the last call if log_events(true) was called;
+    // `with_text`: with the text of each sequence.
     Snapshot snapshot(bool with_text = false);
     void     log_events(bool on);
-    // The owner's thread, between steps. What has entered or left the prefix cache since the last call, once log_cache(true) was said.
+    // The owner's thread, between steps. The blocks that have entered or left the prefix cache since the last call, if log_cache(true) was
+    // called.
     void                     log_cache(bool on);
     std::vector<CacheChange> take_cache_changes();
 
-    // The owner's thread, between steps: what the slots of the KV pool hold.
+    // The owner's thread, between steps: how the slots of the KV pool are used.
     MemoryUse slot_use() const;
 
     // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
@@ -150,19 +150,19 @@ struct Engine::Impl {
     std::optional<Decoding>       new_decoding;    // from the next step on
     StepPlan                      plan, next_plan; // of the step at hand; prepared for the one after it
     EngineStats                   stats;
-    // The step that runs, none when empty, since when, and whether next_plan is to follow it.
+    // The step that runs (empty: none does), and the time of its launch.
     std::span<const Scheduled> running;
     TimePoint                  since;
-    double                     pace        = 0; // seconds that the step is to take; 0: as long as it takes
-    int                        step_tokens = 0; // of prompts, where it is to take so long
-    bool                       prepared    = false;
+    double                     pace        = 0;     // the seconds that a step should take; 0: no limit
+    int                        step_tokens = 0;     // the tokens of a step with a pace
+    bool                       prepared    = false; // next_plan is the step after it
     MoveTicket                 moved       = 0;     // of the last moves
     bool                       pipelined   = false; // as the options say
 
     std::mutex                       trie_mutex;
     std::shared_ptr<const TokenTrie> trie;
 
-    // The inbox: what other threads left since the last step.
+    // The inbox: requests and cancellations of other threads since the last step.
     std::mutex                                 mutex;
     std::vector<std::pair<RequestId, Request>> submitted;
     std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
@@ -207,7 +207,7 @@ Result<void> check_processes(const EngineOptions& o) {
     return {};
 }
 
-// What processes that run one model together must have alike, one a line.
+// The properties that must be equal in all processes that run one model together, one a line.
 std::string agreement(const Gguf& file, const EngineOptions& o) {
     std::uint64_t hash  = 0;
     const auto    bytes = [&](const void* data, std::size_t n) { hash = hash_bytes(data, n, hash); };
@@ -466,15 +466,15 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     stats.compute_seconds += seconds;
     stats.memory      = scheduler.stats();
     stats.preemptions = stats.memory.preemptions;
-    // A step that is mostly prefill tells what recomputing a token costs.
+    // A step that is mostly prefill shows the cost of computing a token again.
     if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
         track(stats.costs.seconds_per_token, seconds / plan.n_tokens());
         scheduler.set_costs(stats.costs);
     }
 }
 
-// The size of the next chunk of a prompt by the time of a whole one: at most twice as many tokens, since no step tells what
-// a larger one takes; whole tiles of the products.
+// Sets the size of the next step by the time of a full step: at most twice as many tokens, since the time of a larger step is not known; in
+// whole tiles of the products.
 void Engine::Impl::keep_pace(double seconds) {
     if (pace <= 0 || plan.n_tokens() < step_tokens) return;
     const double fits = step_tokens * std::clamp(pace / std::max(seconds, 1e-9), 0.0, 2.0);
@@ -511,11 +511,11 @@ void Engine::Impl::move_blocks() {
     stats.swapped_out += plan.moves.swap_out.size();
     stats.swapped_in += plan.moves.swap_in.size();
     if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
-        n >= 4 && plan.moves.copies.empty() && options.device == "cpu") // elsewhere they are not done yet
+        n >= 4 && plan.moves.copies.empty() && options.device == "cpu") // on a GPU the moves are not done yet
         track(stats.costs.seconds_per_block, seconds / double(n));
 }
 
-// Begins a step, if anything can run. What it is to sample is listed while the model runs already.
+// Begins a step, if anything can run. The sampling tasks are listed while the model runs already.
 void Engine::Impl::begin() {
     if (new_decoding) decoding = std::move(*new_decoding);
     new_decoding.reset();
@@ -528,13 +528,14 @@ void Engine::Impl::begin() {
     since = now();
     for (const Scheduled& item : running)
         if (item.group->first_run == TimePoint{}) item.group->first_run = since;
-    plan.after = moved; // of this step, or of one before that had nothing to run: it may write where they read
+    // The moves of this step, or of an earlier one that ran nothing: this step may write where they read.
+    plan.after = moved;
     executor->launch(plan);
     decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
     executor->sample(plan);
 }
 
-// Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
+// Prepares the next step, waits for the running one and delivers its results. False: no step runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
     prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
@@ -549,11 +550,11 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
 
 bool Engine::step(std::vector<Output>& out) {
     Impl& e   = *impl_;
-    bool  ran = e.finish(out); // pipelined: what the last call began
+    bool  ran = e.finish(out); // pipelined: the step that the last call began
     e.take_inbox(out);
     e.decoder.resume(out);
     e.begin();
-    // All that could run waits for masks: there is nothing to do but to look into the inbox now and then.
+    // All running sequences wait for masks: only the inbox has to be read now and then.
     if (e.running.empty() && e.decoder.waits()) e.decoder.wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);

@@ -22,30 +22,30 @@ class Executor {
 public:
     virtual ~Executor() = default;
 
-    // Starts block moves, which run after those before them, when no step runs. The ticket says when they are done: launch() of a plan
-    // that has it runs after them, and wait_for_moves() returns then.
+    // When no step runs: starts block moves, which run after all earlier moves. The steps of launch() that have the ticket run after these
+    // moves, and wait_for_moves() returns when they are done.
     virtual MoveTicket move_blocks(const BlockMoves& moves) = 0;
     virtual void       wait_for_moves(MoveTicket ticket)    = 0;
     // Starts the model on the plan's tokens, after the moves of its ticket.
     virtual void launch(const StepPlan& plan) = 0;
-    // What sample() supports in one step; zeros: the host reads the logits.
+    // The most that sample() can do in one step; zeros: the host reads the logits.
     virtual SamplingLimits sampling_limits() const = 0;
-    // Starts the plan's sampling tasks on the logits of the step. They are the part of the plan that depends on the last tokens, so
-    // they come while the model runs.
+    // Starts the plan's sampling tasks on the logits of the step. This part of the plan depends on the last tokens, so it is made while the
+    // model runs.
     virtual void sample(const StepPlan& plan) = 0;
-    // Waits for the step. Valid until the next one.
+    // Waits for the step. The results are valid until the next step.
     virtual StepResults results() = 0;
     // For when no step runs: throws std::runtime_error if one of several processes is gone. Does not wait.
     virtual void check_peers() {}
 
     virtual ExecutorMemory memory() const     = 0;
-    virtual std::string    tuning() const     = 0; // what was chosen by measuring on this machine; empty if nothing was
+    virtual std::string    tuning() const     = 0; // the choices made by measuring on this machine; empty: none
     virtual double         weight_bandwidth() = 0; // see Backend::weight_bandwidth(); 0 for several ranks
     virtual std::string    describe() const   = 0; // one line: device, instruction set, threads
     virtual std::string    explain() const    = 0; // the program, and how it runs: see Backend::explain()
 };
 
-// Makes another executor in place of the local one, for tests. Decides what `options` leaves open, as make_local_executor() does; may
+// Makes another executor in place of the local one, for tests. Fills in the options that are left open, as make_local_executor() does. May
 // change the windows of the config's layers.
 using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(EngineOptions& options, ModelConfig& config)>;
 

@@ -27,11 +27,11 @@ import quire.step.plan;
 
 export namespace quire {
 
-// The device of this process, or its ranks: as many devices as options.tensor_parallel, each with its part of the model and of every
-// KV block. All of them run every plan as it is. Decides what `options` leaves open (device, context, blocks of both pools, tokens in
-// a step), loads the weights, allocates all memory. `path` names the model in errors; `processes`: others have the rest of the ranks;
-// or null. Error: no such device; or how much memory was needed and how much there is, before anything is allocated. A step throws
-// std::runtime_error when a rank is lost.
+// The device of this process, or its ranks: options.tensor_parallel devices, each with its part of the model and of every KV block. Every
+// rank runs every plan as it is. Fills in the options that are left open (device, context, blocks of both pools, tokens of a step), loads
+// the weights, allocates all memory. `path` names the model in errors; `processes` have the rest of the ranks; or null. Error: there is no
+// such device; or how much memory would be needed and how much there is, before anything is allocated. A step throws std::runtime_error
+// when a rank is lost.
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& options,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress,
@@ -43,7 +43,7 @@ module :private;
 
 namespace quire {
 
-// What one rank has. **Owns** its device, its part of the model and of the KV cache.
+// A rank. **Owns** its device, its part of the model and of the KV cache.
 struct Rank {
     std::unique_ptr<Backend> backend;
     Model                    model;
@@ -113,9 +113,9 @@ private:
 };
 
 LocalExecutor::~LocalExecutor() {
-    try { // it writes to memory that goes now
+    try { // a running step writes to memory that goes now
         if (running_) threads_.run([&](int r) { (void)ranks_[std::size_t(r)].backend->results(); });
-    } catch (const std::exception&) {}                                    // the one who ran the step was told
+    } catch (const std::exception&) {}                                    // the caller of the step has met it
     if (threads_.hangs()) (void)new std::vector<Rank>(std::move(ranks_)); // the rank that hangs still uses it
 }
 
@@ -138,7 +138,8 @@ StepResults LocalExecutor::results() {
             }};
 }
 
-// body(rank) for all of them at once, each in its own thread; the first error. For what takes long: no rank is taken for lost.
+// Calls body(rank) for all ranks at once, each in its own thread; returns the first error. For work that takes long: no rank is taken for
+// lost.
 Result<void> on_all(std::vector<Rank>& ranks, const std::function<Result<void>(std::size_t rank)>& body) {
     std::vector<Result<void>> results(ranks.size());
     const auto                one = [&](std::size_t r) {
@@ -158,7 +159,7 @@ Result<void> on_all(std::vector<Rank>& ranks, const std::function<Result<void>(s
     return {};
 }
 
-// What the steps of a rank need workspaces for.
+// The largest steps of a rank, for which it needs workspaces.
 StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const RankShape& shape, int max_logit_rows,
                      int context) {
     std::set<int> windows;

@@ -1,5 +1,5 @@
-// quire.engine.memory_plan: how many tokens a step has, how long a sequence may be and how many blocks the pools have, from what the options
-// ask for and the devices have. Owns nothing.
+// quire.engine.memory_plan: from the options and the memory of the devices: how many tokens a step has, how long a sequence may be, how many
+// blocks the pools have. Owns nothing.
 export module quire.engine.memory_plan;
 
 import quire.compute.backend;
@@ -17,7 +17,7 @@ export namespace quire {
 
 class MemoryPlan {
 public:
-    // Fills in what `options` leave open. `rank_config`: of one rank's part of the model. `ranks`: the devices of this process.
+    // Fills in `options`, which must outlive the plan. `rank_config`: of one rank's part of the model. `ranks`: the devices of this process.
     MemoryPlan(EngineOptions& options, const ModelConfig& config, const ModelConfig& rank_config,
                std::vector<Backend*> ranks, const std::shared_ptr<ProcessGroup>& processes);
 
@@ -25,8 +25,8 @@ public:
 
     // Before the weights are loaded. Error: how much memory the pools that the options ask for would need, and how much there is.
     Result<void> check_asked();
-    // After that: the longest sequence for which a step has to have workspaces. These come before the pool, so that the pool is made of
-    // what is really left.
+    // Once the weights are there: the longest sequence that the workspaces of a step have to hold. Workspaces come before the pool, so that
+    // the pool takes the memory that is really left.
     int most_context() const {
         return context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : affordable_blocks());
     }
@@ -57,8 +57,8 @@ namespace quire {
 
 constexpr int most_positions = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
 
-// Most tokens of a step where nobody says. On a GPU more tokens make better use of the weights that are read, but those that decode
-// wait longer for a prompt: a step of 4,096 takes a tenth of a second on an H200 with eight billion weights.
+// The most tokens of a step, where the options do not say. On a GPU more tokens make better use of the weights that are read, but decoding
+// requests wait longer for a prompt: a step of 4,096 tokens takes a tenth of a second on an H200 with eight billion weights.
 int tokens_of_step(const EngineOptions& o, const ModelConfig& c, const Backend& backend) {
     if (o.device != "cuda") return 256;
     if (o.deterministic) return 512; // it keeps partial sums of each token
@@ -110,7 +110,8 @@ std::string in_gib(std::size_t bytes) {
     return text;
 }
 
-// Whether so many blocks can be had on the device, and those asked for in the swap pool, with what the host notes about each.
+// Error: there is not enough memory for kv_blocks blocks on the device and for the swap blocks that were asked for, with the host's
+// bookkeeping for each block.
 Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
     const EngineOptions& o = o_;
     if (kv_blocks > std::size_t(most_positions / o.block_size))
@@ -142,7 +143,7 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
 std::size_t MemoryPlan::affordable_blocks() const {
     std::size_t n = std::size_t(most_positions / o_.block_size);
     for (const Backend* rank : ranks_) n = std::min(n, rank->memory_for_cache() / block_bytes_);
-    n /= o_.device == "cpu" ? ranks_.size() : std::size_t(o_.ranks_per_gpu); // they share it
+    n /= o_.device == "cpu" ? ranks_.size() : std::size_t(o_.ranks_per_gpu); // the ranks share the memory
     return std::max(n, std::size_t(1));
 }
 

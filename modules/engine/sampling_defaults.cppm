@@ -1,5 +1,5 @@
-// quire.engine.sampling_defaults: how a model is sampled where a request says nothing: llama.cpp's defaults, and what the model's authors
-// recommend by the keys general.sampling.* of its file, as llama.cpp writes and reads them. Owns nothing.
+// quire.engine.sampling_defaults: the samplers where a request names none: llama.cpp's defaults, and those that the model's authors
+// recommend in the keys general.sampling.* of its file, which llama.cpp writes and reads. Owns nothing.
 export module quire.engine.sampling_defaults;
 
 import quire.core.base;
@@ -20,7 +20,7 @@ struct SamplerChoice {
 
 struct FileSampling {
     std::string said,
-        refused; // for a line: the values that were taken; those that no sampler allows; "": none
+        refused; // for a line: the values that were taken; the values that no sampler allows; "": none
 };
 
 // Puts the file's values into `choice`, except where `given` says that the user gave the flag for the value.

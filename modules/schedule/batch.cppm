@@ -11,14 +11,14 @@ import quire.step.plan;
 
 export namespace quire {
 
-// What one sequence does in the current step. Sequences of one group are adjacent.
+// The part of one sequence in the current step. Sequences of one group are adjacent.
 struct Scheduled {
     SequenceGroup* group    = nullptr;
     Sequence*      sequence = nullptr;
     int            first = 0, n_tokens = 0; // positions that run
     int            first_logit_row = 0, n_logit_rows = 0;
-    bool           samples = false; // the last row is that of its last known token: the next token comes from it
-    bool           again   = false; // it did: its last token runs once more in a later step
+    bool           samples = false; // the last row belongs to the last known token: the next token comes from it
+    bool           again   = false; // `samples` was taken back: the last token runs once more in a later step
 };
 
 // Fills the plan's tokens, positions, slots, block tables and logit rows, and each item's first_logit_row.
@@ -30,7 +30,7 @@ module :private;
 
 namespace quire {
 
-// Kernels read whole tiles of up to so many positions, of which those behind the window do not count.
+// Kernels read whole tiles of up to so many positions, also where a part of the tile lies behind the window.
 constexpr int most_behind_window = 256;
 
 // A group's table of one sequence, from the first entry that a kernel touches, and the slots.
@@ -65,7 +65,7 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     item.first_logit_row = int(plan.logit_rows.size());
     for (int position = item.first; position < end; position++) {
         if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
-        const bool known = std::size_t(position) < s.tokens.size(); // or it is about to be sampled
+        const bool known = std::size_t(position) < s.tokens.size(); // else it is about to be sampled
         plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
         plan.positions.push_back(position);
     }

@@ -1,7 +1,7 @@
 // quire.schedule.block_demand: how many blocks a group takes when it is admitted, and later. Owns scratch memory only.
 //
 // Windows: a sequence that is much longer than the window of all layers is computed in pieces, with no more blocks than it needs at any
-// one time. In each step it gets those of its next tokens, and after the step it gives back the blocks behind the window.
+// one time. In each step it gets the blocks of its next tokens; after the step it gives back the blocks behind the window.
 export module quire.schedule.block_demand;
 
 import quire.core.base;
@@ -28,17 +28,17 @@ public:
     bool in_pieces(const SequenceGroup& group) const {
         return tokens_at_once(group) < int(group.sequences[0]->tokens.size());
     }
-    // Whether a sequence has blocks for all tokens, or all but those that were just appended are computed. (While older tokens are not
-    // computed, the window does not give back yet what the new ones need.)
+    // Whether a sequence has blocks for all its tokens, or all tokens but the ones just appended are computed. (While older tokens are not
+    // computed, the window does not give back the blocks that the new tokens need.)
     bool is_whole(const Sequence& s) const;
 
     // The blocks that an admission takes from the free list, or that the group's sequences will need later. A group that runs alone needs
     // fewer. `closing`: tables that are closed before.
     int to_admit(SequenceGroup& group, std::span<const TableId> closing = {}, bool alone = false);
     // Blocks that an admission beside `running` must leave free: the watermark, one for the next token of each sequence of the group,
-    // and what the running groups will take until they have got as far as their windows.
+    // and the blocks that the running groups will take until their windows give some back.
     int to_keep_free(const SequenceGroup& group, Groups running) const;
-    // Whether a group that waits finds blocks in this step, once the running groups behind the first n_staying have given up theirs.
+    // Whether a waiting group finds blocks in this step, once the running groups behind the first n_staying have given up theirs.
     bool fits(SequenceGroup& group, Groups running, std::size_t n_staying);
 
 private:
@@ -102,7 +102,7 @@ int BlockDemand::to_admit(SequenceGroup& group, std::span<const TableId> closing
     if (most < n) {
         const int more = int(group.sequences.size()) * layout.blocks_per_entry();
         int       all  = at_once(group);
-        if (layout.keeps_all() && !group.computes_all()) // what is found needs no blocks
+        if (layout.keeps_all() && !group.computes_all()) // blocks that are found need not be taken
             all = blocks_.blocks_to_allocate(group.space, texts_, closing, false, blocks_.entries_for(most));
         return std::min({all + more, blocks_.n_blocks(), least});
     }
@@ -111,7 +111,7 @@ int BlockDemand::to_admit(SequenceGroup& group, std::span<const TableId> closing
     return window_ > 0 && n > window_ ? std::min(all, least) : all;
 }
 
-// Blocks that a sequence of a group holds while it is computed in pieces, with some more entries of what has a window.
+// Blocks that a sequence of a group holds while it is computed in pieces, with more_entries more of each cache group with a window.
 int BlockDemand::at_once(const SequenceGroup& group, int more_entries) const {
     const int all = blocks_.entries_for(int(group.sequences[0]->tokens.size())),
               n   = std::min(blocks_.entries_for(tokens_at_once(group)) + more_entries, all);
@@ -120,7 +120,7 @@ int BlockDemand::at_once(const SequenceGroup& group, int more_entries) const {
     return sum;
 }
 
-// What running groups take for their next tokens, before a group is admitted.
+// Blocks that running groups take for their next tokens.
 int BlockDemand::for_step(Groups running) {
     writes_.clear();
     for (const auto& group : running)

@@ -55,7 +55,7 @@ bool BlockSupply::admit(SequenceGroup& group, int keep_free, bool alone, Preempt
         for (auto& s : group.sequences) s->table = blocks_.open_table(group.space), s->n_new = 1;
         return true;
     }
-    int left = need; // what the sequences take together
+    int left = need; // blocks for this sequence and the next ones
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         if (group.sequences.size() > 1) {
@@ -108,8 +108,8 @@ std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std
     return {with, most};
 }
 
-// Blocks for the next tokens of a group whose sequences do not have all; false: there is none for any of them. The sequences go on
-// side by side, a block at a time, so that what they share is there for all; what they have in common is computed once, then forked.
+// Gives blocks for the next tokens to a group whose sequences are computed in pieces. False: no sequence can go on. The sequences go on side
+// by side, a block at a time, so that a block that they share is there for all of them. Their common beginning is computed once, then forked.
 bool BlockSupply::grow(SequenceGroup& group) {
     const int size = blocks_.block_size(), chunk = demand_.tokens_at_once(group) - demand_.window(),
               n = int(group.sequences[0]->tokens.size());

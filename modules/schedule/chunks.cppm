@@ -22,8 +22,8 @@ public:
     void begin(int tokens, Groups running);
     // A group that has its slots takes part.
     void add(SequenceGroup& group, const BlockManager& blocks);
-    // Whether the step has tokens for another request: the groups that take part leave some, or few prompts share it, whose blocks are
-    // taken before they are computed.
+    // Whether the step has tokens for another request: the groups that take part leave some, or few prompts share the step. A request then
+    // takes its blocks before it is computed.
     bool has_room() const;
     // Appends what the sequences of the groups that take part do in this step, in the order of `running`.
     void schedule(Groups running, BlockManager& blocks, std::vector<Scheduled>& items);
@@ -33,12 +33,12 @@ private:
     struct Claim {
         SequenceGroup* group  = nullptr;
         int            tokens = 0;     // at least one for each sequence
-        bool           prompt = false; // more than the next tokens: a prompt, or what is computed again
+        bool           prompt = false; // more than the next tokens: a prompt, or tokens that are computed again
     };
-    // What is left of a step.
+    // The rest of a step.
     struct Budget {
         int tokens = 0, logit_rows = 0;
-        int others = 0, other_rows = 0; // of these, what is kept for later groups
+        int others = 0, other_rows = 0; // of these, kept for later groups
     };
 
     static Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
@@ -108,9 +108,9 @@ StepShares::Claim StepShares::claim_of(SequenceGroup& group, const BlockManager&
     return claim;
 }
 
-// Sets each group's `share`; together at most the step's tokens. First the next tokens of what decodes. Half of the rest goes to prompts in
-// the order of their keys, so that the first one gets on whatever comes after it; the other half to the most urgent and shortest first, so
-// that a short prompt does not wait for the whole of a long one. What one half leaves is the other's.
+// Sets each group's `share`; together at most the step's tokens. The next tokens of decoding groups come first. Half of the rest goes to
+// prompts in the order of their keys, so that the first prompt gets on, whatever comes after it. The other half goes to the most urgent and
+// shortest prompts first, so that a short prompt does not wait for a whole long one. Each half takes the tokens that the other one leaves.
 void StepShares::share() {
     int        tokens = tokens_;
     const auto give   = [&](Claim& c, int n) {
@@ -125,7 +125,7 @@ void StepShares::share() {
     if (prompts)
         std::ranges::sort(claims_, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
     for (Claim& c : claims_)
-        if (!c.prompt) give(c, int(c.group->sequences.size())); // there is one for each
+        if (!c.prompt) give(c, int(c.group->sequences.size())); // the step has a token for each sequence
     for (Claim& c : claims_)
         if (!c.prompt) give(c, tokens); // forced tokens
     if (!prompts) return;
@@ -146,7 +146,7 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
     const std::size_t first_item = items.size();
     const int         own        = int(group.sequences.size());
     const bool        all_rows   = group.computes_all();
-    // Tokens for the last ones of several sequences, where the step has more than these.
+    // Tokens that are left for the last tokens of several sequences, where the step has more.
     const int kept = own > 1 && budget.tokens - budget.others > own ? own : 0;
     bool      last = true;
     for (const auto& s : group.sequences) {

@@ -1,4 +1,4 @@
-// quire.schedule.group_lists: the lists of requests: the queue of those that wait, those that run, pinned prefixes. **Owns** their groups.
+// quire.schedule.group_lists: the lists of requests: the queue, the running requests, the pinned prefixes. **Owns** their groups.
 export module quire.schedule.group_lists;
 
 import quire.core.base;

@@ -1,5 +1,5 @@
-// quire.schedule.preemption: when blocks run out, which running request gives up all of its blocks, and whether these are swapped or
-// computed again (the paper, section 4.5). Owns nothing.
+// quire.schedule.preemption: a running request gives up all of its blocks, which are swapped or computed again (the paper, section 4.5).
+// Owns nothing.
 export module quire.schedule.preemption;
 
 import quire.core.base;
@@ -23,7 +23,7 @@ struct PreemptionStats {
     std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0;
     std::uint64_t priority_preemptions = 0; // for a waiting request of better priority
     std::uint64_t swapped_blocks       = 0; // in both directions
-    std::uint64_t recomputed_tokens    = 0; // their KV was dropped; computed again unless still in the cache
+    std::uint64_t recomputed_tokens    = 0; // tokens whose KV was dropped; computed again unless still in the cache
 };
 
 // Whether a running request can be preempted for a waiting one: of strictly worse priority, later in the order, and not
@@ -47,7 +47,7 @@ bool can_preempt(const SequenceGroup& waiting, const SequenceGroup& running) {
            running.n_priority_preempted < most_times;
 }
 
-// Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
+// Swapping moves each block twice; recomputing runs once every token that is not in the cache any more.
 bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const PreemptionCosts& costs,
                   const BlockManager& blocks) {
     if (mode == PreemptionMode::recompute) return false;

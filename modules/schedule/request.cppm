@@ -1,4 +1,4 @@
-// quire.schedule.request: what a caller asks for (Request) and gets (Output). Plain values, owns nothing.
+// quire.schedule.request: a caller's request (Request), and the answers to it (Output). Plain values, owns nothing.
 export module quire.schedule.request;
 
 import quire.core.base;
@@ -38,16 +38,16 @@ struct Request {
     std::vector<Token>       stop_tokens; // in addition to the model's end tokens
     Polymorphic<TokenFilter> constraint;  // of the generated text; empty: any token may come next
     Polymorphic<TokenForcer> reasoning;   // of the generated text; empty: no token is given
-    // An answer that fills the context goes on: it forgets tokens behind the first n_keep, and what is left is computed again. Not
+    // An answer that fills the context goes on: it forgets tokens behind the first n_keep, and the other tokens are computed again. Not
     // for beams, nor where answers are compared.
     bool context_shift   = false;
     int  n_keep          = 0;     // at most half the context; -1: the prompt
-    int  n_discard       = 0;     // how many it forgets; 0: half of those behind n_keep
+    int  n_discard       = 0;     // tokens that it forgets; 0: half of the tokens behind n_keep
     int  prompt_logprobs = -1;    // like logprobs, for every prompt token; such a request does not read the cache
     bool return_logits   = false; // the raw logits of the last prompt position
     bool return_progress = false; // an Output after each step that computed a part of the prompt
 
-    // Most sequences that it can have at once.
+    // The most sequences that the request can have at once.
     int width() const { return !generates() ? 1 : beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
     // Whether the logits of all prompt tokens are needed, so that all of them must be computed.
     bool wants_all_rows() const { return prompt_logprobs >= 0 || embed; }
@@ -62,7 +62,7 @@ enum class FinishReason : std::uint8_t {
     cancelled, // by the caller
     refused,   // can never run: see the message
     failed,    // the model's numbers are not finite: see the message
-    unmet,     // what it asks of its text leaves no token, or takes more work than is allowed: see the message
+    unmet,     // its constraints leave no token, or take more work than is allowed: see the message
 };
 
 // The blocks of a request, summed over (a sample of) its steps; the paper, section 6.3.
@@ -94,7 +94,7 @@ struct Output {
     SharingStats                          sharing;                 // with `done`
     std::string                           message;                 // why it was refused, failed or unmet
     std::chrono::steady_clock::time_point first_run{};             // when its prompt was scheduled for the first time
-    // One per token: when it came out of the engine. Filled by who hands outputs on to other threads.
+    // When each token came out of the engine. The server's service fills it in.
     std::vector<std::chrono::steady_clock::time_point> times;
 };
 

@@ -22,12 +22,12 @@ struct FieldFault {
     Error            error;
 };
 
-// What no prompt can make possible: more sequences at once than can run; allowed tokens, biases, bad words and min_tokens that leave no
-// token to draw.
+// Why the request cannot run with any prompt: it needs more sequences at once than can run; or its allowed tokens, biases, bad words and
+// min_tokens leave no token to draw.
 std::optional<FieldFault> find_fault(const Request& request, const RequestBounds& bounds);
 // Error: why the request can never run.
 Result<void> check_request(const Request& request, const RequestBounds& bounds);
-// The sentence about a request that needs more than the `available` blocks, the others being pinned.
+// The sentence about a request that needs more than the `available` blocks, while the other blocks are pinned.
 std::string too_large(const Request& request, const RequestBounds& bounds, int available);
 
 } // namespace quire

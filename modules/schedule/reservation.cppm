@@ -1,5 +1,5 @@
-// quire.schedule.reservation: the interface to memory in which each sequence gets a contiguous chunk of KV slots for all it may ever hold
-// before it starts (quire.baseline.systems), and what KV slots are used for. Owns nothing.
+// quire.schedule.reservation: the interface to memory that gives each sequence, before it starts, one contiguous chunk of KV slots for all
+// tokens that it may ever have (quire.baseline.systems); and how the slots of the pool are used. Owns nothing.
 export module quire.schedule.reservation;
 
 import quire.core.base;
@@ -12,15 +12,16 @@ import quire.schedule.sequence;
 
 export namespace quire {
 
-// What the slots of the pool are used for, as Fig. 2 has it; together all of them.
+// How many slots of the pool are used for what (the paper, Fig. 2). The sum is all slots.
 struct MemoryUse {
     std::int64_t tokens      = 0; // known tokens of running sequences; shared ones count once
     std::int64_t reservation = 0; // their sequence will fill these
     std::int64_t internal    = 0; // asked for and never filled
-    std::int64_t other       = 0; // rounding, pieces too small for anybody, free blocks
+    std::int64_t other       = 0; // rounding, pieces too small for any request, free blocks
 };
 
-// Where requests get chunks in place of blocks on demand. They never overtake one another, are never preempted, and share nothing.
+// Memory in which requests get chunks in place of blocks on demand. Requests never overtake one another, are never preempted, and share
+// nothing.
 class Reservations {
 public:
     virtual ~Reservations() = default;
@@ -34,7 +35,7 @@ public:
     virtual void place_first(SequenceGroup& group, BlockManager& blocks) const = 0;
     // Sequences that were forked move to a chunk of their own: their KV is copied, as nothing can be shared.
     virtual void place_forks(SequenceGroup& group, BlockManager& blocks) const = 0;
-    // Whether requests may join those that run.
+    // Whether a request may start while others run.
     virtual bool joins() const = 0;
 
     virtual MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const = 0;
@@ -43,8 +44,8 @@ public:
 // `context`: the longest sequence. An empty function: blocks on demand.
 using MakeReservations = std::function<std::unique_ptr<Reservations>(int n_blocks, int block_size, int context)>;
 
-// With blocks on demand: what is not a token is `other`. A block that several sequences share counts once, and so does
-// one of a pinned prefix.
+// With blocks on demand: a slot without a token is `other`. A block that several sequences share counts once. So does a block of a pinned
+// prefix.
 MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running,
                      std::span<const std::unique_ptr<SequenceGroup>> pinned, const BlockManager& blocks);
 
@@ -70,7 +71,7 @@ MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running,
                 if (blocks.ref_count(table.back()) > 1) shared.emplace_back(table.back(), n);
                 else free_slots += n;
             }
-    std::ranges::sort(shared); // of each block the least: what one of the sharers has filled is not free
+    std::ranges::sort(shared); // of each block the least: a slot that one of the sharers has filled is not free
     for (std::size_t i = 0; i < shared.size(); i++)
         if (i == 0 || shared[i - 1].first != shared[i].first) free_slots += shared[i].second;
     MemoryUse use;

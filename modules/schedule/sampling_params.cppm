@@ -22,15 +22,15 @@ struct DryParams {
 // How the next token is chosen. The defaults here are plain sampling from the model; the tools have their own.
 // docs/sampling.md has the order of the steps and a definition of each.
 struct SamplingParams {
-    float temperature        = 1;    // 0: greedy, the lowest id on a tie; what follows below does not apply then
-    float top_n_sigma        = 0;    // tokens within so many standard deviations of the best logit; 0 or less: all
-    int   top_k              = 0;    // 0: all
-    float typical_p          = 1;    // tokens whose surprise is closest to the mean, with this mass together; 1: all
-    float top_p              = 1;    // 1: all
-    float min_p              = 0;    // fraction of the best token's probability; 0: all
-    float xtc_probability    = 0;    // how often the likeliest tokens are left out
-    float xtc_threshold      = 0.1f; // those of at least this probability, but the last of them; above 0.5: none
-    float dynatemp_range     = 0;    // the temperature lies within so much of `temperature`, by the entropy; 0: fixed
+    float temperature     = 1;    // 0: greedy, the lowest id on a tie; the members below do not apply then
+    float top_n_sigma     = 0;    // tokens within so many standard deviations of the best logit; 0 or less: all
+    int   top_k           = 0;    // 0: all
+    float typical_p       = 1;    // tokens whose surprise is closest to the mean, with this mass together; 1: all
+    float top_p           = 1;    // 1: all
+    float min_p           = 0;    // fraction of the best token's probability; 0: all
+    float xtc_probability = 0;    // how often the likeliest tokens are left out
+    float xtc_threshold   = 0.1f; // tokens of at least this probability are left out, but the last one; above 0.5: none
+    float dynatemp_range  = 0;    // the temperature lies within so much of `temperature`, by the entropy; 0: fixed
     float dynatemp_exponent  = 1;
     int   mirostat           = 0;    // 1, 2: its versions, in place of all others but the temperature; 0: off
     float mirostat_tau       = 5;    // the surprise it aims at, in bits

@@ -35,15 +35,15 @@ struct SchedulerOptions {
     bool           prefix_cache     = true;
     int            n_swap           = 0; // blocks of the swap pool
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
-    bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
+    bool           whole_prompts    = false; // a prompt runs in one step: its tokens see the tokens after them
     double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
-    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    // A request that is computed again uses those of its blocks that no other request has taken.
     bool             keep_preempted = true;
     MakeReservations reservations = {}; // of contiguous memory, without swap and prefix cache; empty: blocks on demand
     int aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
-    std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
+    std::vector<BlockId> free_order = {}; // see BlockManagerOptions
     CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
-    int                  vocab_size = 0;  // as RequestBounds has them
+    int                  vocab_size = 0;  // see RequestBounds; so are the end tokens
     std::vector<Token>   end_tokens = {};
 };
 
@@ -67,35 +67,35 @@ public:
     explicit Scheduler(const SchedulerOptions& options);
     ~Scheduler();
 
-    // Any thread. Error: why the request can never run, with the numbers. find_fault(): with whatever prompt.
+    // Any thread. Error: why the request can never run, with the numbers. find_fault(): why it cannot run with any prompt.
     Result<void>              check_request(const Request& request) const;
     std::optional<FieldFault> find_fault(const Request& request) const { return quire::find_fault(request, bounds()); }
     // Puts a request that check_request() accepted into the queue.
     void add(RequestId id, Request request);
-    // Removes a request in any state and frees its blocks at once. Null if it does not exist (any more).
+    // Removes a request in any state and frees its blocks at once. Null: the request does not exist (any more).
     std::unique_ptr<SequenceGroup> remove(RequestId id);
-    // Like remove(), for a request whose sequences have all been freed; null for a pinned prefix, which stays.
+    // Removes a request whose sequences have all been freed. Null: some have not; a pinned prefix stays.
     std::unique_ptr<SequenceGroup> remove_finished(RequestId id);
 
-    // Fills `plan` with the next step; the returned list is valid until the next call. If nothing can run, both are empty
-    // except for the plan's block moves. The caller must run the plan and then call commit().
+    // Fills `plan` with the next step, and returns its sequences; the list is valid until the next call. If nothing can run, both are
+    // empty except for the plan's block moves. The caller must run the plan and then call commit().
     std::span<const Scheduled> schedule(StepPlan& plan);
     void                       commit();
 
-    // While that step runs, before its commit(): plans the next one, assuming that every sequence gets a token, none of them an
-    // end token, and no request comes or goes; the token ids stay open. False: the step needs more, use schedule().
+    // While a step runs, before its commit(): plans the next step. Assumes that every sequence gets a token, that no token is an end
+    // token, and that no request comes or goes. The token ids stay open. False: the next step needs more; use schedule().
     bool prepare(StepPlan& plan);
-    // Instead of schedule(): the step that prepare() planned, now with its token ids; empty if an assumption was wrong.
+    // Instead of schedule(): the step that prepare() planned, with its token ids; empty if an assumption was wrong.
     std::span<const Scheduled> adopt(StepPlan& plan);
 
-    // While a step runs: its sequences of this group get no token from it. Their last tokens run again when none of them waits.
+    // While a step runs: the group's sequences get no token from it. Their last tokens run again when none of the sequences waits.
     void put_off(const SequenceGroup& group);
 
-    // -- decoding methods use these three (the paper, section 5.2), between commit() and the next schedule()
+    // -- decoding methods use fork, append and free (the paper, section 5.2), between commit() and the next schedule()
 
     // Another sequence with the same tokens and blocks.
     Sequence& fork(SequenceGroup& group, const Sequence& parent);
-    // `forced`: the token was not sampled; it runs in one step with the sampled one before it. Only where a group has one sequence.
+    // `forced`: the token was not sampled; it runs in one step with the sampled token before it. Only where a group has one sequence.
     void append(Sequence& sequence, Token token, bool forced = false) {
         sequence.tokens.push_back(token);
         sequence.n_new = forced ? sequence.n_new + 1 : 1;
@@ -112,24 +112,24 @@ public:
     bool can_force(const SequenceGroup& group, const Sequence& sequence) const {
         return limit_.can_force(group, sequence);
     }
-    // Pins the prompt's blocks, of a request with `pin`, until remove().
+    // Pins the prompt's blocks of a request with `pin`, until remove().
     void pin(SequenceGroup& group);
 
-    // Null if it does not exist (any more).
+    // Null: the request does not exist (any more).
     SequenceGroup*     find(RequestId id) const { return lists_.find(id); }
     std::vector<Ended> take_ended() { return std::exchange(ended_, {}); }
     void               set_costs(const PreemptionCosts& costs) { costs_ = costs; }
-    // The most tokens of a step from now on, up to max_batch_tokens; a step has one for each sequence in any case.
+    // From now on a step has at most n_tokens tokens, up to max_batch_tokens; it has a token of each sequence in any case.
     void limit_step(int n_tokens);
 
     bool idle() const { return lists_.running().empty() && lists_.n_waiting() == 0; }
     // In the order of their keys.
     std::span<const std::unique_ptr<SequenceGroup>> running() const { return lists_.running(); }
-    MemoryUse                                       memory_use() const; // what the slots hold
+    MemoryUse                                       memory_use() const; // what the slots are used for
     int                                             n_running() const { return int(running().size()); }
     bool                                            generates() const;     // whether some request is past its prompt
-    int                   n_waiting() const { return lists_.n_waiting(); } // including preempted ones
-    int                   n_swapped() const { return lists_.n_swapped(); } // of these
+    int                   n_waiting() const { return lists_.n_waiting(); } // requests, preempted ones among them
+    int                   n_swapped() const { return lists_.n_swapped(); } // of the waiting requests
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
     // Blocks, sequences and the events since the last call, for display.
@@ -137,7 +137,7 @@ public:
     void                     log_events(bool on); // for view(); off at first
     void                     log_cache(bool on) { blocks_.log_cache(on); }
     std::vector<CacheChange> take_cache_changes() { return blocks_.take_cache_changes(); }
-    // The tokens of one sequence; empty if it does not exist.
+    // The tokens of one sequence; empty: the sequence does not exist.
     std::span<const Token> tokens(RequestId id, int index) const;
     void                   check_invariants() const;
 
@@ -173,8 +173,8 @@ private:
     PreemptionCosts               costs_;
     SchedulerStats                stats_;
     std::uint64_t                 step_ = 0, n_arrived_ = 0;
-    int                           most_step_tokens_ = 0; // as limit_step() says
-    // The first of the queue if it could not be admitted, and what was free then.
+    int                           most_step_tokens_ = 0; // see limit_step()
+    // The first request of the queue if it could not be admitted, and how much was free then.
     std::optional<RequestId> blocked_;
     int                      blocked_n_free_ = 0, blocked_n_sequences_ = 0;
     bool                     logging_ = false;
@@ -195,7 +195,7 @@ CacheLayout layout_of(const SchedulerOptions& options) {
     return layout;
 }
 
-// Entries without memory: of what runs, forks among it, and of what the pool can still hold of other texts.
+// Entries without memory: for the running sequences and their forks, and for the other texts in the pool.
 int markers_of(const SchedulerOptions& o) {
     return 2 * o.max_sequences * ((o.context + o.block_size - 1) / o.block_size + 1) + 2 * o.n_blocks;
 }
@@ -323,7 +323,7 @@ void Scheduler::pin(SequenceGroup& group) {
     lists_.pin(group);
 }
 
-// -- preemption: all blocks of the request that is last in the order, or none
+// -- preemption: the last request in the order gives up all its blocks
 
 void Scheduler::preempt_last() {
     SequenceGroup& victim = *running().back();
@@ -338,7 +338,7 @@ void Scheduler::to_queue(std::size_t i) {
     lists_.to_queue(i);
 }
 
-// -- context shift: a preemption after which there are fewer tokens to compute again
+// -- context shift: a preemption after which fewer tokens are computed again
 
 void Scheduler::shift(std::size_t i) {
     SequenceGroup& group = *running()[i];
@@ -359,20 +359,20 @@ void Scheduler::shift_full() {
 
 // -- admission
 
-// Whether a group that waits can be admitted in this step, once the running ones behind the first n_staying have given up theirs.
+// Whether a waiting group can be admitted in this step, once the running groups behind the first n_staying have given up their blocks.
 bool Scheduler::fits(SequenceGroup& group, std::size_t n_staying) {
     return lists_.has_places(group, n_staying) && demand_.fits(group, running(), n_staying);
 }
 
-// Priority preemption: the first of the queue takes the place of later requests that it can preempt, if that is enough to let it
-// run. A request that has waited for long has a key that comes first, whatever its priority.
+// Priority preemption: the first request of the queue takes the place of later requests that it can preempt, if it can run then.
+// A request that has waited for long has a key that comes first, whatever its priority.
 void Scheduler::preempt_for_priority() {
     if (lists_.n_waiting() == 0 || running().empty() || reservations_) return;
     SequenceGroup& head = *lists_.first_waiting();
     if (!can_preempt(head, *running().back()) || fits(head, running().size())) return;
     std::size_t first = running().size();
     while (first > 0 && can_preempt(head, *running()[first - 1])) first--;
-    if (!fits(head, first)) return; // nobody gives way for nothing
+    if (!fits(head, first)) return; // no request gives way for nothing
     while (running().size() > first && !fits(head, running().size())) {
         running().back()->n_priority_preempted++;
         stats_.priority_preemptions++;
@@ -393,7 +393,7 @@ bool Scheduler::admit(SequenceGroup& group) {
     return true;
 }
 
-// Admits the first of the queue, if it can run now; no request overtakes it. So a preempted request resumes before any new one
+// Admits the first request of the queue, if it can run now; no request overtakes it. So a preempted request resumes before a new request
 // of its priority starts.
 bool Scheduler::admit_next() {
     SequenceGroup& head = *lists_.first_waiting();
@@ -408,7 +408,7 @@ bool Scheduler::admit_next() {
         return false;
     }
     if (head.status == GroupStatus::waiting) {
-        // Memory for all it may generate, so that the step loop allocates none for a token.
+        // Memory for all tokens that it may generate, so that the step loop allocates none.
         const std::size_t most =
             std::min(std::size_t(options_.context),
                      head.request.prompt.size() + std::size_t(std::max(head.request.max_tokens, 0)));
@@ -488,7 +488,7 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     return scheduled_;
 }
 
-// Nobody waits, or the first one could not be admitted and no more blocks and sequences are free now than were then.
+// No request waits, or the first one could not be admitted, and no more blocks and sequences are free now than then.
 bool Scheduler::queue_waits() const {
     const SequenceGroup* const head = lists_.first_waiting();
     return !head || (blocked_ == head->id && blocks_.n_free() <= blocked_n_free_ &&
@@ -520,7 +520,7 @@ void Scheduler::commit() {
         s.n_computed = item.first + item.n_tokens - int(item.again);
         s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
         blocks_.publish(s.table, s.tokens, s.n_computed);
-        // The next query stands at n_computed. A pinned prefix is kept whole.
+        // The next query is at n_computed. A pinned prefix is kept whole.
         if (demand_.window() > 0 && !item.group->request.pin)
             stats_.released_blocks += std::uint64_t(blocks_.release_behind(s.table, s.n_computed));
     }

@@ -15,7 +15,7 @@ export namespace quire {
 
 enum class GroupStatus : std::uint8_t { waiting, running, preempted, swapped, finished };
 
-// Requests run in ascending order of these: the step of arrival plus aging_steps for each level of priority, then the order of
+// Requests run in ascending order of their keys: the step of arrival plus aging_steps for each level of priority, then the order of
 // arrival. So no request waits for ever.
 using QueueKey = std::pair<std::int64_t, std::uint64_t>;
 
@@ -24,16 +24,16 @@ struct Sequence {
     int                index = 0; // which answer of its request
     std::vector<Token> tokens;
     int                n_computed = 0; // leading tokens whose KV is written
-    int                n_new = 1; // last tokens that may have no slots yet: the sampled one, and those forced behind it
-    TableId            table = -1;          // while it has blocks
-    bool               growing = false;     // scratch of the scheduler: gets blocks in this step
-    double             logprob = 0;         // of what was generated, summed, where answers are ranked by it
+    int     n_new   = 1;  // last tokens that may have no slots yet: the sampled token, and the tokens forced behind it
+    TableId table   = -1; // while it has blocks
+    bool    growing = false;                // scratch of BlockSupply: gets blocks in this step
+    double  logprob = 0;                    // sum over the generated tokens, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
-    Polymorphic<TokenFilter>      constraint;    // after the tokens so far
-    bool                          waits = false; // for its next mask, which is made beside the steps: it is in none
-    bool                          slow_masks   = false; // the last one was made so, and took long
-    double                        mask_seconds = 0;     // that they took
+    Polymorphic<TokenFilter>      constraint;           // after the tokens so far
+    bool                          waits        = false; // in no step: its next mask is made beside the steps
+    bool                          slow_masks   = false; // its last mask was made beside the steps, and took long
+    double                        mask_seconds = 0;     // that the masks beside the steps took
     Polymorphic<TokenForcer>      reasoning;            // after the tokens so far
     double                        mu        = 0;        // mirostat's state
     int                           n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
@@ -49,7 +49,7 @@ struct SequenceGroup {
     GroupStatus                            status               = GroupStatus::waiting;
     int                                    n_cached             = 0;     // prompt tokens found in the cache
     int                                    n_recomputed         = 0;     // tokens computed again after preemptions
-    int                                    n_preempted          = 0;     // how often it was preempted
+    int                                    n_preempted          = 0;     // preemptions of the request
     int                                    n_priority_preempted = 0;     // of these, for a more urgent request
     bool                                   prompt_done          = false; // the prompt is computed, all sequences exist
     std::vector<int>                       cancelled; // answers cancelled before their sequences existed
@@ -57,7 +57,7 @@ struct SequenceGroup {
     std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
     int n_prompt() const { return int(request.prompt.size()); }
-    // Tokens of the whole text so far, and of these the generated ones; with those dropped.
+    // Tokens of the whole text so far, dropped ones among them; and how many of these were generated.
     int length(const Sequence& s) const { return int(s.tokens.size()) + s.n_dropped; }
     int n_generated(const Sequence& s) const { return length(s) - n_prompt(); }
     // How many of the sequence's last tokens were generated.
@@ -66,15 +66,15 @@ struct SequenceGroup {
     // -- the scheduler's
     QueueKey                               key;
     CacheNamespace                         space;
-    bool                                   ready = false; // for this step: it has its slots
-    int                                    share = 0;     // and may run so many tokens
-    std::vector<std::unique_ptr<Sequence>> spare;         // for forks, so that they take no memory
+    bool                                   ready = false; // has its slots, and takes part in this step
+    int                                    share = 0;     // tokens that it may run in this step
+    std::vector<std::unique_ptr<Sequence>> spare;         // for forks, so that a fork allocates nothing
     std::vector<TableId>                   tables;        // scratch of block_tables()
-    std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
+    std::vector<BlockRun> runs; // the reserved chunks, one for each sequence (quire.schedule.reservation)
 
     // Whether every row of the prompt is wanted and not there yet: then all of it is computed, and nothing is read from the cache.
     bool computes_all() const { return request.wants_all_rows() && !prompt_done; }
-    // Its sequences run together, or not at all.
+    // Whether a sequence waits: the sequences of a group run together, or not at all.
     bool waits() const {
         return std::ranges::any_of(sequences, [](const auto& s) { return s->waits; });
     }
@@ -82,7 +82,7 @@ struct SequenceGroup {
     std::span<const TableId> block_tables();
 };
 
-// Appends the group's sequences to a snapshot, and to its blocks how far they are filled.
+// Appends the group's sequences to a snapshot, and notes how far its blocks are filled.
 void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blocks, Snapshot& snapshot);
 
 } // namespace quire

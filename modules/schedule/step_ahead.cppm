@@ -1,4 +1,4 @@
-// quire.schedule.step_ahead: plans the step after the one that runs, for sequences that get one token each. **Owns** what it planned.
+// quire.schedule.step_ahead: plans the step after the running one, for sequences that get one token each. **Owns** the planned items.
 export module quire.schedule.step_ahead;
 
 import quire.core.base;
@@ -18,10 +18,11 @@ public:
 
     StepAhead(BlockManager& blocks, const ContextLimit& limit, int max_sequences);
 
-    // While a step of n_sequences sequences runs, each of which gets a token. The token ids of the plan stay open. False: the next step
-    // needs more, or a sequence of `running` is not in this one.
+    // While a step runs in which each of n_sequences sequences gets a token. The token ids of the plan stay open. False: the next step needs
+    // more than a token of each, or a sequence of `running` is not in the running step.
     bool prepare(Groups running, std::size_t n_sequences, StepPlan& plan);
-    // After that step: swaps `items` with those of the prepared step, whose plan gets its token ids. False: something else has happened.
+    // After that step: `items` become the items of the prepared step, and its plan gets the token ids. False: a sequence did not get the
+    // token that was assumed, or has gone.
     bool adopt(Groups running, StepPlan& plan, std::vector<Scheduled>& items);
     // Nothing is prepared.
     void drop() { items_.clear(); }
@@ -72,8 +73,8 @@ bool StepAhead::plan_tokens(Groups running, std::size_t n_sequences) {
             writes_.push_back({s->table, position, 1});
         }
     }
-    // Every sequence is in this step, and each gets a slot in the next, without a copy: whose source would not be free until the
-    // step after this one, whatever ends in between.
+    // Every sequence is in the running step, and gets a slot in the next one without a copy: a copy's source would not be free until the
+    // step after that, whatever ends in between.
     return n_running == n_sequences && blocks_.allocate_slots(writes_, false);
 }
 

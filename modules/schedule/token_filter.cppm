@@ -1,5 +1,5 @@
-// quire.schedule.token_filter: the interfaces of what a request asks of the tokens of its text: which may come next (TokenFilter), which has
-// to (TokenForcer). The scheduler tells them each token, and copies them where a sequence forks; the decoder asks them. Owns nothing.
+// quire.schedule.token_filter: interfaces: TokenFilter says which tokens may come next in a text, TokenForcer which token has to come. The
+// scheduler tells them each token, and copies them where a sequence forks; the decoder asks them. Owns nothing.
 export module quire.schedule.token_filter;
 
 import quire.core.base;
@@ -35,7 +35,7 @@ public:
     virtual const void* shared() const = 0;
 };
 
-// Gives tokens of one text, where it has to. Depends only on the tokens of that text.
+// Gives the next token of one text at some places. Depends only on the tokens of that text.
 class TokenForcer {
 public:
     virtual ~TokenForcer() = default;

@@ -1,10 +1,10 @@
-// quire.step.message: StepPlan ↔ bytes, for ranks in other processes: what is new since the plan before. Sender and receiver
-// each **own** the block tables of the last plan.
+// quire.step.message: StepPlan ↔ bytes, for ranks in other processes: the differences from the plan before. Sender and receiver each **own** the
+// block tables of the last plan.
 //
-// A message is a row of numbers (LEB128, small ones in one byte): of each sequence the place it had in the last plan, the rows and the
-// context it adds, how many positions before these are not readable, of each cache group where its block table begins now, how much of
-// the old one still holds and the ids behind that, its tokens; then the logit rows. Positions and slots follow from these. 64 sequences
-// that decode take about 500 bytes.
+// A message is a row of numbers (LEB128, small ones in one byte). Of each sequence: its place in the last plan; the rows and the context that
+// it adds; how many positions before these are not readable; of each cache group where the block table begins now, how much of the old table
+// still holds, and the ids behind that; the tokens. Then come the logit rows. Positions and slots follow from these numbers. 64 decoding
+// sequences take about 500 bytes.
 export module quire.step.message;
 
 import quire.core.base;
@@ -23,7 +23,7 @@ struct StepMessageLimits {
 // The sequences of the last plan.
 struct SentSequences {
     struct Table {                                   // of a cache group
-        std::int32_t                      first = 0; // the entry that the parts begin with, behind what was given back
+        std::int32_t                      first = 0; // the entry that the parts begin with, behind the released entries
         std::int32_t                      n_released = 0; // entries before it that stand in the plan
         std::vector<std::vector<BlockId>> parts;
     };
@@ -48,7 +48,7 @@ private:
 class StepReceiver {
 public:
     explicit StepReceiver(const StepMessageLimits& limits) : limits_(limits) {}
-    // Error: not a message that write() made after those before. The plan is then not to be used.
+    // Error: write() did not make this message after the earlier ones. The plan must not be used then.
     Result<void> read(std::span<const std::byte> message, StepPlan& plan);
 
 private:

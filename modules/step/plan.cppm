@@ -1,5 +1,5 @@
-// quire.step.plan: the interface between scheduling and compute. StepPlan: everything that runs in one step, with the
-// sampling plan; StepResults: what comes back. Plain values, owns nothing.
+// quire.step.plan: the interface between scheduling and compute: StepPlan is everything that runs in one step, with the sampling plan;
+// StepResults are its results. Plain values, owns nothing.
 export module quire.step.plan;
 
 import quire.core.base;
@@ -9,8 +9,8 @@ import quire.step.logprobs;
 
 export namespace quire {
 
-// What the logits processors (penalties, DRY, logit bias, allowed tokens, bad words, min_tokens) make of one logit x before
-// sampling: x / divide (x · divide where x is negative) - subtract + add.
+// The change of one logit x before sampling, by the logits processors (penalties, DRY, logit bias, allowed tokens, bad words, min_tokens):
+// x becomes x / divide (x · divide where x is negative) - subtract + add.
 struct LogitEdit {
     Token token  = 0;
     float divide = 1, subtract = 0, add = 0;
@@ -18,9 +18,9 @@ struct LogitEdit {
     int   repeats = 0; // tokens of the longest repetition that it would continue
 };
 
-// What a device that samples does with one row of logits, so that the row can stay there. Its results: a token with its
-// log-probability in the raw row (a mask belongs to it) for each uniform (or for `chosen`), then the n_top most likely tokens, best first;
-// with mirostat at last each sampled token again, with its surprise in bits among those that were left.
+// The work of a device that samples on one row of logits, so that the row can stay there. The results: for each uniform (or for `chosen`) a
+// token with its log-probability in the raw row, to which the mask belongs; then the n_top most likely tokens, best first; with mirostat at
+// last each sampled token again, with its surprise in bits among the tokens that were left.
 struct SamplingTask {
     int   row        = 0;  // of the logit rows; no two tasks share one
     Token chosen     = -1; // nothing is sampled: the log-probability of this token is wanted
@@ -29,9 +29,9 @@ struct SamplingTask {
     int   n_top        = 0;
     bool  logprobs     = false; // false: the log-probabilities of the results are not valid
     bool  only_edited  = false; // only tokens with an edit can be sampled (allowed tokens)
-    int   first_mask   = -1;    // only tokens with a 1 among the masks' words from there on can; -1: all
+    int   first_mask   = -1;    // where the mask begins in `masks`: only its tokens can be sampled; -1: all can
     int   first_result = 0;
-    // As SamplingParams has them; xtc_threshold: above 0.5 where XTC leaves out nothing this time.
+    // See SamplingParams. xtc_threshold: above 0.5 where XTC leaves out nothing this time.
     int   top_k       = 0;
     float temperature = 1, top_p = 1, min_p = 0, top_n_sigma = 0, typical_p = 1, xtc_threshold = 1;
     float dynatemp_range = 0, dynatemp_exponent = 1;
@@ -51,7 +51,7 @@ struct SamplingPlan {
     void clear();
 };
 
-// How much of that a device can do in one step; zeros: nothing, the host reads the rows of logits.
+// How much of a SamplingPlan a device can do in one step; zeros: nothing, the host reads the rows of logits.
 struct SamplingLimits {
     int tasks = 0, edits = 0, uniforms = 0, results = 0, top = 0;
     int mask_words = 0;
@@ -61,8 +61,8 @@ struct SamplingLimits {
 // layers of a group are spread over the parts in order.
 struct GroupPlan {
     std::vector<std::int32_t> table_start; // [S+1] where each sequence's table begins in `tables`
-    // [S] the entry of the sequence that its table begins with. Those before it lie behind the group's window, as do some of the first
-    // ones that stand here: these are released_block, for kernels that take whole tiles of positions.
+    // [S] the entry of the sequence that its table begins with. Earlier entries lie behind the group's window. So do some of the first
+    // entries of the table: they are released_block, for kernels that take whole tiles of positions.
     std::vector<std::int32_t> first_entry;
     struct Part {
         std::vector<BlockId>      tables; // the sequences' tables one after another
@@ -75,31 +75,31 @@ struct GroupPlan {
     void         clear();
 };
 
-// One step of the whole batch: everything that the model, in this process or another, needs to know.
+// One step of the whole batch: everything that the model needs to know, in this process or another one.
 // T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain integers, no pointers.
 struct StepPlan {
     std::vector<Token>        tokens;       // [T]
     std::vector<std::int32_t> positions;    // [T] position of each token in its sequence
     std::vector<std::int32_t> token_start;  // [S+1] rows of sequence s: token_start[s] .. token_start[s+1]
     std::vector<std::int32_t> context_lens; // [S] tokens with KV after this step
-    // [S] leading positions whose K and V were written before this step, at least; the others a kernel of this step writes, for this
-    // sequence or for another one that shares the block. A kernel that begins early may read no others (cuda/warp.cuh).
+    // [S] leading positions whose K and V were surely written before this step. A kernel of this step may write the other positions, for this
+    // sequence or for another one that shares the block. A kernel that begins early reads only the leading positions (cuda/warp.cuh).
     std::vector<std::int32_t> readable;
-    std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // as the cache layout has them
+    std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // of the cache layout
     std::vector<std::int32_t> logit_rows; // [L] rows of `tokens` whose logits are wanted, ascending
     BlockMoves                moves;      // run before the tokens
-    MoveTicket                after = 0;  // what has to be moved before the tokens run: the executor's, of these moves
-    SamplingPlan              sampling;   // for a device that samples
+    MoveTicket   after = 0; // the executor's ticket of the moves that have to be done before the tokens run
+    SamplingPlan sampling;  // for a device that samples
 
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
     void clear();
 };
 
-// What a step brings: of its logit rows the best tokens and the results of the sampling tasks. The rows stay on the device; most
+// The results of a step: of its logit rows the best tokens and the results of the sampling tasks. The rows stay on the device; most
 // steps need none of them.
 // A row that is not usable() (quire.decode.sampler: NaN or +infinity in it, or nothing but -infinity) has -1 as its best token, and
-// as the first token of its task's results. So has a sampled token where the edits leave no token. The rest of such results
+// as the first token of its task's results. A sampled token is -1, too, where the edits leave no token. The rest of such results
 // means nothing; quire.decode.decoder ends the request.
 struct StepResults {
     std::span<const Token>        best;    // the most likely token of each row (the lowest id of several); or empty
