@@ -34,6 +34,18 @@ std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadP
 std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type);
 void                          remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice);
 
+// The choices for the types of a model's weights; other types are prefetched into the L2.
+class Prefetching {
+public:
+    // For weights as GEMMs read them; measures a type that was not measured on this machine before.
+    void        choose(const CpuKernels& kernels, ThreadPool& pool, std::span<const TensorView> weights);
+    Prefetch    of(DType type) const;
+    std::string describe() const; // for a person
+
+private:
+    std::vector<PrefetchChoice> choices_;
+};
+
 // Bytes a second at which the threads sum the weights (at most 2 GB of them), the best of four passes. 0: they may fit into a cache.
 double sum_rate(ThreadPool& pool, std::span<const TensorView> weights);
 
@@ -187,6 +199,38 @@ void remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchC
     std::string text;
     for (const std::string& line : lines) text += line + '\n';
     (void)write_file(file.string(), text); // a cache that cannot be written only costs the next start's measurement
+}
+
+void Prefetching::choose(const CpuKernels& kernels, ThreadPool& pool, std::span<const TensorView> weights) {
+    choices_.clear();
+    std::map<DType, std::vector<TensorView>> by_type;
+    for (const TensorView& w : weights) by_type[w.type].push_back(w);
+    for (const auto& [type, of_type] : by_type) {
+        std::optional<PrefetchChoice> choice = remembered_prefetch(kernels, pool.n_threads(), type);
+        if (!choice) {
+            choice = choose_prefetch(kernels, pool, of_type);
+            if (choice) remember_prefetch(kernels, pool.n_threads(), *choice);
+        }
+        if (choice) choices_.push_back(*choice);
+    }
+}
+
+Prefetch Prefetching::of(DType type) const {
+    for (const PrefetchChoice& choice : choices_)
+        if (choice.type == type) return choice.into;
+    return Prefetch::l2;
+}
+
+std::string Prefetching::describe() const {
+    std::string text;
+    for (const PrefetchChoice& c : choices_) {
+        char rates[64] = " (remembered)";
+        if (c.l1 > 0)
+            std::snprintf(rates, sizeof rates, " (measured: L1 %.1f GB/s, L2 %.1f GB/s)", c.l1 / 1e9, c.l2 / 1e9);
+        text += cat(text.empty() ? "prefetch: " : ", ", dtype_info(c.type).name, " into the ",
+                    c.into == Prefetch::l1 ? "L1" : "L2", rates);
+    }
+    return text;
 }
 
 // In parts that the threads take one by one, as they take the rows of a GEMM.

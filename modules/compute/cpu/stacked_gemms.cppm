@@ -1,0 +1,185 @@
+// quire.compute.cpu.stacked_gemms: GEMMs with stacks of matrices: those of the experts, each with the rows that chose it, and those of latent
+// attention's heads. **Owns** the order of a step's rows by expert, and the memory of gathered rows.
+export module quire.compute.cpu.stacked_gemms;
+
+import quire.compute.backend;
+import quire.compute.cpu.gemms;
+import quire.compute.cpu.workers;
+import quire.compute.program;
+import quire.compute.routing;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+
+export namespace quire {
+
+// The operations of quire.compute.program, with their values in this step.
+class StackedGemms {
+public:
+    StackedGemms(Workers& workers, Gemms& gemms) : workers_(workers), gemms_(gemms) {}
+
+    void heads(const HeadGemm& op, const Tensor& x, const Tensor& out);
+    void route(const Route& op, const Tensor& x, const Tensor& out);
+    // combine() takes the rows in the order in which gated() has left them.
+    void gated(const ExpertGatedGemm& op, const Tensor& x, const Tensor& routes, const Tensor& gate, const Tensor& up);
+    void combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out);
+
+private:
+    void group_by_expert(const Tensor& routes, int n_experts, int n_used);
+
+    Workers&                workers_;
+    Gemms&                  gemms_;
+    std::vector<GemmGroup>  groups_;
+    std::vector<Projection> projections_; // of groups_
+    // The rows of a step in the order of the experts that they chose: where the rows of each expert begin; the token of each row; the row
+    // of each (token, slot).
+    std::vector<std::int32_t> expert_begin_, row_token_, slot_row_;
+    std::vector<float>        scores_, gathered_, outputs_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// Matrix i of a stack of n.
+static TensorView in_stack(const TensorView& stack, std::int64_t n, std::int64_t i) {
+    const std::int64_t rows = stack.rows / n;
+    return {stack.type, rows, stack.cols,
+            static_cast<const std::byte*>(stack.data) + std::size_t(i * rows) * row_bytes(stack.type, stack.cols)};
+}
+
+void StackedGemms::heads(const HeadGemm& op, const Tensor& x, const Tensor& out) {
+    const std::int64_t n = op.n_heads, T = x.rows, in = op.weight.cols, rows = op.weight.rows / n, x_dim = x.cols / n,
+                       out_dim = out.cols / n;
+    check(out_dim - rows == x_dim - in, "head_gemm: shapes");
+    float* inputs  = grown(gathered_, std::size_t(T * n * in));
+    float* outputs = grown(outputs_, std::size_t(T * n * rows));
+    groups_.resize(std::size_t(n));
+    projections_.resize(std::size_t(n));
+    workers_.split(n, 1, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t h = first; h < last; h++)
+            for (std::int64_t t = 0; t < T; t++)
+                std::memcpy(inputs + (h * T + t) * in, floats(x) + t * x.cols + h * x_dim,
+                            std::size_t(in) * sizeof(float));
+    });
+    for (std::int64_t h = 0; h < n; h++) {
+        projections_[std::size_t(h)] = {in_stack(op.weight, n, h), {}, none};
+        GemmGroup& g                 = groups_[std::size_t(h)];
+        g.x                          = {inputs + h * T * in, T, in, DType::F32};
+        g.outputs[0]                 = {&projections_[std::size_t(h)], {outputs + h * T * rows, T, rows, DType::F32}};
+        g.n_outputs                  = 1;
+    }
+    gemms_.run(groups_);
+    workers_.split(n, 1, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t h = first; h < last; h++)
+            for (std::int64_t t = 0; t < T; t++) {
+                float* to = floats(out) + t * out.cols + h * out_dim;
+                std::memcpy(to, outputs + (h * T + t) * rows, std::size_t(rows) * sizeof(float));
+                std::memcpy(to + rows, floats(x) + t * x.cols + h * x_dim + in,
+                            std::size_t(x_dim - in) * sizeof(float));
+            }
+    });
+}
+
+void StackedGemms::route(const Route& op, const Tensor& x, const Tensor& out) {
+    const std::int64_t n = op.weight.rows, k = op.n_used;
+    const Tensor       scores{grown(scores_, std::size_t(x.rows * n)), x.rows, n, DType::F32};
+    const Projection   router{op.weight, op.bias, none};
+    gemms_.run(x, std::array{GemmOutput{&router, scores}});
+    workers_.split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            quire::route(op, floats(scores) + t * n, reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k),
+                         floats(out) + t * 2 * k + k);
+    });
+}
+
+// The rows of a step in the order of the experts that they chose, those of one expert in their own order.
+void StackedGemms::group_by_expert(const Tensor& routes, int n_experts, int n_used) {
+    const std::int64_t n    = routes.rows * n_used;
+    const auto         each = [&](auto&& body) { // (token, slot) by (token, slot)
+        for (std::int64_t i = 0; i < n; i++)
+            body(i, reinterpret_cast<const std::int32_t*>(floats(routes) + i / n_used * 2 * n_used)[i % n_used]);
+    };
+    expert_begin_.assign(std::size_t(n_experts) + 1, 0);
+    row_token_.resize(std::size_t(n));
+    slot_row_.resize(std::size_t(n));
+    each([&](std::int64_t, std::int32_t expert) { expert_begin_[std::size_t(expert) + 1]++; });
+    for (std::size_t e = 0; e < std::size_t(n_experts); e++) expert_begin_[e + 1] += expert_begin_[e];
+    each([&](std::int64_t i, std::int32_t expert) {
+        const std::int32_t row       = expert_begin_[std::size_t(expert)]++;
+        row_token_[std::size_t(row)] = std::int32_t(i / n_used);
+        slot_row_[std::size_t(i)]    = row;
+    });
+    for (auto e = std::size_t(n_experts); e > 0; e--)
+        expert_begin_[e] = expert_begin_[e - 1]; // the loop moved each to the next
+    expert_begin_[0] = 0;
+}
+
+void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tensor& routes, const Tensor& gate,
+                         const Tensor& up) {
+    const std::int64_t hidden = x.cols, ff = op.gate.weight.rows / op.n_experts;
+    group_by_expert(routes, op.n_experts, op.n_used);
+    const auto rows   = std::int64_t(row_token_.size());
+    float*     inputs = grown(gathered_, std::size_t(rows * hidden));
+    workers_.split(rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t r = first; r < last; r++)
+            std::memcpy(inputs + r * hidden, floats(x) + row_token_[std::size_t(r)] * hidden,
+                        std::size_t(hidden) * sizeof(float));
+    });
+    groups_.clear();
+    projections_.resize(std::size_t(op.n_experts) * 2);
+    for (int e = 0; e < op.n_experts; e++) {
+        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
+        if (n == 0) continue;
+        GemmGroup& g = groups_.emplace_back();
+        g.x          = {inputs + first * hidden, n, hidden, DType::F32};
+        g.n_outputs  = 2;
+        for (std::size_t i = 0; i < 2; i++) {
+            const Projection& p    = i == 0 ? op.gate : op.up;
+            Projection&       mine = projections_[std::size_t(e) * 2 + i];
+            mine = {in_stack(p.weight, op.n_experts, e), p.bias ? in_stack(p.bias, op.n_experts, e) : TensorView(),
+                    none};
+            g.outputs[i] = {&mine, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32}};
+        }
+    }
+    gemms_.run(groups_);
+    gemms_.activate(op.activation, {gate.data, rows, ff, DType::F32}, floats(up));
+}
+
+void StackedGemms::combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out) {
+    const std::int64_t hidden = out.cols, ff = op.down.weight.cols, k = op.n_used;
+    float*             parts = grown(outputs_, std::size_t(out.rows * k * hidden));
+    groups_.clear();
+    projections_.resize(std::size_t(op.n_experts));
+    for (int e = 0; e < op.n_experts; e++) {
+        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
+        if (n == 0) continue;
+        Projection& mine = projections_[std::size_t(e)];
+        mine             = {in_stack(op.down.weight, op.n_experts, e),
+                op.down.bias ? in_stack(op.down.bias, op.n_experts, e) : TensorView(), none};
+        GemmGroup& g     = groups_.emplace_back();
+        g.x              = {floats(x) + first * ff, n, ff, DType::F32};
+        g.outputs[0]     = {&mine, {parts + first * hidden, n, hidden, DType::F32}};
+        g.n_outputs      = 1;
+    }
+    gemms_.run(groups_);
+    workers_.split(out.rows, std::max<std::int64_t>(1, 8192 / (hidden * k)),
+                   [&](std::int64_t first, std::int64_t last) {
+                       for (std::int64_t t = first; t < last; t++) {
+                           const float* weights = floats(routes) + t * 2 * k + k;
+                           float*       to      = floats(out) + t * hidden;
+                           for (std::int64_t s = 0; s < k; s++) {
+                               const float* part = parts + slot_row_[std::size_t(t * k + s)] * hidden;
+                               for (std::int64_t i = 0; i < hidden; i++) {
+                                   const float term = weights[s] * part[i];
+                                   to[i]            = s == 0 ? term : to[i] + term;
+                               }
+                           }
+                       }
+                   });
+    if (op.scale != 1) gemms_.multiply(out, op.scale);
+}
+
+} // namespace quire
