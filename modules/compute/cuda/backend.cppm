@@ -9,11 +9,15 @@ module;
 export module quire.compute.cuda.backend;
 
 import quire.compute.backend;
-import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.block_copies;
 import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.gemm_dispatch;
 import quire.compute.cuda.lowering;
+import quire.compute.cuda.pinned_memory;
+import quire.compute.cuda.rank;
+import quire.compute.cuda.sampling;
+import quire.compute.cuda.step_upload;
 import quire.compute.cuda.weights;
 import quire.compute.memory;
 import quire.compute.program;
@@ -25,7 +29,6 @@ import quire.core.tensor;
 import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
-import quire.step.logprobs;
 import quire.step.plan;
 
 export namespace quire {
@@ -46,8 +49,8 @@ void announce_cuda_ranks();
 // Makes these backends ranks that run a model together: after compile(), before the first step. Each has a GPU of its own, or they
 // were made with shares_device. `seconds`: how long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
-// The same for the GPUs of one of several processes, the local ranks of `group`: all that they say goes by NCCL. Error: it is not
-// installed, or the processes do not find each other.
+// Makes the GPUs of this process, the local ranks of `group`, and those of the other processes run a model together, by NCCL. Error: NCCL is
+// not installed, or the processes do not find each other.
 Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group);
 int          n_cuda_devices();
 
@@ -56,18 +59,6 @@ int          n_cuda_devices();
 module :private;
 
 namespace quire {
-
-// Rows of a decoding step, rounded up: each size is captured once.
-static int rounded_rows(int n) {
-    for (int size : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128})
-        if (n <= size) return size;
-    return (n + 31) / 32 * 32;
-}
-
-// Of the buffer that sampling sends up: random numbers, then tasks, then edits; behind them come masks.
-static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_uniforms, std::size_t n_edits) {
-    return n_tasks * sizeof(cuda::SampleTask) + n_uniforms * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
-}
 
 // Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
 constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) << 10;
@@ -78,26 +69,17 @@ static cuda::NormKind norm_kind(NormKind kind) {
                                      : cuda::NormKind::none;
 }
 
-// An operation in which ranks meet: the k-th of one rank belongs to the k-th of every other. Other operations need not be the same,
-// as not every rank has a part of every weight. Processes send it to each other as it is.
-struct Collective {
-    std::int64_t at      = 0; // in the rank's program
-    std::int64_t gathers = 0; // else it sums
-    std::int64_t first = 0, cols = 0;
-    std::int64_t of_floats = 0; // what is summed, as far as this rank knows
-};
-
 class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
-        : options_(options), info_(info), gpu_(gpu), memory_(*gpu), weights_(*gpu, memory_, info.total),
-          gemm_(*gpu, options.deterministic), experts_(*gpu, options.deterministic) {}
+        : options_(options), info_(info), gpu_(gpu), rank_(*gpu, options.deterministic), memory_(*gpu),
+          weights_(*gpu, memory_, info.total), gemm_(*gpu, options.deterministic),
+          experts_(*gpu, options.deterministic), step_(*gpu, options.deterministic), sampling_(*gpu), copies_(*gpu) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
         graphs_.each(forget_graph);
         cuda::destroy_decode_megakernel(megakernel_);
-        for (void* memory : owned_host_) cuda::release_host(memory);
     }
     CudaBackend(const CudaBackend&)            = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
@@ -126,24 +108,22 @@ public:
     void           compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
     std::string    explain() const override;
     void           run(const StepPlan& plan) override;
-    SamplingLimits sampling_limits() const override { return sampling_limits_; }
-    void           sample(const StepPlan& plan) override;
-    StepResults    results() override;
-    void           finish_copies() override;
-    void           copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                               std::span<const KvLayer> to) override;
+    SamplingLimits sampling_limits() const override { return sampling_.limits(); }
+    void           sample(const StepPlan& plan) override {
+        sampling_.run(plan.sampling, values_->at(program_->logits, step_.shape()));
+    }
+    StepResults results() override;
+    void        finish_copies() override;
+    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                            std::span<const KvLayer> to) override;
 
 private:
     using Half = cuda::Half;
-    static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
-    void          check_device(std::string_view what) {
+    void check_device(std::string_view what) {
         if (const char* error = cuda::last_error(*gpu_)) throw std::runtime_error(cat("CUDA, ", what, ": ", error));
-        if (rank_ && cuda::lost_a_rank(*rank_)) throw std::runtime_error("another rank does not answer");
+        if (rank_.has_lost_a_rank()) throw std::runtime_error("another rank does not answer");
     }
-    friend Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
-    friend Result<void> connect_cuda_processes(std::span<Backend* const>         backends,
-                                               const std::shared_ptr<RankGroup>& group);
-    void                wait_for_device();
+    friend std::vector<CudaRank*> ranks_of(std::span<Backend* const> backends);
 
     CudaOptions      options_;
     cuda::DeviceInfo info_;
@@ -151,41 +131,21 @@ private:
         void operator()(cuda::Context* gpu) const { cuda::destroy_context(gpu); }
     };
     std::unique_ptr<cuda::Context, DestroyContext> gpu_;
-    struct DestroyRank {
-        void operator()(cuda::Rank* rank) const { cuda::destroy_rank(rank); }
-    };
-    std::unique_ptr<cuda::Rank, DestroyRank> rank_;  // null: it runs alone
-    std::shared_ptr<RankGroup>               group_; // null: all ranks are of this process
-    DeviceMemory                             memory_;
-    DeviceWeights                            weights_;
-    GemmDispatch                             gemm_;
-    ExpertDispatch                           experts_;
-    std::size_t                              n_stacks_         = 0;
-    bool                                     has_layer_kernel_ = false;
-    std::vector<void*>                       owned_host_; // pinned
+    CudaRank                                       rank_;
+    DeviceMemory                                   memory_;
+    PinnedMemory                                   pinned_;
+    DeviceWeights                                  weights_;
+    GemmDispatch                                   gemm_;
+    ExpertDispatch                                 experts_;
+    std::size_t                                    n_stacks_         = 0;
+    bool                                           has_layer_kernel_ = false;
+    StepUpload                                     step_;
+    DeviceSampling                                 sampling_;
+    BlockCopies                                    copies_;
 
-    // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
-    StepLimits    limits_;
-    std::int32_t *host_ = nullptr, *device_ = nullptr;
-    std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
-                at_tables_ = 0, plan_ints_ = 0;
-    std::size_t             table_ints_ = 0;                   // room for the block tables of one part
-    std::vector<int>        first_tables_;                     // of each cache group, among the parts of all
-    std::vector<cuda::Plan> plans_;                            // for the layers of each part
-    cuda::Plan&             on_device_() { return plans_[0]; } // for what reads no block tables
-    // A list of split-KV items for each of the program's windows, and the cache group that its layers are in.
-    std::vector<int>                windows_, groups_of_windows_;
-    std::size_t                     list_ints_ = 0;
-    std::array<AttentionWork, 2>    work_;
-    AttentionRoom                   room_;
-    std::array<std::vector<int>, 2> launches_; // of deterministic steps: see launches_of()
-    StepShape                       shape_;
-    bool                            alone_ = false;              // on the device, in this step
-    using GraphKey                         = std::array<int, 8>; // rows, alone, and of each list its SplitKvItems
-    GraphKey graph_key() const {
-        const auto &a = work_[0], &b = work_[1];
-        return {shape_.tokens, alone_, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};
-    }
+    StepLimits limits_;
+    using GraphKey =
+        std::pair<std::array<int, 7>, bool>; // StepUpload::key(); whether this backend is alone on the device
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
@@ -198,29 +158,14 @@ private:
     std::vector<cuda::Operation>  operations_; // the same, side by side as kernels read them
     std::vector<FusionGroup>      plain_, few_rows_, many_rows_;
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
-    cuda::SplitKvItems            items_of(std::size_t list) const {
-        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
-                           work_[list].n_items, work_[list].n_short, work_[list].one_warp};
-    }
-    std::vector<Collective> collectives() const;
-    // Takes from the collectives of all ranks what this one must know. Error: they are not the same.
-    Result<void> join(const std::vector<std::vector<Collective>>& of);
-    // What this rank sends in an AllReduce: a part alone as it is, several as their sum, none as zeros.
-    void* sent(const LoweredOperation& op) const {
-        return op.parts.n == 1 && op.parts.of[0] != nullptr ? const_cast<void*>(op.parts.of[0]) : sum_of_parts_;
-    }
-    AttentionShape attention_shape(int window, bool rounded) const {
-        return {limits_.head_dim, limits_.value_dim, limits_.n_kv_heads, window, options_.deterministic, rounded};
-    }
-    bool begin_step(const StepPlan& plan);
-    void run_operations();
-    void run_group(const FusionGroup& group);
-    // For a fused kernel: that of its RopeAndStore. No group has several, because attention stands between them.
+    void                          run_operations();
+    void                          run_group(const FusionGroup& group);
+    // For a fused kernel: the plan of its RopeAndStore. No group has several, because attention stands between them.
     const cuda::Plan& plan_of(const FusionGroup& group) const {
         int tables = 0;
         for (int i = group.first; i < group.first + group.n; i++)
             tables = std::max(tables, lowered_[std::size_t(i)].tables);
-        return plans_[std::size_t(tables)];
+        return step_.plan(tables);
     }
     void                            run_gemm_and_next(std::size_t first);
     StepKind                        kind_of_step() const;
@@ -235,33 +180,22 @@ private:
     void execute(const HeadGemm&, const LoweredOperation& op) { gemm_.run(op.heads, op.device.rows); }
     void execute(const RopeAndStore&, const LoweredOperation& op);
     void execute(const quire::Attention&, const LoweredOperation& op);
-    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, on_device_().slots); }
+    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, step_.plan().slots); }
     void execute(const ExpertGatedGemm&, const LoweredOperation& op) { experts_.gated(op, op.device.rows); }
     void execute(const ExpertCombineGemm&, const LoweredOperation& op) { experts_.combine(op, op.device.rows); }
     void execute(const GateRows& gate, const LoweredOperation& op);
     void execute(const Add&, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
-    void execute(const AllReduce&, const LoweredOperation& op);
-    void execute(const AllGather& gather, const LoweredOperation& op);
+    void execute(const AllReduce& reduce, const LoweredOperation& op) { rank_.run(reduce, op); }
+    void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
 
-    float*        sum_of_parts_ = nullptr; // of this rank, where AllReduce has several
-    float*        partial_      = nullptr; // of split-KV attention
-    std::int32_t* arrivals_     = nullptr;
-    std::int32_t* best_         = nullptr; // of each logit row; pinned, so that kernels write it there themselves
-    float*        logits_       = nullptr; // pinned
-    std::size_t   logits_size_  = 0;
-    // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
-    SamplingLimits sampling_limits_;
-    std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
-    TokenLogprob * host_answers_ = nullptr, *answers_ = nullptr;
-    std::size_t    n_answers_ = 0;
-    // Block moves
-    std::int32_t *host_pairs_ = nullptr, *pairs_ = nullptr;
-    const void**  pool_pointers_[2] = {nullptr, nullptr}; // device arrays of K and V bases: device pool, swap pool
-    bool          pools_sent_[2]    = {false, false};
-    std::size_t   n_pairs_ = 0, n_pairs_used_ = 0; // by copies that may not be done
+    float*        partial_     = nullptr; // of split-KV attention
+    std::int32_t* arrivals_    = nullptr;
+    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write it there themselves
+    float*        logits_      = nullptr; // pinned
+    std::size_t   logits_size_ = 0;
 };
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
@@ -355,70 +289,20 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     has_layer_kernel_ =
         !options_.deterministic && options_.fusion && !options_.shares_device && cuda::prepare_layer_kernel(*gpu_) > 0;
     limits_.max_tokens = std::max(l.max_tokens, 8);
-    const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
-               L = std::size_t(l.max_logit_rows);
-    check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
-    room_ = attention_room(attention_shape(0, true), *gpu_, limits_.max_tokens, l.max_sequences, l.context);
-    for (int n = 0; int parts : l.parts) {
-        first_tables_.push_back(n);
-        n += parts;
-        plans_.resize(std::size_t(n));
-    }
-    table_ints_   = S * (std::size_t(l.max_blocks_per_sequence) + 1);
-    at_positions_ = T;
-    at_slots_     = 2 * T;
-    at_rows_      = at_slots_ + plans_.size() * T;
-    at_starts_    = at_rows_ + std::max(L, T);
-    at_items_     = at_starts_ + l.parts.size() * S;
-    list_ints_    = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
-    at_tiles_     = at_items_ + std::size_t(l.n_windows) * list_ints_;
-    at_tables_    = at_tiles_ + T * 3;
-    plan_ints_    = at_tables_ + plans_.size() * table_ints_;
-    host_         = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
-    device_       = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
+    const auto T = std::size_t(limits_.max_tokens), L = std::size_t(l.max_logit_rows);
+    bool       ok = step_.prepare(limits_, memory_, pinned_);
     partial_      = static_cast<float*>(
-        memory_.take(std::size_t(room_.launch) * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
-    arrivals_        = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
-    logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
-    logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
-    best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
-    const int rows   = int(std::max(L, T));
-    sampling_limits_ = {
-        rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size), rows * ((l.vocab_size + 63) / 64)};
-    const std::size_t request =
-        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits)) +
-        std::size_t(sampling_limits_.mask_words) * 8;
-    const std::size_t reply = std::size_t(sampling_limits_.results) * sizeof(TokenLogprob);
-    host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
-    sampling_               = static_cast<std::byte*>(memory_.take(request));
-    host_answers_           = static_cast<TokenLogprob*>(cuda::allocate_host(reply));
-    answers_                = static_cast<TokenLogprob*>(memory_.take(reply));
-    n_pairs_                = 4096;
-    host_pairs_             = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
-    pairs_                  = static_cast<std::int32_t*>(memory_.take(n_pairs_ * 8));
-    for (auto& pointers : pool_pointers_)
-        pointers = static_cast<const void**>(memory_.take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
+        memory_.take(std::size_t(step_.most_items()) * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
+    arrivals_             = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
+    logits_size_          = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
+    logits_               = static_cast<float*>(pinned_.take(logits_size_ * 4));
+    best_                 = static_cast<std::int32_t*>(pinned_.take((std::max(L, T) + 64) * 4));
+    ok                    = sampling_.prepare(int(std::max(L, T)), l.vocab_size, memory_, pinned_) && ok;
+    ok                    = copies_.prepare(l.n_layers, memory_, pinned_) && ok;
     void* const workspace = gemm_.workspace_bytes() > 0 ? memory_.take(gemm_.workspace_bytes()) : nullptr;
     gemm_.set_workspace(workspace);
-    for (void* memory :
-         {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
-          static_cast<void*>(best_), static_cast<void*>(host_sampling_), static_cast<void*>(host_answers_)})
-        if (memory != nullptr) owned_host_.push_back(memory);
-    if (!host_ || !device_ || !partial_ || !arrivals_ || !logits_ || !host_pairs_ || !best_ || !pairs_ ||
-        !host_sampling_ || !sampling_ || !host_answers_ || !answers_ || !pool_pointers_[1] ||
-        (gemm_.workspace_bytes() > 0 && !workspace))
+    if (!ok || !partial_ || !arrivals_ || !logits_ || !best_ || (gemm_.workspace_bytes() > 0 && !workspace))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
-    for (std::size_t g = 0; g < l.parts.size(); g++)
-        for (int part = 0; part < l.parts[g]; part++) {
-            const auto  i     = std::size_t(first_tables_[g] + part);
-            cuda::Plan& plan  = plans_[i];
-            plan.tokens       = device_;
-            plan.positions    = device_ + at_positions_;
-            plan.logit_rows   = device_ + at_rows_;
-            plan.slots        = device_ + at_slots_ + i * T;
-            plan.table_start  = device_ + at_starts_ + g * S;
-            plan.block_tables = device_ + at_tables_ + i * table_ints_;
-        }
     if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     // Between ranks attn_output stands alone, and its GEMM is the library's.
     gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
@@ -430,84 +314,30 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
     const auto n = std::size_t(t.rows * t.cols);
     check(t.type == DType::F32 && n <= logits_size_, "to_host: not the logits");
     cuda::copy_to_host(logits_, t.data, n * 4, *gpu_);
-    wait_for_device();
+    rank_.wait_for_device();
     check_device("a step");
     return {logits_, n};
 }
 
 // -- the step
 
-// Sends the plan up. Whether the step only decodes, in the shape of other steps, so that a graph can replay it.
-bool CudaBackend::begin_step(const StepPlan& plan) {
-    alone_             = cuda::begin_launches(*gpu_);
-    const int T        = plan.n_tokens();
-    bool      decoding = !options_.deterministic && T == plan.n_seqs() && plan.logit_rows.size() == plan.tokens.size();
-    shape_             = {T, int(plan.logit_rows.size())};
-    if (decoding && rounded_rows(T) <= limits_.max_tokens && rounded_rows(T) <= limits_.max_logit_rows)
-        shape_.tokens = shape_.logit_rows = rounded_rows(T);
-    else decoding = false;
-    check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
-          "a step larger than announced");
-    check(plan.groups.size() == first_tables_.size(), "a plan for other cache groups");
-
-    const auto put = [&](std::size_t at, const std::vector<std::int32_t>& values) {
-        std::copy(values.begin(), values.end(), host_ + at);
-    };
-    put(0, plan.tokens);
-    put(at_positions_, plan.positions);
-    put(at_rows_, plan.logit_rows);
-    for (int t = T; t < shape_.tokens; t++) host_[t] = host_[at_positions_ + std::size_t(t)] = 0;
-    const auto room = std::size_t(limits_.max_tokens);
-    for (std::size_t g = 0; g < plan.groups.size(); g++) {
-        const GroupPlan& group = plan.groups[g];
-        for (int s = 0; s < plan.n_seqs(); s++)
-            host_[at_starts_ + g * (std::size_t(limits_.max_sequences) + 1) + std::size_t(s)] =
-                group.origin(std::size_t(s));
-        for (std::size_t part = 0; part < group.parts.size(); part++) {
-            const std::size_t i         = std::size_t(first_tables_[g]) + part;
-            const auto& [tables, slots] = group.parts[part];
-            check(tables.size() <= table_ints_, "more block tables than announced");
-            put(at_tables_ + i * table_ints_, tables);
-            put(at_slots_ + i * room, slots);
-            for (int t = T; t < shape_.tokens; t++) host_[at_slots_ + i * room + std::size_t(t)] = -1;
-        }
-    }
-    for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
-
-    for (std::size_t i = 0; i < windows_.size(); i++) {
-        std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i]                 = plan_attention(plan, plan.groups[std::size_t(groups_of_windows_[i])],
-                                                  attention_shape(windows_[i], decoding), *gpu_, list, host_ + at_tiles_);
-        check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
-        if (options_.deterministic)
-            launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
-                        launches_[i]);
-    }
-    plans_[0].items = items_of(0);
-    // The first tables stand behind all else; each further part has a place of its own.
-    cuda::copy_to_device(device_, host_, (at_tables_ + plan.groups[0].parts[0].tables.size()) * 4, *gpu_);
-    for (std::size_t g = 0, i = 0; g < plan.groups.size(); g++)
-        for (const GroupPlan::Part& part : plan.groups[g].parts)
-            if (const std::size_t at = at_tables_ + i++ * table_ints_; i > 1)
-                cuda::copy_to_device(device_ + at, host_ + at, part.tables.size() * 4, *gpu_);
-    return decoding && work_[0].n_tiles == 0;
-}
-
 // Sequences longer than this are better served by kernels that have the whole shared memory for attention.
 constexpr int max_megakernel_items = 512;
 
 void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
-    // NCCL across processes is not captured; and a graph that is made waits for the device, hence for ranks that share it.
-    const bool decoding = begin_step(plan) && !group_ && !options_.shares_device;
+    const bool alone = cuda::begin_launches(*gpu_);
+    // NCCL across processes is not captured. Making a graph waits for the device, and so for the ranks that share the device.
+    const bool     decoding = step_.send(plan) && !rank_.spans_processes() && !options_.shares_device;
+    const GraphKey key{step_.key(), alone};
     if (!decoding) {
         run_operations();
-    } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
-               work_[0].n_items * limits_.n_kv_heads <= max_megakernel_items &&
-               cuda::run_decode_megakernel(megakernel_, on_device_(), partial_, arrivals_, *gpu_)) {
+    } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
+               step_.n_items() * limits_.n_kv_heads <= max_megakernel_items &&
+               cuda::run_decode_megakernel(megakernel_, step_.plan(), partial_, arrivals_, *gpu_)) {
         run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
-    } else if (void** const graph = graphs_.find(graph_key()); graph == nullptr) {
-        graphs_.add(graph_key(), nullptr, forget_graph); // kernels are loaded the first time; the second is captured
+    } else if (void** const graph = graphs_.find(key); graph == nullptr) {
+        graphs_.add(key, nullptr, forget_graph); // kernels are loaded the first time; the second is captured
         run_operations();
     } else {
         if (*graph == nullptr) {
@@ -522,9 +352,10 @@ void CudaBackend::run(const StepPlan& plan) {
 }
 
 StepKind CudaBackend::kind_of_step() const {
-    if (shape_.tokens == 1) return StepKind::one_token;
-    if (shape_.tokens <= cuda::max_layer_kernel_rows) return StepKind::few_rows;
-    return shape_.tokens < min_prefill_rows ? StepKind::some_rows : StepKind::many_rows;
+    const int rows = step_.shape().tokens;
+    if (rows == 1) return StepKind::one_token;
+    if (rows <= cuda::max_layer_kernel_rows) return StepKind::few_rows;
+    return rows < min_prefill_rows ? StepKind::some_rows : StepKind::many_rows;
 }
 
 const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
@@ -532,7 +363,7 @@ const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
 }
 
 void CudaBackend::run_operations() {
-    const int end = shape_.logit_rows > 0 ? int(lowered_.size()) : int(program_->head);
+    const int end = step_.shape().logit_rows > 0 ? int(lowered_.size()) : int(program_->head);
     for (const FusionGroup& group : groups_of(kind_of_step()))
         if (group.first < end) run_group(group);
 }
@@ -541,11 +372,11 @@ void CudaBackend::run_group(const FusionGroup& group) {
     const auto first = std::size_t(group.first), n = std::size_t(group.n);
     for (std::size_t i = first; i < first + n; i++) {
         const LoweredOperation& op = lowered_[i];
-        operations_[i].rows        = op.device.rows * (op.logit_rows ? shape_.logit_rows : shape_.tokens);
+        operations_[i].rows        = op.device.rows * (op.logit_rows ? step_.shape().logit_rows : step_.shape().tokens);
     }
     const std::span ops = std::span(operations_).subspan(first, n);
     if (group.kernel == FusedKernel::layer_kernel) {
-        const int ran = cuda::run_layer_kernel(ops.data(), group.n, shape_.tokens, plan_of(group), *gpu_);
+        const int ran = cuda::run_layer_kernel(ops.data(), group.n, step_.shape().tokens, plan_of(group), *gpu_);
         check(ran == 0 || ran == group.n, "a layer kernel that ran other operations than it matched");
         if (ran > 0) return;
     }
@@ -575,29 +406,14 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     cuda::use(*gpu_);
     program_ = &program;
     values_  = &values;
-    windows_ = windows_of(program);
-    check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
-    groups_of_windows_.assign(windows_.size(), -1);
-    for (const Operation& operation : program.operations)
-        if (const auto* op = std::get_if<quire::Attention>(&operation)) {
-            int& group    = groups_of_windows_[std::size_t(std::ranges::find(windows_, op->window) - windows_.begin())];
-            const int own = layers[std::size_t(op->layer)].group;
-            check(group < 0 || group == own, "a window in two cache groups");
-            group = own;
-        }
-    lowered_ = lower(program, values, layers, windows_, first_tables_, memory_, *gpu_);
+    step_.compile(program, layers);
+    lowered_ = lower(program, values, layers, step_.windows(), step_.first_tables(), memory_, *gpu_);
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
     few_rows_ = many_rows_ = plain_;
-    for (std::size_t i = 0; i < lowered_.size(); i++) {
-        const cuda::Parts& parts = lowered_[i].parts;
-        if (parts.n == 0 || sent(lowered_[i]) != nullptr) continue;
-        sum_of_parts_ = static_cast<float*>(
-            memory_.take(std::size_t(limits_.max_tokens) * std::size_t(lowered_[i].device.cols) * sizeof(float)));
-        check(sum_of_parts_ != nullptr, "the GPU has no memory left for the sums of a rank's parts");
-    }
+    rank_.compile(program, lowered_, limits_.max_tokens, memory_);
     if (options_.deterministic || !options_.fusion) return;
     if (has_layer_kernel_)
         few_rows_ = fuse(lowered_, FusedKernel::layer_kernel, [&](std::span<const cuda::Operation> ops) {
@@ -609,159 +425,27 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
-    if (plans_.size() == 1 &&
+    if (step_.n_tables() == 1 &&
         std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
 }
 
 void announce_cuda_ranks() { cuda::announce_ranks(); }
 
-Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds) {
-    const int                   n = int(backends.size());
-    std::vector<CudaBackend*>   ranks;
-    std::vector<cuda::Context*> gpus;
-    for (Backend* backend : backends) {
-        ranks.push_back(static_cast<CudaBackend*>(backend));
-        gpus.push_back(ranks.back()->gpu_.get());
-    }
-    if (n > cuda::max_ranks) return fail("a model runs on up to ", cuda::max_ranks, " GPUs, not on ", n);
-    // Larger messages take two shots: with more ranks sooner, as each of them gets everybody's.
-    const std::size_t one_shot = (std::size_t(2) << 20) / std::size_t(n * n / 4 > 0 ? n * n / 4 : 1);
-    std::array<cuda::Rank*, cuda::max_ranks> made{};
-    const char*                              why = nullptr;
-    if (!cuda::connect_ranks(gpus.data(), n, one_shot, seconds, made.data(), why))
-        return fail_with(ErrorKind::system, "the GPUs cannot work together: ", why);
-    std::vector<std::jthread> joining; // all at once: a rank that joins waits for the others
-    for (int r = 0; r < n; r++) {
-        CudaBackend& rank = *ranks[std::size_t(r)];
-        rank.rank_.reset(made[std::size_t(r)]);
-        if (!rank.options_.deterministic)
-            joining.emplace_back([&rank] {
-                cuda::use(*rank.gpu_);
-                cuda::join_nccl(*rank.rank_, *rank.gpu_);
-            });
-    }
-    joining.clear();
-    std::vector<std::vector<Collective>> of;
-    for (const CudaBackend* rank : ranks) of.push_back(rank->collectives());
-    for (std::size_t r = 0; r < ranks.size(); r++) {
-        if (auto ok = ranks[r]->join(of); !ok) return ok;
-        for (std::size_t k = 0; k < of[r].size(); k++) {
-            LoweredOperation& op = ranks[r]->lowered_[std::size_t(of[r][k].at)];
-            for (std::size_t p = 0; p < ranks.size(); p++) {
-                const LoweredOperation& its = ranks[p]->lowered_[std::size_t(of[p][k].at)];
-                op.reduce.x.of[p]           = ranks[p]->sent(its);
-                op.reduce.out.of[p]         = its.device.out;
-            }
-        }
-    }
-    return {};
-}
-
-std::vector<Collective> CudaBackend::collectives() const {
-    std::vector<Collective> out;
-    for (std::size_t i = 0; i < lowered_.size(); i++) {
-        const LoweredOperation& op     = lowered_[i];
-        const auto*             gather = std::get_if<AllGather>(&program_->operations[i]);
-        if (gather) out.push_back({std::int64_t(i), 1, gather->first, op.device.cols, 0});
-        else if (std::holds_alternative<AllReduce>(program_->operations[i]))
-            out.push_back({std::int64_t(i), 0, 0, op.device.cols, op.parts.n > 1 || op.parts.is_float});
-    }
-    return out;
-}
-
-Result<void> CudaBackend::join(const std::vector<std::vector<Collective>>& of) {
-    const std::vector<Collective> mine = collectives();
-    for (std::size_t k = 0; k < mine.size(); k++) {
-        LoweredOperation& op = lowered_[std::size_t(mine[k].at)];
-        op.reduce.exact      = options_.deterministic;
-        for (std::size_t p = 0; p < of.size(); p++) {
-            if (of[p].size() != mine.size() || of[p][k].gathers != mine[k].gathers)
-                return fail("ranks that run different programs");
-            if (of[p][k].of_floats) op.reduce.x_is_float = true; // a rank without a part does not know
-            op.columns.first[p] = of[p][k].first, op.columns.n[p] = of[p][k].cols;
-        }
-    }
-    return {};
-}
-
 int n_cuda_devices() { return cuda::n_devices(); }
 
-Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group) try {
-    const auto                  n_local = backends.size(), n = std::size_t(group->n());
-    std::vector<CudaBackend*>   ranks;
-    std::vector<cuda::Context*> gpus;
-    for (Backend* backend : backends) {
-        ranks.push_back(static_cast<CudaBackend*>(backend));
-        gpus.push_back(ranks.back()->gpu_.get());
-    }
-    if (n > cuda::max_ranks) return fail("a model runs on up to ", cuda::max_ranks, " GPUs, not on ", n);
-    cuda::NcclId id;
-    if (group->first() == 0 && !cuda::make_nccl_id(id))
-        return fail_with(
-            ErrorKind::system,
-            "GPUs of several processes need NCCL (libnccl.so.2): it is not installed, or finds no network");
-    // NCCL's id, of which rank 0's counts, then the collectives of these ranks.
-    std::vector<Collective> mine;
-    for (const CudaBackend* rank : ranks) std::ranges::copy(rank->collectives(), std::back_inserter(mine));
-    const std::size_t      each = mine.size() / n_local;
-    std::vector<std::byte> message(sizeof id + mine.size() * sizeof mine[0]);
-    std::memcpy(message.data(), &id, sizeof id);
-    std::memcpy(message.data() + sizeof id, mine.data(), message.size() - sizeof id);
-    std::vector<std::vector<std::byte>> said    = group->exchange(message);
-    said[std::size_t(group->first()) / n_local] = message;
-    for (const std::vector<std::byte>& theirs : said)
-        if (theirs.size() != message.size()) return fail("ranks that run different programs");
-    std::memcpy(&id, said[0].data(), sizeof id);
-
-    std::array<cuda::Rank*, cuda::max_ranks> made{};
-    const char*                              why = nullptr;
-    if (!cuda::connect_ranks_by_nccl(gpus.data(), int(n_local), group->first(), int(n), id, 60, made.data(), why))
-        return fail_with(ErrorKind::system, "the GPUs of ", n / n_local, " processes cannot work together: ", why);
-    std::vector<std::vector<Collective>> of(n, std::vector<Collective>(each));
-    for (std::size_t p = 0; p < n && each > 0; p++)
-        std::memcpy(of[p].data(), said[p / n_local].data() + sizeof id + p % n_local * each * sizeof mine[0],
-                    each * sizeof mine[0]);
-    for (std::size_t r = 0; r < n_local; r++) {
-        CudaBackend& rank = *ranks[r];
-        rank.rank_.reset(made[r]);
-        rank.group_ = group;
-        if (auto ok = rank.join(of); !ok) return ok;
-        const std::size_t me = std::size_t(group->first()) + r;
-        for (const Collective& c : of[me]) {
-            LoweredOperation& op = rank.lowered_[std::size_t(c.at)];
-            op.reduce.x.of[me]   = rank.sent(op);
-            op.reduce.out.of[me] = op.device.out;
-        }
-    }
-    return {};
-} catch (const std::runtime_error& e) { // a process is gone
-    return fail_with(ErrorKind::system, e.what());
+std::vector<CudaRank*> ranks_of(std::span<Backend* const> backends) {
+    std::vector<CudaRank*> ranks;
+    for (Backend* backend : backends) ranks.push_back(&static_cast<CudaBackend*>(backend)->rank_);
+    return ranks;
 }
 
-// Waits until all that was launched has run. A kernel of NCCL waits for ever for a process that is gone: then it is ended.
-void CudaBackend::wait_for_device() {
-    if (!group_) return cuda::synchronize(*gpu_);
-    constexpr double soon = 1e-3, look = 5e-3,
-                     grace     = 1; // seconds; a process that has ended may have sent all that it had to
-    double                next = look;
-    std::optional<double> lost;
-    for (const Stopwatch watch; !cuda::is_idle(*gpu_);) {
-        const double seconds = watch.seconds();
-        if (seconds > soon) std::this_thread::sleep_for(std::chrono::microseconds(20));
-        if (seconds < next) continue;
-        next              = seconds + look;
-        const char* error = cuda::nccl_failure(*rank_);
-        if (!lost && (error != nullptr || group_->has_lost_a_process())) lost = seconds;
-        if (seconds > group_->seconds())
-            group_->fail(group_->first(),
-                         cat("no answer of the other processes within ", group_->seconds(), " seconds"));
-        else if (!lost || seconds < *lost + grace) continue;
-        if (!group_->has_lost_a_process()) group_->fail(group_->first(), cat("NCCL: ", error ? error : "no answer"));
-        cuda::leave_nccl(*rank_);
-        cuda::synchronize(*gpu_);
-        throw std::runtime_error(*group_->failure());
-    }
+Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds) {
+    return CudaRank::connect(ranks_of(backends), seconds);
+}
+
+Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group) {
+    return CudaRank::connect(ranks_of(backends), group);
 }
 
 std::string CudaBackend::explain() const {
@@ -801,79 +485,23 @@ std::string CudaBackend::explain() const {
     return text;
 }
 
-// -- sampling
-
-void CudaBackend::sample(const StepPlan& plan) {
-    const SamplingPlan& sampling = plan.sampling;
-    const Tensor        logits   = values_->at(program_->logits, shape_);
-    check(int(sampling.tasks.size()) <= sampling_limits_.tasks &&
-              int(sampling.edits.size()) <= sampling_limits_.edits &&
-              int(sampling.uniforms.size()) <= sampling_limits_.uniforms &&
-              int(sampling.masks.size()) <= sampling_limits_.mask_words,
-          "more to sample than announced");
-    const std::size_t at_tasks = sampling.uniforms.size() * sizeof(double),
-                      at_edits = sampling_bytes(sampling.tasks.size(), sampling.uniforms.size(), 0);
-    std::memcpy(host_sampling_, sampling.uniforms.data(), at_tasks);
-    auto* tasks = reinterpret_cast<cuda::SampleTask*>(host_sampling_ + at_tasks);
-    n_answers_  = 0;
-    for (const SamplingTask& t : sampling.tasks) {
-        *tasks++   = {.row               = t.row,
-                      .chosen            = t.chosen,
-                      .first_edit        = t.first_edit,
-                      .n_edits           = t.n_edits,
-                      .first_draw        = t.first_uniform,
-                      .n_draws           = t.chosen >= 0 ? 1 : t.n_uniforms,
-                      .n_top             = t.n_top,
-                      .first_out         = 2 * t.first_result,
-                      .wants_logprobs    = t.logprobs,
-                      .only_edited       = t.only_edited,
-                      .first_mask        = t.first_mask < 0 ? -1 : 2 * t.first_mask, // words of 32 bits
-                      .top_n_sigma       = t.top_n_sigma,
-                      .top_k             = t.top_k,
-                      .typical_p         = t.typical_p,
-                      .top_p             = t.top_p,
-                      .min_p             = t.min_p,
-                      .xtc_threshold     = t.xtc_threshold,
-                      .temperature       = t.temperature,
-                      .dynatemp_range    = t.dynatemp_range,
-                      .dynatemp_exponent = t.dynatemp_exponent,
-                      .mirostat          = t.mirostat,
-                      .mu                = t.mu};
-        n_answers_ = std::max(n_answers_, std::size_t(t.first_result + t.n_results()));
-    }
-    auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
-    for (const LogitEdit& e : sampling.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
-    const std::size_t at_masks = at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit);
-    cuda::copy_to_device(sampling_, host_sampling_, at_masks, *gpu_);
-    if (const std::size_t bytes = sampling.masks.size() * 8; bytes > 0) { // 16 KiB a sequence: while the model runs
-        std::memcpy(host_sampling_ + at_masks, sampling.masks.data(), bytes);
-        cuda::copy_to_device_beside(sampling_ + at_masks, host_sampling_ + at_masks, bytes, *gpu_);
-    }
-    cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
-                 int(sampling.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
-                 reinterpret_cast<const double*>(sampling_),
-                 reinterpret_cast<const std::uint32_t*>(sampling_ + at_masks),
-                 reinterpret_cast<std::int32_t*>(answers_), *gpu_);
-}
-
 StepResults CudaBackend::results() {
-    const auto n = std::size_t(shape_.logit_rows);
-    if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
-    wait_for_device();
+    sampling_.fetch_answers();
+    rank_.wait_for_device();
     check_device("a step");
-    n_pairs_used_ = 0;
-    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}, {}, {}};
+    copies_.forget();
+    return {{best_, std::size_t(step_.shape().logit_rows)}, sampling_.take_answers(), {}, {}};
 }
 
 // -- the operations
 
 void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
     if (embed.part) {
-        cuda::embed_part(op.device.weight, embed.first, op.positions, embed.scale, embed.offset, on_device_(),
+        cuda::embed_part(op.device.weight, embed.first, op.positions, embed.scale, embed.offset, step_.plan(),
                          op.device.residual, op.device.rows, *gpu_);
         return;
     }
-    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_(), op.device.residual,
+    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, step_.plan(), op.device.residual,
                 op.device.rows, *gpu_);
 }
 
@@ -896,25 +524,16 @@ void CudaBackend::execute(const SoftCap& cap, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
-    cuda::rope_and_store(op.device.rope, plans_[std::size_t(op.tables)], op.device.rows, *gpu_);
+    cuda::rope_and_store(op.device.rope, step_.plan(op.tables), op.device.rows, *gpu_);
 }
 
 void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
-    cuda::Plan plan = plans_[std::size_t(op.tables)];
-    const auto list = std::size_t(op.items);
-    plan.items      = items_of(list);
-    if (options_.deterministic) {
-        const cuda::SplitKvItem* const all = plan.items.list;
-        for (std::size_t k = 0; k + 1 < launches_[list].size();
-             k++) { // in order, so that they share the memory of their splits
-            plan.items.list = all + launches_[list][k], plan.items.n = launches_[list][k + 1] - launches_[list][k];
-            cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
-        }
-    } else {
+    cuda::Plan plan = step_.plan(op.tables);
+    step_.each_launch(op.items, [&](const cuda::SplitKvItems& items) {
+        plan.items = items;
         cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
-    }
-    cuda::attention_prefill(op.device.attend, plan, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_),
-                            work_[0].n_tiles, *gpu_);
+    });
+    cuda::attention_prefill(op.device.attend, plan, step_.tiles(), step_.n_tiles(), *gpu_);
 }
 
 void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {
@@ -928,7 +547,7 @@ void CudaBackend::execute(const Add&, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {
-    cuda::select_rows(static_cast<const float*>(op.device.x), on_device_().logit_rows, op.device.residual,
+    cuda::select_rows(static_cast<const float*>(op.device.x), step_.plan().logit_rows, op.device.residual,
                       op.device.rows, op.device.cols, *gpu_);
 }
 
@@ -936,80 +555,25 @@ void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
     cuda::argmax(static_cast<const float*>(op.device.x), best_, op.device.rows, op.device.cols, *gpu_);
 }
 
-void CudaBackend::execute(const AllReduce&, const LoweredOperation& lowered) {
-    const cuda::Operation& o = lowered.device;
-    if (!rank_) { // alone: the parts' sum
-        cuda::sum_parts(lowered.parts, o.out, lowered.reduce.out_is_float, o.rows * o.cols, *gpu_);
-        return;
-    }
-    if (sent(lowered) == sum_of_parts_) cuda::sum_parts(lowered.parts, sum_of_parts_, true, o.rows * o.cols, *gpu_);
-    cuda::all_reduce(lowered.reduce, o.rows, o.cols, *rank_, *gpu_);
-}
-
-void CudaBackend::execute(const AllGather& gather, const LoweredOperation& op) {
-    check(rank_ != nullptr, "all_gather: one rank");
-    cuda::all_gather(op.device.x, op.columns, op.reduce.out, (*program_)[gather.out].cols, op.device.rows,
-                     op.f32 ? 4 : 2, *rank_, *gpu_);
-}
-
 void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
     cuda::take_columns(op.device.x, (*program_)[take.x].cols, take.first, op.device.out, op.device.cols, op.device.rows,
                        op.f32 ? 4 : 2, *gpu_);
 }
 
-// The kernels of the copies are not waited for on the host: the upload of the next step's plan stands in the stream between them and the
-// step, and no kernel begins early across an upload. So K and V that a plan calls readable are there.
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                               std::span<const KvLayer> to) {
     if (copies.empty()) return;
     cuda::use(*gpu_);
-    const auto pointers = [&](std::span<const KvLayer> layers) { // the bases of a pool's arrays, sent up once
-        const void** there = pool_pointers_[layers[0].on_host];
-        auto&        sent  = pools_sent_[layers[0].on_host];
-        if (!sent) {
-            std::vector<const void*> bases;
-            for (const KvLayer& layer : layers) {
-                bases.push_back(layer.k);
-                if (!layer.latent()) bases.push_back(layer.v);
-            }
-            cuda::upload(static_cast<void*>(there), static_cast<const void*>(bases.data()),
-                         bases.size() * sizeof(void*), *gpu_);
-            sent = true;
-        }
-        return there;
-    };
-    cuda::BlockPools pools;
-    pools.from        = pointers(from);
-    pools.to          = const_cast<void* const*>(pointers(to));
-    pools.n_arrays    = int(from.size()) * (from[0].latent() ? 1 : 2);
-    pools.block_bytes = from[0].block_bytes();
-    // A launch runs its copies in no order: a list in which a target was a source before is cut there.
-    for (std::size_t done = 0; done < copies.size();) {
-        if (n_pairs_used_ == n_pairs_) finish_copies();
-        std::int32_t* const host = host_pairs_ + 2 * n_pairs_used_;
-        std::size_t         n    = 0;
-        for (; done + n < copies.size() && n_pairs_used_ + n < n_pairs_; n++) {
-            const BlockCopy& next  = copies[done + n];
-            const auto       other = [&](const BlockCopy& earlier) {
-                return earlier.from == next.to || earlier.to == next.from || earlier.to == next.to;
-            };
-            if (from.data() == to.data() && std::ranges::any_of(copies.subspan(done, n), other)) break;
-            host[2 * n]     = next.from;
-            host[2 * n + 1] = next.to;
-        }
-        std::int32_t* const pairs = pairs_ + 2 * n_pairs_used_;
-        cuda::copy_to_device(pairs, host, n * 8, *gpu_);
-        cuda::copy_blocks(pools, pairs, int(n), *gpu_);
-        n_pairs_used_ += n;
-        done += n;
-    }
+    for (std::size_t done = copies_.run(copies, from, to); done < copies.size();
+         done += copies_.run(copies.subspan(done), from, to))
+        finish_copies(); // the list was full
 }
 
 void CudaBackend::finish_copies() {
     cuda::use(*gpu_);
     cuda::synchronize(*gpu_);
     check_device("block moves");
-    n_pairs_used_ = 0;
+    copies_.forget();
 }
 
 } // namespace quire

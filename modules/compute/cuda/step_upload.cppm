@@ -1,0 +1,208 @@
+// quire.compute.cuda.step_upload: what the kernels read of a step's plan: rounds its rows up, cuts its attention, sends all up in one copy.
+// **Owns** the pinned buffer; its place on the device is the backend's. Regions of the buffer stand at fixed places, so that CUDA graphs can
+// name them.
+module;
+
+#include "../../../cuda/kernels.h"
+
+export module quire.compute.cuda.step_upload;
+
+import quire.compute.backend;
+import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.lowering;
+import quire.compute.cuda.pinned_memory;
+import quire.compute.cuda.weights;
+import quire.compute.program;
+import quire.core.base;
+import quire.core.std;
+import quire.step.plan;
+
+export namespace quire {
+
+// Rows of a decoding step, rounded up: each size is captured once.
+int rounded_rows(int n);
+
+class StepUpload {
+public:
+    StepUpload(cuda::Context& gpu, bool deterministic) : gpu_(gpu), deterministic_(deterministic) {}
+
+    // Takes memory for the largest step. False: there is not enough.
+    bool prepare(const StepLimits& limits, DeviceMemory& memory, PinnedMemory& pinned);
+    // Takes the sliding windows of the program and the cache groups of their layers.
+    void compile(const Program& program, std::span<const KvLayer> layers);
+    // Sends the plan up. Whether the step only decodes, in the shape of other steps, so that a graph can replay it.
+    bool send(const StepPlan& plan);
+
+    // -- before the first step
+    std::span<const int> windows() const { return windows_; }           // each has a list of split-KV items in a step
+    std::span<const int> first_tables() const { return first_tables_; } // of each cache group, among the parts of all
+    std::size_t          n_tables() const { return plans_.size(); }
+    int                  most_items() const { return room_.launch; } // of a launch: their splits need memory
+
+    // -- the step that was sent
+    StepShape         shape() const { return shape_; }
+    const cuda::Plan& plan(int tables) const { return plans_[std::size_t(tables)]; }
+    const cuda::Plan& plan() const { return plans_[0]; } // for kernels that read no block tables
+    // Attention of a window: calls launch(items) for each launch, in order, because launches share the memory of their splits.
+    template <class Launch>
+    void each_launch(int list, const Launch& launch) const {
+        cuda::SplitKvItems all = items(std::size_t(list));
+        if (!deterministic_) return launch(all);
+        const std::vector<int>& begins = launches_[std::size_t(list)];
+        for (std::size_t k = 0; k + 1 < begins.size(); k++) {
+            cuda::SplitKvItems some = all;
+            some.list = all.list + begins[k], some.n = begins[k + 1] - begins[k];
+            launch(some);
+        }
+    }
+    int                      n_items() const { return work_[0].n_items; } // of the first list
+    int                      n_tiles() const { return work_[0].n_tiles; }
+    const cuda::PrefillTile* tiles() const { return reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_); }
+    // What a graph depends on beside the addresses: the rows, and of each list its SplitKvItems.
+    std::array<int, 7> key() const {
+        const auto &a = work_[0], &b = work_[1];
+        return {shape_.tokens, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};
+    }
+
+private:
+    cuda::SplitKvItems items(std::size_t list) const {
+        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
+                work_[list].n_items, work_[list].n_short, work_[list].one_warp};
+    }
+    AttentionShape attention_shape(int window, bool rounded) const {
+        return {limits_.head_dim, limits_.value_dim, limits_.n_kv_heads, window, deterministic_, rounded};
+    }
+
+    cuda::Context& gpu_;
+    bool           deterministic_;
+    StepLimits     limits_;
+    std::int32_t * host_ = nullptr, *device_ = nullptr;
+    std::size_t    at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
+                at_tables_       = 0;
+    std::size_t      table_ints_ = 0, list_ints_ = 0; // room for the block tables of one part, and for a list of items
+    std::vector<int> first_tables_;
+    std::vector<cuda::Plan>         plans_; // for the layers of each part
+    std::vector<int>                windows_, groups_of_windows_;
+    std::array<AttentionWork, 2>    work_;
+    AttentionRoom                   room_;
+    std::array<std::vector<int>, 2> launches_; // of deterministic steps: see launches_of()
+    StepShape                       shape_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+int rounded_rows(int n) {
+    for (int size : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128})
+        if (n <= size) return size;
+    return (n + 31) / 32 * 32;
+}
+
+bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory& pinned) {
+    limits_      = l;
+    const auto T = std::size_t(l.max_tokens), S = std::size_t(l.max_sequences) + 1, L = std::size_t(l.max_logit_rows);
+    check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
+    room_ = attention_room(attention_shape(0, true), gpu_, l.max_tokens, l.max_sequences, l.context);
+    for (int n = 0; int parts : l.parts) {
+        first_tables_.push_back(n);
+        n += parts;
+        plans_.resize(std::size_t(n));
+    }
+    table_ints_             = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    at_positions_           = T;
+    at_slots_               = 2 * T;
+    at_rows_                = at_slots_ + plans_.size() * T;
+    at_starts_              = at_rows_ + std::max(L, T);
+    at_items_               = at_starts_ + l.parts.size() * S;
+    list_ints_              = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
+    at_tiles_               = at_items_ + std::size_t(l.n_windows) * list_ints_;
+    at_tables_              = at_tiles_ + T * 3;
+    const std::size_t bytes = (at_tables_ + plans_.size() * table_ints_) * 4;
+    host_                   = static_cast<std::int32_t*>(pinned.take(bytes));
+    device_                 = static_cast<std::int32_t*>(memory.take(bytes));
+    if (!host_ || !device_) return false;
+    for (std::size_t g = 0; g < l.parts.size(); g++)
+        for (int part = 0; part < l.parts[g]; part++) {
+            const auto  i     = std::size_t(first_tables_[g] + part);
+            cuda::Plan& plan  = plans_[i];
+            plan.tokens       = device_;
+            plan.positions    = device_ + at_positions_;
+            plan.logit_rows   = device_ + at_rows_;
+            plan.slots        = device_ + at_slots_ + i * T;
+            plan.table_start  = device_ + at_starts_ + g * S;
+            plan.block_tables = device_ + at_tables_ + i * table_ints_;
+        }
+    return true;
+}
+
+void StepUpload::compile(const Program& program, std::span<const KvLayer> layers) {
+    windows_ = windows_of(program);
+    check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
+    groups_of_windows_.assign(windows_.size(), -1);
+    for (const Operation& operation : program.operations)
+        if (const auto* op = std::get_if<quire::Attention>(&operation)) {
+            int& group    = groups_of_windows_[std::size_t(std::ranges::find(windows_, op->window) - windows_.begin())];
+            const int own = layers[std::size_t(op->layer)].group;
+            check(group < 0 || group == own, "a window in two cache groups");
+            group = own;
+        }
+}
+
+bool StepUpload::send(const StepPlan& plan) {
+    const int T        = plan.n_tokens();
+    bool      decoding = !deterministic_ && T == plan.n_seqs() && plan.logit_rows.size() == plan.tokens.size();
+    shape_             = {T, int(plan.logit_rows.size())};
+    if (decoding && rounded_rows(T) <= limits_.max_tokens && rounded_rows(T) <= limits_.max_logit_rows)
+        shape_.tokens = shape_.logit_rows = rounded_rows(T);
+    else decoding = false;
+    check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
+          "a step larger than announced");
+    check(plan.groups.size() == first_tables_.size(), "a plan for other cache groups");
+
+    const auto put = [&](std::size_t at, const std::vector<std::int32_t>& values) {
+        std::copy(values.begin(), values.end(), host_ + at);
+    };
+    put(0, plan.tokens);
+    put(at_positions_, plan.positions);
+    put(at_rows_, plan.logit_rows);
+    for (int t = T; t < shape_.tokens; t++) host_[t] = host_[at_positions_ + std::size_t(t)] = 0;
+    const auto room = std::size_t(limits_.max_tokens);
+    for (std::size_t g = 0; g < plan.groups.size(); g++) {
+        const GroupPlan& group = plan.groups[g];
+        for (int s = 0; s < plan.n_seqs(); s++)
+            host_[at_starts_ + g * (std::size_t(limits_.max_sequences) + 1) + std::size_t(s)] =
+                group.origin(std::size_t(s));
+        for (std::size_t part = 0; part < group.parts.size(); part++) {
+            const std::size_t i         = std::size_t(first_tables_[g]) + part;
+            const auto& [tables, slots] = group.parts[part];
+            check(tables.size() <= table_ints_, "more block tables than announced");
+            put(at_tables_ + i * table_ints_, tables);
+            put(at_slots_ + i * room, slots);
+            for (int t = T; t < shape_.tokens; t++) host_[at_slots_ + i * room + std::size_t(t)] = -1;
+        }
+    }
+    for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
+
+    for (std::size_t i = 0; i < windows_.size(); i++) {
+        std::int32_t* const list = host_ + at_items_ + i * list_ints_;
+        work_[i]                 = plan_attention(plan, plan.groups[std::size_t(groups_of_windows_[i])],
+                                                  attention_shape(windows_[i], decoding), gpu_, list, host_ + at_tiles_);
+        check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
+        if (deterministic_)
+            launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
+                        launches_[i]);
+    }
+    plans_[0].items = items(0);
+    // The first tables stand behind all else; each further part has a place of its own.
+    cuda::copy_to_device(device_, host_, (at_tables_ + plan.groups[0].parts[0].tables.size()) * 4, gpu_);
+    for (std::size_t g = 0, i = 0; g < plan.groups.size(); g++)
+        for (const GroupPlan::Part& part : plan.groups[g].parts)
+            if (const std::size_t at = at_tables_ + i++ * table_ints_; i > 1)
+                cuda::copy_to_device(device_ + at, host_ + at, part.tables.size() * 4, gpu_);
+    return decoding && work_[0].n_tiles == 0;
+}
+
+} // namespace quire
