@@ -1,0 +1,275 @@
+// The GPU's attention, RoPE and KV store against plain loops. Without a GPU these tests print that and pass.
+#include <catch2/catch_test_macros.hpp>
+
+#include "../cuda/kernels.h"
+
+import quire.compute.cuda.attention_plan;
+import quire.core.std;
+import quire.core.tensor;
+
+#include "cuda_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(2);
+    struct Case {
+        int   D, heads, kv_heads, block, context, n_queries, window;
+        float softcap;
+        bool  decodes   = n_queries == 1; // each query for itself, as those of many sequences
+        int   value_dim = 0;              // of a latent cache
+    };
+    std::vector<Case> cases;
+    for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
+        for (auto [heads, kv] : {std::pair(4, 4), std::pair(4, 2), std::pair(8, 1), std::pair(9, 3)})
+            for (auto [context, queries] : {std::pair(1, 1), std::pair(17, 1), std::pair(300, 1), std::pair(513, 1),
+                                            std::pair(2100, 1), std::pair(70, 70), std::pair(200, 131)})
+                cases.push_back({D, heads, kv, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
+                                 random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f});
+    for (int D : {64, 128}) { // block sizes of all kinds; and more tiles than a GPU has SMs
+        for (int block : {1, 4, 8, 12, 16, 32, 40, 64, 128, 256, 384})
+            cases.push_back({D, 2, 1, block, 333, 261, block == 32 ? 200 : 0, 0});
+        cases.push_back({D, 45, 5, 16, 260, 257, 0, 0});
+    }
+    for (auto [D, queries] :
+         {std::pair(64, 56), std::pair(128, 34), std::pair(256, 12)}) // the last heads' splits are shorter
+        for (int window : {0, 500}) cases.push_back({D, 24, 24, 16, 600, queries, window, 0, true});
+    // Latent: the shape of DeepSeek-V2, and one of the plain kernel.
+    for (auto [D, value] : {std::pair(576, 512), std::pair(80, 64)})
+        for (int heads : {1, 16, 17, 40, 128})
+            for (auto [context, queries] :
+                 {std::pair(1, 1), std::pair(300, 1), std::pair(2100, 1), std::pair(70, 70), std::pair(130, 37)})
+                if (heads < 100 || context < 100)
+                    cases.push_back({D, heads, 1, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
+                                     random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f, queries == 1, value});
+    for (const Case& c : cases) {
+        if (c.D % 16 != 0 && c.n_queries == 1) continue;
+        const int  V     = c.value_dim > 0 ? c.value_dim : c.D;
+        const bool sinks = random() % 2 == 0;
+        CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap,
+                c.decodes);
+        const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
+        std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
+        std::iota(ids.begin(), ids.end(), 0);
+        std::shuffle(ids.begin(), ids.end(), random);
+        const auto n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
+        auto       k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
+        const std::vector<float> sink = floats_of(random_fp16(std::size_t(c.heads), random, 3));
+        const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
+        const float scale = 1 / std::sqrt(float(c.D));
+        auto        at    = [&](int position, int head, int d) {
+            return ((std::size_t(ids[std::size_t(position / c.block)]) * std::size_t(c.kv_heads) + std::size_t(head)) *
+                        std::size_t(c.block) +
+                    std::size_t(position % c.block)) *
+                       std::size_t(c.D) +
+                   std::size_t(d);
+        };
+        for (int position = c.context; position < n_blocks * c.block; position++) // nobody may read what is not written
+            for (int head = 0; head < c.kv_heads; head++)
+                for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = fp16_nan;
+        std::vector<double> want;
+        for (int t = 0; t < c.n_queries; t++) {
+            const int last = c.context - c.n_queries + t, first = c.window > 0 ? std::max(0, last - c.window + 1) : 0;
+            positions.push_back(last);
+            for (int h = 0; h < c.heads; h++) {
+                const int           kv = h / (c.heads / c.kv_heads);
+                std::vector<double> p;
+                double              limit = sinks ? double(sink[std::size_t(h)]) : -1e30, sum = 0;
+                for (int j = first; j <= last; j++) {
+                    double s = 0;
+                    for (int d = 0; d < c.D; d++)
+                        s += double(f16_to_f32(
+                                 q[(std::size_t(t) * std::size_t(c.heads) + std::size_t(h)) * std::size_t(c.D) +
+                                   std::size_t(d)])) *
+                             double(f16_to_f32(k[at(j, kv, d)]));
+                    s *= double(scale);
+                    p.push_back(c.softcap > 0 ? double(c.softcap) * std::tanh(s / double(c.softcap)) : s);
+                    limit = std::max(limit, p.back());
+                }
+                for (double& s : p) sum += s = std::exp(s - limit);
+                if (sinks) sum += std::exp(double(sink[std::size_t(h)]) - limit);
+                for (int d = 0; d < V; d++) {
+                    double o = 0;
+                    for (int j = first; j <= last; j++)
+                        o += p[std::size_t(j - first)] * double(f16_to_f32(v[at(j, kv, d)]));
+                    want.push_back(o / sum);
+                }
+            }
+        }
+        OnDevice<std::uint16_t> dk(gpu, k), dv(gpu, v), dq(gpu, q),
+            out(gpu, std::vector<std::uint16_t>(want.size(), fp16_nan));
+        OnDevice<std::int32_t> dtable(gpu, ids), dstart(gpu, {0}), dpositions(gpu, positions);
+        cuda::Plan             plan;
+        plan.block_tables = dtable.data, plan.table_start = dstart.data, plan.positions = dpositions.data;
+        cuda::Attention a;
+        a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
+        a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
+        a.window = c.window, a.softcap = c.softcap, a.value_dim = V;
+        const OnDevice<float> there_sinks(gpu, sink);
+        if (sinks) a.sinks = there_sinks.data;
+        if (c.value_dim > 0) a.cache_v = nullptr;
+        const int tile = cuda::prefill_tile(gpu, c.D, V);
+        if (c.decodes && tile > 0) {
+            // Short splits, of the lengths that the device is given, and long ones, as very long contexts have them.
+            const int  which = c.n_queries == 1 ? int(random() % 3) : 1;
+            const auto lengths =
+                which == 0 ? cuda::SplitLengths{}
+                : which == 1
+                    ? cuda::split_lengths(gpu, c.D, V, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16))
+                    : cuda::SplitLengths{256 * int(2 + random() % 7), 0};
+            const auto cut = [&](int chunk) {
+                const auto before = items.size();
+                for (int t = 0; t < c.n_queries; t++) {
+                    const int end          = positions[std::size_t(t)] + 1,
+                              begin        = c.window > 0 ? std::max(0, end - c.window) : 0,
+                              old          = int(random() % 2) * (end - 1);
+                    const auto [n, length] = cuda::splits_of(end - begin, chunk);
+                    for (int i = 0; i < n; i++)
+                        items.insert(items.end(),
+                                     {t, 0, begin + i * length, std::min(end, begin + (i + 1) * length), n, i, old});
+                }
+                return int(items.size() - before) / 7;
+            };
+            plan.items.n = cut(lengths.length);
+            if (lengths.short_length > 0) plan.items.n_short = cut(lengths.short_length);
+            OnDevice<std::int32_t> list(gpu, items),
+                arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
+            OnDevice<float> partial(gpu,
+                                    std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(V + 2)));
+            plan.items.list = reinterpret_cast<const cuda::SplitKvItem*>(list.data);
+            for (int again = 0; again < 2; again++) // the arrivals are ready for the next launch
+                cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
+            for (std::size_t at = 4; at < items.size(); at += 7)
+                if (items[at] > 1) plan.items.n = 0; // in several splits
+            if (plan.items.n == 0) continue;
+            plan.items.one_warp = true;
+            const std::vector<std::uint16_t> none(want.size(), fp16_nan);
+            cuda::upload(out.data, none.data(), none.size() * 2, gpu);
+            cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
+        } else {
+            const int most = std::max(tile, 16);
+            for (int row = 0; row < c.n_queries; row += most)
+                tiles.insert(tiles.end(), {0, row, std::min(most, c.n_queries - row)});
+            OnDevice<std::int32_t> list(gpu, tiles);
+            cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
+                                    int(tiles.size() / 3), gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
+        }
+    }
+}
+
+TEST_CASE("a deterministic step whose splits exceed a launch takes several, with whole rows") {
+    std::vector<cuda::SplitKvItem> items;
+    for (const int n : {3, 1, 4, 4, 2, 1}) // splits of each row
+        for (int i = 0; i < n; i++) items.push_back({.n_splits = n, .split = i});
+    std::vector<int> begins;
+    launches_of(items, 100, begins);
+    CHECK(begins == std::vector<int>{0, 15});
+    launches_of(items, 5, begins);
+    CHECK(begins == std::vector<int>{0, 4, 8, 12, 15});
+    launches_of(items, 4, begins);
+    CHECK(begins == std::vector<int>{0, 4, 8, 12, 15});
+    launches_of({}, 4, begins);
+    CHECK(begins == std::vector<int>{0, 0});
+}
+
+TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(21);
+    struct Shape {
+        int  n, heads, kv_heads, D, n_pairs, q_dim, q_first, value_dim;
+        bool neox;
+        bool biased = false; // by what a GEMM has left
+    };
+    for (const Shape& s :
+         {Shape{3, 4, 2, 64, 32, 64, 0, 64, true}, Shape{40, 4, 2, 64, 16, 64, 0, 64, true},
+          Shape{40, 4, 2, 64, 16, 64, 0, 64, false}, Shape{5, 3, 3, 80, 0, 80, 0, 80, false},
+          Shape{40, 6, 2, 80, 0, 80, 0, 80, false, true}, Shape{3, 64, 64, 64, 0, 64, 0, 64, false, true},
+          Shape{5, 3, 1, 15, 5, 15, 0, 15, true}, Shape{3, 16, 1, 576, 32, 192, 128, 512, false},
+          Shape{40, 5, 1, 576, 32, 192, 128, 512, true}, Shape{7, 4, 1, 80, 8, 48, 32, 64, false},
+          Shape{7, 3, 1, 27, 3, 17, 11, 21, false}}) {
+        CAPTURE(s.n, s.heads, s.kv_heads, s.D, s.n_pairs, s.q_dim, s.q_first, s.value_dim, s.neox);
+        const bool latent = s.value_dim != s.D;
+        const int  k_dim = latent ? s.D - s.value_dim : s.D, block = 4;
+        const auto q    = random_fp16(std::size_t(s.n * s.heads * s.q_dim), random),
+                   k    = random_fp16(std::size_t(s.n * s.kv_heads * k_dim), random),
+                   v    = random_fp16(std::size_t(s.n * s.kv_heads * s.value_dim), random);
+        const auto bias = [&](int heads) {
+            std::vector<float> of = floats_of(random_fp16(std::size_t(heads * s.D), random));
+            if (!s.biased) std::ranges::fill(of, 0.0f);
+            return of;
+        };
+        const std::vector<float>  q_bias = bias(s.heads), k_bias = bias(s.kv_heads), v_bias = bias(s.kv_heads);
+        const OnDevice<float>     there_q_bias(gpu, q_bias), there_k_bias(gpu, k_bias), there_v_bias(gpu, v_bias);
+        std::vector<float>        frequencies;
+        std::vector<std::int32_t> positions, slots;
+        for (int i = 0; i < s.n_pairs; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / (2 * s.n_pairs))));
+        for (int t = 0; t < s.n; t++) positions.push_back(13 * t + 1), slots.push_back(t + 1 == s.n ? -1 : 2 + 2 * t);
+        frequencies.push_back(0); // never an empty buffer
+        const auto cache = std::vector<std::uint16_t>(std::size_t((2 * s.n + 8) * s.kv_heads * s.D), fp16_nan);
+        const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache),
+            cache_v(gpu, cache);
+        const OnDevice<float>        there_frequencies(gpu, frequencies);
+        const OnDevice<std::int32_t> there_positions(gpu, positions), there_slots(gpu, slots);
+        cuda::Plan                   plan;
+        plan.positions = there_positions.data, plan.slots = there_slots.data;
+        cuda::RopeStore a;
+        a.q = there_q.data, a.k = there_k.data, a.v = there_v.data, a.cache_k = cache_k.data;
+        a.cache_v = latent ? nullptr : cache_v.data, a.inv_freq = there_frequencies.data, a.n_pairs = s.n_pairs;
+        a.n_heads = s.heads, a.n_kv_heads = s.kv_heads, a.head_dim = s.D, a.block_size = block, a.q_dim = s.q_dim;
+        a.q_first = s.q_first, a.value_dim = s.value_dim, a.scale = 1.25f, a.neox = s.neox;
+        if (s.biased) {
+            REQUIRE(cuda::can_add_biases(a));
+            a.q_bias = there_q_bias.data, a.k_bias = there_k_bias.data, a.v_bias = there_v_bias.data;
+        }
+        cuda::rope_and_store(a, plan, s.n, gpu);
+        const auto plus = [&](const std::vector<std::uint16_t>& x, const std::vector<float>& of) {
+            std::vector<float> xs = floats_of(x);
+            for (std::size_t i = 0; s.biased && i < xs.size(); i++) xs[i] += of[i % of.size()];
+            return xs;
+        };
+        const auto rotated = [&](const std::vector<float>& xs, int heads, int dim, int first) {
+            std::vector<double> out(xs.begin(), xs.end());
+            for (int head = 0; head < s.n * heads; head++)
+                for (int i = 0; i < s.n_pairs; i++) {
+                    const int one = s.neox ? i : 2 * i, other = s.neox ? i + s.n_pairs : 2 * i + 1;
+                    double &  c = out[std::size_t(head * dim + first + one)],
+                           &d   = out[std::size_t(head * dim + first + other)];
+                    const double angle =
+                        double(positions[std::size_t(head / heads)]) * double(frequencies[std::size_t(i)]);
+                    const double turned = 1.25 * (c * std::cos(angle) - d * std::sin(angle));
+                    d                   = 1.25 * (c * std::sin(angle) + d * std::cos(angle));
+                    c                   = turned;
+                }
+            return out;
+        };
+        CHECK(relative_error(floats_of(there_q.back(gpu)), rotated(plus(q, q_bias), s.heads, s.q_dim, s.q_first)) <
+              1e-3);
+        const std::vector<double> ks = rotated(plus(k, k_bias), s.kv_heads, k_dim, 0);
+        const std::vector<float>  vs = plus(v, v_bias);
+        const auto stored            = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
+            const std::vector<std::uint16_t> all = from.back(gpu);
+            std::vector<float>               got;
+            std::vector<double>              wanted;
+            for (int t = 0; t + 1 < s.n; t++)
+                for (int h = 0; h < s.kv_heads; h++)
+                    for (int d = 0; d < dim; d++) {
+                        const int slot = slots[std::size_t(t)];
+                        got.push_back(f16_to_f32(all[std::size_t(
+                            ((slot / block * s.kv_heads + h) * block + slot % block) * s.D + first + d)]));
+                        wanted.push_back(double(want[std::size_t((t * s.kv_heads + h) * dim + d)]));
+                    }
+            CHECK(relative_error(got, wanted) < 1e-3);
+            return std::ranges::count_if(all, [](std::uint16_t h) { return h != fp16_nan; });
+        };
+        const auto all = std::ptrdiff_t((s.n - 1) * s.kv_heads * s.D); // and nothing else
+        CHECK(stored(cache_k, latent ? s.value_dim : 0, k_dim, ks) == all);
+        CHECK(stored(latent ? cache_k : cache_v, 0, s.value_dim, vs) == all);
+    }
+}
