@@ -22,6 +22,7 @@ import quire.serve.http.parser;
 import quire.serve.http.server;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
+import quire.tools.bench.stream_reader;
 
 using namespace quire;
 using namespace quire::testing;

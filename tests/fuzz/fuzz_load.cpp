@@ -7,6 +7,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
+import quire.tools.bench.stream_reader;
 import quire.core.std;
 
 using namespace quire;

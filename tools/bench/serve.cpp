@@ -6,6 +6,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
+import quire.tools.bench.stream_reader;
 
 #include "commands.h"
 
