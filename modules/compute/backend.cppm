@@ -12,6 +12,14 @@ import quire.step.plan;
 
 export namespace quire {
 
+// How the operations read a weight.
+enum class WeightUse : std::uint8_t {
+    plain,  // in a GEMM, an embedding or a norm
+    stack,  // some matrices of one shape of several that stand one after the other
+    f32,    // in float32: a small matrix, of the router or of the experts' biases
+    lookup, // only in Embed, a row at a time
+};
+
 // A value of the program in a step: a row-major matrix in device memory.
 struct Tensor {
     void*        data = nullptr;
@@ -113,17 +121,8 @@ public:
     // -- weights
     // Whether a prepared weight needs the memory that it came from no more.
     virtual bool copies_weights() const { return false; }
-    // A weight of the file, made ready for a GEMM, an embedding or a norm. The view it came from stays valid.
-    virtual Result<TensorView> prepare(const TensorView& weight) = 0;
-    // prepare() for a stack of `n` matrices of one shape, one after the other; an operation reads only some of them.
-    virtual Result<TensorView> prepare_stack(const TensorView& weights, int n) {
-        (void)n;
-        return prepare(weights);
-    }
-    // prepare() for a small matrix that operations read in float32: the router's, and biases of experts.
-    virtual Result<TensorView> prepare_f32(const TensorView& weight) { return prepare(weight); }
-    // prepare() for a table that only Embed reads, a row at a time.
-    virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
+    // Makes a tensor of the file ready for `use`. `n`: the number of matrices of a stack. The tensor stays valid, unless copies_weights().
+    virtual Result<WeightHandle> prepare(const TensorView& tensor, WeightUse use, int n) = 0;
     // After the last prepare(): gives back what only that needed.
     virtual void end_weights() {}
 

@@ -16,10 +16,10 @@ import quire.model_file.weights;
 
 export namespace quire {
 
-// The operations of a model with prepared weights and the shapes of `config`. `context`: the longest sequence; it decides between the two
-// sets of frequencies of a model with rope_long.
+// The operations of a model, or of one of several ranks with its part of the weights. The weights have shapes only, for a program that is read,
+// not run. `leaves` [layers]: the matrices that are split by columns. `context`: the longest sequence; it decides between the two sets of
+// frequencies of a model with rope_long.
 Program build_program(const ModelConfig& config, const ModelTensors& weights, int context);
-// The operations of one of several ranks, with its part of the weights; `leaves` [layers]: the matrices that are split by columns.
 Program build_program(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
                       int context);
 
@@ -90,10 +90,15 @@ std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::
     return freq;
 }
 
+using PreparedLinear = LinearOf<WeightHandle>;
+using PreparedLayer  = LayerTensorsOf<WeightHandle>;
+using PreparedModel  = ModelTensorsOf<WeightHandle>;
+using PreparedLeaves = LayerLeavesOf<WeightHandle>;
+
 // Emits the operations of a model, layer by layer.
 class ProgramBuilder {
 public:
-    ProgramBuilder(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
+    ProgramBuilder(const RankShape& shape, const PreparedModel& weights, std::span<const PreparedLeaves> leaves,
                    int context)
         : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves),
           neox_(shape.config.family->rope == RopePairs::neox) {
@@ -178,11 +183,11 @@ private:
     void emit(Operation operation) { p_.operations.push_back(std::move(operation)); }
 
     // out = norm(in); in place or not, without the residual.
-    void norm(ValueId in, ValueId out, const TensorView& weight) {
+    void norm(ValueId in, ValueId out, const WeightHandle& weight) {
         emit(Norm{in, none, out, weight, {}, c_.norm_eps, weight.cols, NormKind::rms});
     }
     // h = norm of the residual, to which a waiting part is added first. An empty norm: h = the residual.
-    void norm_residual(const Linear& weight) {
+    void norm_residual(const PreparedLinear& weight) {
         const ValueId waiting = std::exchange(waiting_, none);
         emit(Norm{waiting != none ? waiting : x_, waiting != none ? x_ : none, h_, weight.weight, weight.bias,
                   c_.norm_eps, c_.hidden_size, weight ? c_.family->norm : NormKind::none});
@@ -194,12 +199,12 @@ private:
     }
 
     // x = norm(residual + part), or norm(part) without a residual.
-    void norm_sum(ValueId part, ValueId residual, const Linear& weight) {
+    void norm_sum(ValueId part, ValueId residual, const PreparedLinear& weight) {
         emit(Norm{part, residual, x_, weight.weight, weight.bias, c_.norm_eps, c_.hidden_size, c_.family->norm});
     }
 
     // out = x · weightᵀ + bias of the whole model. This rank has the columns `ranges` of x and of the weight.
-    void row_parallel(ValueId x, const Linear& whole, const std::vector<Linear>& leaves,
+    void row_parallel(ValueId x, const PreparedLinear& whole, const std::vector<PreparedLinear>& leaves,
                       const std::vector<Range>& ranges, ValueId out) {
         if (shape_.whole()) return emit(Gemm{x, {{whole.weight, whole.bias, out}}, c_.residual_scale});
         std::vector<ValueId> parts;
@@ -225,7 +230,7 @@ private:
         return at->second;
     }
     // A norm of all heads of the model together; x has the heads `mine`.
-    void norm_heads(ValueId x, const TensorView& weight, Range mine) {
+    void norm_heads(ValueId x, const WeightHandle& weight, Range mine) {
         const std::int64_t dim = c_.head_dim;
         if (weight.cols == dim || shape_.n == 1) return norm(x, x, weight);
         const ValueId all = of_width(all_heads_, "all_heads", weight.cols);
@@ -233,13 +238,13 @@ private:
         norm(all, all, weight);
         emit(TakeColumns{all, x, mine.first * dim});
     }
-    const LayerLeaves& leaves_of(const LayerTensors& l) const {
-        static const LayerLeaves none_;
+    const PreparedLeaves& leaves_of(const PreparedLayer& l) const {
+        static const PreparedLeaves none_;
         return leaves_.empty() ? none_ : leaves_[std::size_t(&l - w_.layers.data())];
     }
 
     void layer(int i) {
-        const LayerTensors& l = w_.layers[std::size_t(i)];
+        const PreparedLayer& l = w_.layers[std::size_t(i)];
         if (l.attn_out_norm) {
             norm_residual({});
             attention(i, l);
@@ -267,7 +272,7 @@ private:
         return !layer.rope ? Rope() : layer.local_rope ? local_rope_ : rope_;
     }
 
-    void attention(int i, const LayerTensors& l) {
+    void attention(int i, const PreparedLayer& l) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
         emit(Gemm{h_,
                   {{l.attn_q.weight, l.attn_q.bias, q_},
@@ -283,9 +288,9 @@ private:
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
     // the latent rows themselves.
-    void latent_attention(int i, const LayerTensors& l) {
+    void latent_attention(int i, const PreparedLayer& l) {
         const LayerConfig&      layer = c_.layers[std::size_t(i)];
-        const LatentTensors&    t     = *l.latent;
+        const auto&             t     = *l.latent;
         ValueId                 q_in  = h_;
         std::vector<Projection> first{{t.kv_a, {}, v_}, {t.k_rope, {}, k_}};
         if (t.q_a) first.push_back({t.q_a.weight, t.q_a.bias, q_rank_});
@@ -305,12 +310,13 @@ private:
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
 
-    void dense(const LayerTensors& l, ValueId out) {
+    void dense(const PreparedLayer& l, ValueId out) {
         feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, leaves_of(l).ffn_down, shape_.ff, gate_, up_, out);
     }
 
-    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, const std::vector<Linear>& leaves,
-                      const std::vector<Range>& ranges, ValueId gated, ValueId inner, ValueId out) {
+    void feed_forward(const PreparedLinear& gate, const PreparedLinear& up, const PreparedLinear& down,
+                      const std::vector<PreparedLinear>& leaves, const std::vector<Range>& ranges, ValueId gated,
+                      ValueId inner, ValueId out) {
         if (gate) {
             emit(GatedGemm{h_, {gate.weight, gate.bias, gated}, {up.weight, up.bias, inner}, c_.family->activation});
             inner = gated;
@@ -321,12 +327,12 @@ private:
         row_parallel(inner, down, leaves, ranges, out);
     }
 
-    void experts(const LayerTensors& l, ValueId out) {
-        const ExpertConfig&  e = c_.experts;
-        const ExpertTensors& t = *l.experts;
+    void experts(const PreparedLayer& l, ValueId out) {
+        const ExpertConfig&                  e = c_.experts;
+        const ExpertTensorsOf<WeightHandle>& t = *l.experts;
         emit(
             Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
-        const auto run = [&](const ExpertTensors& w, ValueId gate, ValueId up, ValueId to) {
+        const auto run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
             emit(ExpertGatedGemm{h_,
                                  routes_,
                                  {w.gate.weight, w.gate.bias, gate},
@@ -339,8 +345,8 @@ private:
         if (shape_.whole()) {
             run(t, expert_gate_, expert_up_, out);
         } else {
-            const std::vector<ExpertTensors>& leaves = leaves_of(l).experts;
-            std::vector<ValueId>              parts;
+            const std::vector<ExpertTensorsOf<WeightHandle>>& leaves = leaves_of(l).experts;
+            std::vector<ValueId>                              parts;
             for (std::size_t i = 0; i < leaves.size(); i++) {
                 parts.push_back(!leaves[i].down ? none : shape_.exact ? expert_parts_[i] : out);
                 if (parts.back() == none) continue;
@@ -380,14 +386,14 @@ private:
         emit(Argmax{logits});
     }
 
-    const RankShape&             shape_;
-    const ModelConfig&           c_;
-    const ModelTensors&          w_;
-    std::span<const LayerLeaves> leaves_;
-    bool                         neox_;
-    Program                      p_;
-    Rope                         rope_, local_rope_;
-    ValueId                      waiting_ = none; // to be added to the residual
+    const RankShape&                shape_;
+    const ModelConfig&              c_;
+    const PreparedModel&            w_;
+    std::span<const PreparedLeaves> leaves_;
+    bool                            neox_;
+    Program                         p_;
+    Rope                            rope_, local_rope_;
+    ValueId                         waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
             attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none,
             shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none;
@@ -395,106 +401,134 @@ private:
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
 };
 
-Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
-    RankShape whole;
-    whole.config = c;
-    return ProgramBuilder(whole, w, {}, context).build();
-}
+using Prepare = std::function<Result<WeightHandle>(const TensorView&, WeightUse, int n)>;
 
-Program build_program(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves, int context) {
-    return ProgramBuilder(shape, w, leaves, context).build();
-}
-
-// Every weight of the file, made ready by the backend.
+// Every tensor of the file, made ready by a backend. After an error all that follows is empty.
 class Preparer {
 public:
-    explicit Preparer(Backend& backend) : backend_(backend) {}
+    explicit Preparer(Prepare prepare) : prepare_(std::move(prepare)) {}
 
-    void operator()(TensorView& w) {
-        if (w && !error_) keep(w, backend_.prepare(w));
+    WeightHandle operator()(const TensorView& tensor, WeightUse use = WeightUse::plain, int n = 1) {
+        if (!tensor || error_) return {};
+        const Result<WeightHandle> ready = prepare_(tensor, use, n);
+        if (!ready) error_ = ready.error();
+        return ready.value_or(WeightHandle());
     }
-    void operator()(Linear& l) {
-        (*this)(l.weight);
-        (*this)(l.bias);
+    PreparedLinear operator()(const Linear& l) {
+        PreparedLinear to;
+        to.weight = (*this)(l.weight);
+        to.bias   = (*this)(l.bias);
+        return to;
     }
-    void lookup(TensorView& w) {
-        if (w && !error_) keep(w, backend_.prepare_lookup(w));
+    std::vector<PreparedLinear> operator()(const std::vector<Linear>& all) {
+        std::vector<PreparedLinear> to;
+        for (const Linear& l : all) to.push_back((*this)(l));
+        return to;
     }
-    void stack(TensorView& w, int n) {
-        if (w && !error_) keep(w, backend_.prepare_stack(w, n));
+    PreparedLeaves operator()(const LayerLeaves& l, const ModelConfig& c) {
+        PreparedLeaves to;
+        each(l, to, [](auto& t) { return std::array{&t.attn_output, &t.ffn_down, &t.shared_down}; });
+        for (const ExpertTensors& e : l.experts) stacks(e, to.experts.emplace_back(), c.experts.n);
+        return to;
     }
-    void stack(Linear& l, int n) {
-        stack(l.weight, n);
-        f32(l.bias);
-    }
-    void f32(TensorView& w) {
-        if (w && !error_) keep(w, backend_.prepare_f32(w));
-    }
-    void operator()(LayerLeaves& l, const ModelConfig& c) {
-        for (std::vector<Linear>* all : {&l.attn_output, &l.ffn_down, &l.shared_down})
-            for (Linear& w : *all) (*this)(w);
-        for (ExpertTensors& e : l.experts)
-            for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
-    }
-    void operator()(LayerTensors& l, const ModelConfig& c) {
-        for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v,
-                          &l.attn_output, &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down})
-            (*this)(*w);
-        for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm})
-            (*this)(*w);
+    PreparedLayer operator()(const LayerTensors& l, const ModelConfig& c) {
+        PreparedLayer to;
+        each(l, to, [](auto& t) {
+            return std::array{&t.attn_out_norm, &t.layer_out_norm, &t.attn_norm, &t.attn_q, &t.attn_k,  &t.attn_v,
+                              &t.attn_output,   &t.ffn_norm,       &t.ffn_gate,  &t.ffn_up, &t.ffn_down};
+        });
+        each(l, to, [](auto& t) {
+            return std::array{&t.attn_q_norm, &t.attn_k_norm, &t.attn_sinks, &t.attn_post_norm, &t.ffn_post_norm};
+        });
         if (l.experts) {
-            ExpertTensors& e = *l.experts;
-            f32(e.router.weight);
-            (*this)(e.router.bias);
-            for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
-            for (Linear* w : {&e.shared_gate, &e.shared_up, &e.shared_down}) (*this)(*w);
-            (*this)(e.choice_bias);
-            (*this)(e.shared_weight);
+            const ExpertTensors& e    = *l.experts;
+            auto&                mine = to.experts.emplace();
+            mine.router.weight        = (*this)(e.router.weight, WeightUse::f32);
+            mine.router.bias          = (*this)(e.router.bias);
+            stacks(e, mine, c.experts.n);
+            each(e, mine, [](auto& t) { return std::array{&t.shared_gate, &t.shared_up, &t.shared_down}; });
+            each(e, mine, [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight}; });
         }
         if (l.latent) {
-            LatentTensors& t = *l.latent;
-            (*this)(t.q_a);
-            for (TensorView* w : {&t.q_a_norm, &t.kv_a, &t.k_rope, &t.kv_a_norm}) (*this)(*w);
-            for (TensorView* w : {&t.k_b, &t.v_b}) stack(*w, c.n_heads);
+            auto& mine = to.latent.emplace();
+            mine.q_a   = (*this)(l.latent->q_a);
+            each(*l.latent, mine, [](auto& t) { return std::array{&t.q_a_norm, &t.kv_a, &t.k_rope, &t.kv_a_norm}; });
+            mine.k_b = (*this)(l.latent->k_b, WeightUse::stack, c.n_heads);
+            mine.v_b = (*this)(l.latent->v_b, WeightUse::stack, c.n_heads);
         }
+        return to;
     }
     const std::optional<Error>& error() const { return error_; }
 
 private:
-    void keep(TensorView& w, const Result<TensorView>& ready) {
-        if (ready) w = *ready;
-        else error_ = ready.error();
+    // members(t): pointers to the same members of both.
+    template <class From, class To, class Members>
+    void each(const From& from, To& to, const Members& members) {
+        const auto sources = members(from);
+        const auto targets = members(to);
+        for (std::size_t i = 0; i < sources.size(); i++) *targets[i] = (*this)(*sources[i]);
     }
-    Backend&             backend_;
+    void stacks(const ExpertTensors& e, ExpertTensorsOf<WeightHandle>& to, int n) {
+        for (auto [from, ready] :
+             {std::pair(&e.gate, &to.gate), std::pair(&e.up, &to.up), std::pair(&e.down, &to.down)}) {
+            ready->weight = (*this)(from->weight, WeightUse::stack, n);
+            ready->bias   = (*this)(from->bias, WeightUse::f32);
+        }
+    }
+
+    Prepare              prepare_;
     std::optional<Error> error_;
 };
 
+// All tensors outside the layers. The output that is tied to the embedding is the embedding's handle.
+static PreparedModel prepare_ends(const ModelTensors& m, Preparer& prepare) {
+    PreparedModel to;
+    const bool    tied = m.output.weight.data == m.token_embd.data;
+    to.token_embd      = prepare(m.token_embd, tied ? WeightUse::plain : WeightUse::lookup);
+    to.position_embd   = prepare(m.position_embd, WeightUse::lookup);
+    to.token_types     = prepare(m.token_types, WeightUse::lookup);
+    to.embd_norm       = prepare(m.embd_norm);
+    to.output_norm     = prepare(m.output_norm);
+    to.output.weight   = tied ? to.token_embd : prepare(m.output.weight);
+    to.output.bias     = prepare(m.output.bias);
+    to.rope_freqs = m.rope_freqs, to.rope_long = m.rope_long, to.rope_short = m.rope_short;
+    return to;
+}
+
+Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
+    RankShape whole;
+    whole.config = c;
+    return build_program(whole, w, {}, context);
+}
+
+Program build_program(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves, int context) {
+    Preparer      prepare([](const TensorView& t, WeightUse, int) { return WeightHandle{t.type, t.rows, t.cols, 0}; });
+    PreparedModel weights = prepare_ends(w, prepare);
+    for (const LayerTensors& l : w.layers) weights.layers.push_back(prepare(l, shape.config));
+    std::vector<PreparedLeaves> ready;
+    for (const LayerLeaves& l : leaves) ready.push_back(prepare(l, shape.config));
+    return ProgramBuilder(shape, weights, ready, context).build();
+}
+
 Result<Model> Model::create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
                             int max_tokens, int max_logit_rows, const std::function<void(double)>& progress) {
-    const ModelConfig&       config = shape.config;
-    Model                    model;
-    ModelTensors             m = tensors;
-    std::vector<LayerLeaves> leaves(shape.whole() ? 0 : m.layers.size());
-    Preparer                 prepare(backend);
-    rank_ends(shape, m, model.slices_);
-    const bool tied = m.output.weight.data == m.token_embd.data;
-    if (tied) prepare(m.token_embd);
-    else prepare.lookup(m.token_embd);
-    prepare.lookup(m.position_embd);
-    prepare.lookup(m.token_types);
-    prepare(m.embd_norm);
-    prepare(m.output_norm);
-    if (tied) m.output.weight = m.token_embd;
-    else prepare(m.output.weight);
-    prepare(m.output.bias);
-    for (std::size_t i = 0; i < m.layers.size() && !prepare.error(); i++) {
+    const ModelConfig& config = shape.config;
+    Model              model;
+    ModelTensors       ends = tensors;
+    Preparer           prepare([&](const TensorView& t, WeightUse use, int n) { return backend.prepare(t, use, n); });
+    rank_ends(shape, ends, model.slices_);
+    PreparedModel               weights = prepare_ends(ends, prepare);
+    std::vector<PreparedLeaves> leaves;
+    for (std::size_t i = 0; i < tensors.layers.size() && !prepare.error(); i++) {
+        LayerTensors layer = tensors.layers[i];
         if (!shape.whole()) {
-            m.layers[i] = rank_layer(shape, tensors.layers[i], leaves[i], model.slices_);
-            prepare(leaves[i], config);
+            LayerLeaves split;
+            layer = rank_layer(shape, layer, split, model.slices_);
+            leaves.push_back(prepare(split, config));
         }
-        prepare(m.layers[i], config);
+        weights.layers.push_back(prepare(layer, config));
         if (backend.copies_weights()) model.slices_.clear();
-        if (progress) progress(double(i + 1) / double(m.layers.size()));
+        if (progress) progress(double(i + 1) / double(tensors.layers.size()));
     }
     if (prepare.error()) return std::unexpected(*prepare.error());
     backend.end_weights();
@@ -508,7 +542,7 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
     on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
     model.norm_     = tensors.output_norm ? config.family->norm : NormKind::none;
-    model.program_  = build_program(shape, m, leaves, context);
+    model.program_  = ProgramBuilder(shape, weights, leaves, context).build();
     // Some devices read rows in groups of 8.
     Result<Activations> values =
         Activations::create(backend, model.program_, std::max(max_tokens, 8), std::max(max_logit_rows, 8));

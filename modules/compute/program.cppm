@@ -20,11 +20,20 @@ struct Value {
     bool             f32        = false; // float32 (residual, logits), else the backend's activation type
 };
 
+// What a backend has made of a tensor of the file. The shape and the type are the tensor's; the number means something to that backend alone.
+struct WeightHandle {
+    DType        type = DType::F32;
+    std::int64_t rows = 0, cols = 0;
+    int          number = -1;
+
+    explicit operator bool() const { return number >= 0; }
+};
+
 // out = x · weightᵀ + bias
 struct Projection {
-    TensorView weight; // [out × in], prepared by the backend
-    TensorView bias;   // [out], or empty
-    ValueId    out = none;
+    WeightHandle weight; // [out × in]
+    WeightHandle bias;   // [out], or empty
+    ValueId      out = none;
 };
 inline constexpr int max_projections = 3; // of one Gemm
 
@@ -40,22 +49,22 @@ struct Rope {
 // out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if they are given.
 // A table that is `part` of the vocabulary begins with token `first`; rows of tokens that it lacks are zeros.
 struct Embed {
-    TensorView table, positions;
-    ValueId    out    = none;
-    float      scale  = 1;
-    int        offset = 0;
+    WeightHandle table, positions;
+    ValueId      out    = none;
+    float        scale  = 1;
+    int          offset = 0;
     // Rows that are added: row 0, and row 1, if there is one, behind the first `separator` of a sequence.
-    TensorView types     = {};
-    Token      separator = -1;
-    Token      first     = 0;
-    bool       part      = false;
+    WeightHandle types     = {};
+    Token        separator = -1;
+    Token        first     = 0;
+    bool         part      = false;
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
 // `group` columns is normed alone: the whole row, or one head. `out` may be x. NormKind::none: out is the sum, or x.
 struct Norm {
     ValueId      x = none, residual = none, out = none;
-    TensorView   weight, bias; // [group]
+    WeightHandle weight, bias; // [group]
     float        eps   = 0;
     std::int64_t group = 0;
     NormKind     kind  = NormKind::rms;
@@ -84,9 +93,9 @@ struct Activate {
 // A GEMM for each of n_heads heads: of x's head the first `in` columns · weight_headᵀ, then the head's other columns as they are.
 // weight: the matrices of all heads, one after the other, [n_heads·rows × in].
 struct HeadGemm {
-    ValueId    x = none, out = none;
-    TensorView weight;
-    int        n_heads = 0;
+    ValueId      x = none, out = none;
+    WeightHandle weight;
+    int          n_heads = 0;
 };
 
 // RoPE on q [heads · q_dim] in place, dimensions q_first .. of each head; k [kv_heads · head_dim], with RoPE, and v go to the step's
@@ -99,25 +108,25 @@ struct RopeAndStore {
 
 // out: each query over the cached positions of its sequence up to its own. Prefill and decode alike.
 struct Attention {
-    ValueId    q = none, out = none;
-    int        layer = 0, n_heads = 0;
-    float      scale   = 1;   // of q·k, before the soft-cap
-    float      softcap = 0;   // scores are softcap · tanh(score / softcap); 0: as they are
-    int        window  = 0;   // position i sees i-window+1 .. i; 0: all before it
-    TensorView sinks;         // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
-    bool       causal = true; // false: each token sees all of its sequence, which runs in one step
+    ValueId      q = none, out = none;
+    int          layer = 0, n_heads = 0;
+    float        scale   = 1;   // of q·k, before the soft-cap
+    float        softcap = 0;   // scores are softcap · tanh(score / softcap); 0: as they are
+    int          window  = 0;   // position i sees i-window+1 .. i; 0: all before it
+    WeightHandle sinks;         // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
+    bool         causal = true; // false: each token sees all of its sequence, which runs in one step
 };
 
 // A mixture of experts in three operations. Route: scores = x · weightᵀ + bias in float32; the n_used experts with the highest
 // gated score + choice_bias, the lowest index of equal ones; their weights by `gating`, `normalised` to the sum 1, times `scale`.
 // out [float32, 2 · n_used]: the experts' indices as int32, best first, then their weights.
 struct Route {
-    ValueId    x = none, out = none;
-    TensorView weight, bias, choice_bias; // [experts × hidden] and [experts], float32
-    int        n_used     = 0;
-    Gating     gating     = Gating::softmax;
-    bool       normalised = false;
-    float      scale      = 1;
+    ValueId      x = none, out = none;
+    WeightHandle weight, bias, choice_bias; // [experts × hidden] and [experts], float32
+    int          n_used     = 0;
+    Gating       gating     = Gating::softmax;
+    bool         normalised = false;
+    float        scale      = 1;
 };
 
 // out [n_used · ff]: activation(x · gateᵀ) · (x · upᵀ) of each expert that a row chose. The order of rows and columns in `out` is the
@@ -139,8 +148,8 @@ struct ExpertCombineGemm {
 
 // x = x · sigmoid(gate · weight), a factor for each row
 struct GateRows {
-    ValueId    x = none, gate = none;
-    TensorView weight; // [gate's width], float32
+    ValueId      x = none, gate = none;
+    WeightHandle weight; // [gate's width], float32
 };
 
 // x = cap · tanh(x / cap)
@@ -282,7 +291,7 @@ std::string_view kind_of(const Operation& operation) {
 
 std::string describe(const Program& program, const Operation& operation) {
     const auto name  = [&](ValueId id) { return program[id].name; };
-    const auto shape = [](const TensorView& w) { return cat(dtype_info(w.type).name, " ", w.rows, " × ", w.cols); };
+    const auto shape = [](const WeightHandle& w) { return cat(dtype_info(w.type).name, " ", w.rows, " × ", w.cols); };
     const auto act   = [](Activation a) {
         constexpr std::array<std::string_view, 5> names{"silu", "gelu", "gelu (erf)", "relu", "clamped swiglu"};
         return names[std::size_t(a)];

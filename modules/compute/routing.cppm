@@ -8,8 +8,8 @@ import quire.model_file.family;
 
 export namespace quire {
 
-// One row of Route, from its scores [experts], which become the gated scores. `experts`, `weights`: [n_used].
-void route(const Route& op, float* scores, std::int32_t* experts, float* weights);
+// One row of Route, from its scores [experts], which become the gated scores. choice_bias: [experts], or null. `experts`, `weights`: [n_used].
+void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights);
 
 } // namespace quire
 
@@ -24,9 +24,8 @@ static void softmax(std::span<float> scores) {
     for (float& s : scores) s /= sum;
 }
 
-void route(const Route& op, float* scores, std::int32_t* experts, float* weights) {
-    const auto  n = std::size_t(op.weight.rows), k = std::size_t(op.n_used);
-    const auto* choice_bias = static_cast<const float*>(op.choice_bias.data);
+void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights) {
+    const auto n = std::size_t(op.weight.rows), k = std::size_t(op.n_used);
     if (op.gating == Gating::softmax) softmax({scores, n});
     if (op.gating == Gating::sigmoid)
         for (std::size_t e = 0; e < n; e++) scores[e] = 1 / (1 + std::exp(-scores[e]));

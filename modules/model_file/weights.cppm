@@ -10,62 +10,77 @@ import quire.core.tensor;
 
 export namespace quire {
 
+// T is a TensorView of the file, or what stands for the tensor after a backend has prepared it. An empty T is a tensor that the file does not
+// have. Vectors of the file are F32.
+
 // A matrix and its bias, if the file has one.
-struct Linear {
-    TensorView weight; // out × in: rows = out, cols = in
-    TensorView bias;   // [out]
-    explicit   operator bool() const { return bool(weight); }
+template <class T>
+struct LinearOf {
+    T        weight; // out × in: rows = out, cols = in
+    T        bias;   // [out]
+    explicit operator bool() const { return bool(weight); }
 };
 
 // A mixture of experts. A stack holds the matrices of all experts, one after the other: rows = n · out.
-struct ExpertTensors {
-    Linear     router;         // [n × hidden]
-    TensorView choice_bias;    // [n], added to the scores only to choose
-    Linear     gate, up, down; // stacks of [ff × hidden] and [hidden × ff]; biases [n × out]
-    Linear     shared_gate, shared_up, shared_down;
-    TensorView shared_weight; // [hidden]: sigmoid(h · this) is the shared network's factor
+template <class T>
+struct ExpertTensorsOf {
+    LinearOf<T> router;         // [n × hidden]
+    T           choice_bias;    // [n], added to the scores only to choose
+    LinearOf<T> gate, up, down; // stacks of [ff × hidden] and [hidden × ff]; biases [n × out]
+    LinearOf<T> shared_gate, shared_up, shared_down;
+    T           shared_weight; // [hidden]: sigmoid(h · shared_weight) is the shared network's factor
 };
 
 // Multi-head latent attention. A stack holds the matrices of all heads, one after the other.
-struct LatentTensors {
-    Linear     q_a;       // [q_rank × hidden], or empty
-    TensorView q_a_norm;  // [q_rank]
-    TensorView kv_a;      // [kv_rank × hidden]: what a token's latent row is made from
-    TensorView k_rope;    // [rope_dim × hidden]: and its part with RoPE
-    TensorView kv_a_norm; // [kv_rank]
-    TensorView k_b;       // stack of [kv_rank × nope_dim]: a query's head → latent
-    TensorView v_b;       // stack of [value_dim × kv_rank]: a latent row → a head of the output
+template <class T>
+struct LatentTensorsOf {
+    LinearOf<T> q_a;       // [q_rank × hidden], or empty
+    T           q_a_norm;  // [q_rank]
+    T           kv_a;      // [kv_rank × hidden]: makes a token's latent row
+    T           k_rope;    // [rope_dim × hidden]: makes the part of the row with RoPE
+    T           kv_a_norm; // [kv_rank]
+    T           k_b;       // stack of [kv_rank × nope_dim]: a query's head → latent
+    T           v_b;       // stack of [value_dim × kv_rank]: a latent row → a head of the output
 };
 
-// Views into the file's mapping; an empty view is a tensor that the file does not have. Vectors are F32.
-struct LayerTensors {
-    Linear attn_out_norm, layer_out_norm; // Residual::normed: of the sums
-    Linear attn_norm;                     // [hidden], or empty: attention reads the residual
-    Linear attn_q, attn_k,
-        attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
-    TensorView attn_q_norm, attn_k_norm;      // [head_dim], or [heads*head_dim]: a norm of all heads at once
-    TensorView attn_sinks;                    // [heads]
-    Linear     attn_output;                   // [hidden × heads*value_dim]
-    TensorView attn_post_norm, ffn_post_norm; // [hidden], of what attention and feed-forward add
-    Linear     ffn_norm;                      // [hidden]
-    Linear     ffn_gate, ffn_up;              // [ff × hidden]; no gate: the activation is applied to `up`
-    Linear     ffn_down;                      // [hidden × ff]
-    std::optional<ExpertTensors> experts;     // instead of ffn_*
-    std::optional<LatentTensors> latent;
+template <class T>
+struct LayerTensorsOf {
+    LinearOf<T> attn_out_norm, layer_out_norm; // Residual::normed: of the sums
+    LinearOf<T> attn_norm;                     // [hidden], or empty: attention reads the residual
+    // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
+    LinearOf<T> attn_q, attn_k, attn_v;
+    T           attn_q_norm, attn_k_norm;      // [head_dim], or [heads*head_dim]: a norm of all heads at once
+    T           attn_sinks;                    // [heads]
+    LinearOf<T> attn_output;                   // [hidden × heads*value_dim]
+    T           attn_post_norm, ffn_post_norm; // [hidden], of the outputs of attention and feed-forward
+    LinearOf<T> ffn_norm;                      // [hidden]
+    LinearOf<T> ffn_gate, ffn_up;              // [ff × hidden]; no gate: the activation is applied to `up`
+    LinearOf<T> ffn_down;                      // [hidden × ff]
+    std::optional<ExpertTensorsOf<T>> experts; // instead of ffn_*
+    std::optional<LatentTensorsOf<T>> latent;
 };
 
-struct ModelTensors {
-    TensorView token_embd;             // [vocab × hidden]
-    TensorView position_embd;          // [context × hidden], or empty
-    TensorView token_types;            // [types × hidden], or empty: the type of a token is added to its embedding
-    Linear     embd_norm;              // [hidden], of the embeddings, or empty
-    Linear classifier, classifier_out; // a reranker's head: out · tanh(classifier · state); the first may be missing
-    Linear output_norm;                // [hidden]
-    Linear output;                     // [vocab × hidden]; the embedding again when tied
+template <class T>
+struct ModelTensorsOf {
+    T           token_embd;    // [vocab × hidden]
+    T           position_embd; // [context × hidden], or empty
+    T           token_types;   // [types × hidden], or empty: the type of a token is added to its embedding
+    LinearOf<T> embd_norm;     // [hidden], of the embeddings, or empty
+    LinearOf<T> output_norm;   // [hidden]
+    LinearOf<T> output;        // [vocab × hidden]; the embedding again when tied
+    std::vector<LayerTensorsOf<T>> layers;
+    // The host reads the others in the file.
+    // A reranker's head: out · tanh(classifier · state); the first may be missing.
+    LinearOf<TensorView> classifier, classifier_out;
     // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
-    TensorView                rope_freqs, rope_long, rope_short;
-    std::vector<LayerTensors> layers;
+    TensorView rope_freqs, rope_long, rope_short;
 };
+
+using Linear        = LinearOf<TensorView>;
+using ExpertTensors = ExpertTensorsOf<TensorView>;
+using LatentTensors = LatentTensorsOf<TensorView>;
+using LayerTensors  = LayerTensorsOf<TensorView>;
+using ModelTensors  = ModelTensorsOf<TensorView>;
 
 // Error: the first tensor that is missing or of another shape, with both shapes; or that nothing here computes with.
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& config);

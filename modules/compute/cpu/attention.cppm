@@ -19,7 +19,8 @@ public:
 
     // Cuts the queries of a step into tiles. The plan outlives the step's calls of run().
     void begin_step(const StepPlan& plan);
-    void run(const Attention& op, const Tensor& q, const Tensor& out, const KvLayer& cache);
+    // sinks: Attention::sinks, or null.
+    void run(const Attention& op, const float* sinks, const Tensor& q, const Tensor& out, const KvLayer& cache);
 
 private:
     static constexpr int          tile_rows   = 16; // tokens of one sequence that share a pass over their K and V
@@ -95,7 +96,8 @@ void CpuAttention::group_tiles() {
     }
 }
 
-void CpuAttention::run(const Attention& op, const Tensor& q, const Tensor& out, const KvLayer& cache) {
+void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q, const Tensor& out,
+                       const KvLayer& cache) {
     const int         K = cache.n_kv_heads, group = op.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
     const GroupPlan&  tables     = plan_->groups[std::size_t(cache.group)];
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
@@ -127,7 +129,7 @@ void CpuAttention::run(const Attention& op, const Tensor& q, const Tensor& out, 
         task.window     = op.window;
         task.scale      = op.scale;
         task.softcap    = op.softcap;
-        task.sinks      = op.sinks ? static_cast<const float*>(op.sinks.data) + h * group : nullptr;
+        task.sinks      = sinks ? sinks + h * group : nullptr;
         task.k          = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
         task.v = cache.latent() ? task.k : static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
         task.block_stride = cache.block_bytes();

@@ -73,11 +73,9 @@ public:
         if (tune_) prefetch_.choose(kernels_, workers_.pool(), weights_.of_gemms());
         return {};
     }
-    Result<TensorView> prepare(const TensorView& weight) override { return weights_.prepare(weight); }
-    Result<TensorView> prepare_stack(const TensorView& weights, int n) override {
-        return weights_.prepare_stack(weights, n);
+    Result<WeightHandle> prepare(const TensorView& tensor, WeightUse use, int n) override {
+        return weights_.prepare(tensor, use, n);
     }
-    Result<TensorView>     prepare_lookup(const TensorView& weight) override { return weights_.prepare_lookup(weight); }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     void        compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
@@ -96,9 +94,11 @@ private:
     void   execute(const Activate& op) { gemms_.activate(op.activation, at(op.x), nullptr); }
     void   execute(const HeadGemm& op) { stacks_.heads(op, at(op.x), at(op.out)); }
     void   execute(const RopeAndStore& op);
-    void   execute(const Attention& op) { attention_.run(op, at(op.q), at(op.out), layers_[std::size_t(op.layer)]); }
-    void   execute(const Route& op) { stacks_.route(op, at(op.x), at(op.out)); }
-    void   execute(const ExpertGatedGemm& op) {
+    void   execute(const Attention& op) {
+        attention_.run(op, weights_.vector(op.sinks), at(op.q), at(op.out), layers_[std::size_t(op.layer)]);
+    }
+    void execute(const Route& op) { stacks_.route(op, at(op.x), at(op.out)); }
+    void execute(const ExpertGatedGemm& op) {
         stacks_.gated(op, at(op.x), at(op.routes), at(op.gate.out), at(op.up.out));
     }
     void execute(const ExpertCombineGemm& op) { stacks_.combine(op, at(op.x), at(op.routes), at(op.down.out)); }
@@ -122,7 +122,7 @@ private:
     CpuWeights                 weights_{kernels_, workers_};
     Prefetching                prefetch_;
     Gemms                      gemms_{kernels_, workers_, weights_, prefetch_};
-    StackedGemms               stacks_{workers_, gemms_};
+    StackedGemms               stacks_{workers_, weights_, gemms_};
     CpuAttention               attention_{kernels_, workers_};
     const Program*             program_ = nullptr;
     const Activations*         values_  = nullptr;
@@ -193,9 +193,9 @@ void CpuBackend::run(const StepPlan& plan) {
 }
 
 void CpuBackend::execute(const Embed& op) {
-    const TensorView &weight = op.table, &positions = op.positions;
-    const Tensor      out = at(op.out);
-    const auto        row = [](const TensorView& matrix, std::int64_t i) {
+    const TensorView& table = weights_.rows(op.table);
+    const Tensor      out   = at(op.out);
+    const auto        row   = [](const TensorView& matrix, std::int64_t i) {
         check(i >= 0 && i < matrix.rows, "a token outside the vocabulary, or a position outside the context");
         return static_cast<const std::byte*>(matrix.data) + std::size_t(i) * row_bytes(matrix.type, matrix.cols);
     };
@@ -204,23 +204,24 @@ void CpuBackend::execute(const Embed& op) {
     for (std::int64_t t = 0; t < out.rows; t++) {
         float*             to    = floats(out) + t * out.cols;
         const std::int64_t token = plan_->tokens[std::size_t(t)] - op.first;
-        if (op.part && (token < 0 || token >= weight.rows)) {
+        if (op.part && (token < 0 || token >= table.rows)) {
             std::fill_n(to, out.cols, 0.0f);
             continue;
         }
-        dequantize(weight.type, row(weight, token), to, weight.cols);
-        for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
+        dequantize(table.type, row(table, token), to, table.cols);
+        for (std::int64_t i = 0; op.scale != 1 && i < table.cols; i++) to[i] *= op.scale;
         if (op.types) {
             if (plan_->positions[std::size_t(t)] == 0) type = 0;
-            dequantize(op.types.type, row(op.types, type), added, op.types.cols);
+            dequantize(op.types.type, row(weights_.rows(op.types), type), added, op.types.cols);
             kernels_.add(to, added, out.cols);
             if (plan_->tokens[std::size_t(t)] == op.separator) type = std::min<std::int64_t>(op.types.rows - 1, 1);
         }
-        if (!positions) continue;
-        dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), added, positions.cols);
+        if (!op.positions) continue;
+        dequantize(op.positions.type, row(weights_.rows(op.positions), plan_->positions[std::size_t(t)] + op.offset),
+                   added, op.positions.cols);
         kernels_.add(to, added, out.cols);
     }
-    if (out.rows > few_rows) weights_.give_back_lookup(weight);
+    if (out.rows > few_rows) weights_.give_back_lookup(op.table);
 }
 
 // Rare enough to be plain: sums in double, so that their order does not show.
@@ -252,13 +253,13 @@ void CpuBackend::execute(const Norm& op) {
     }
     check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
     x             = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
-    const auto* w = static_cast<const float*>(op.weight.data);
+    const auto* w = weights_.vector(op.weight);
     workers_.split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++) {
             float* sum = residual ? residual + r * x.cols : nullptr;
             if (op.kind == NormKind::layer)
-                layer_norm(floats(x) + r * x.cols, sum, w, static_cast<const float*>(op.bias.data), op.eps,
-                           floats(out) + r * x.cols, x.cols);
+                layer_norm(floats(x) + r * x.cols, sum, w, weights_.vector(op.bias), op.eps, floats(out) + r * x.cols,
+                           x.cols);
             else kernels_.norm(floats(x) + r * x.cols, sum, w, op.eps, floats(out) + r * x.cols, x.cols);
         }
     });
@@ -268,7 +269,7 @@ void CpuBackend::execute(const Gemm& op) {
     std::array<GemmOutput, max_projections> outputs;
     check(op.projections.size() <= outputs.size(), "gemm: more projections than any model has");
     for (std::size_t i = 0; i < op.projections.size(); i++)
-        outputs[i] = {&op.projections[i], at(op.projections[i].out)};
+        outputs[i] = gemms_.output(op.projections[i], at(op.projections[i].out));
     gemms_.run(at(op.x), std::span(outputs).first(op.projections.size()));
     if (op.scale != 1)
         for (std::size_t i = 0; i < op.projections.size(); i++) gemms_.multiply(outputs[i].out, op.scale);
@@ -276,7 +277,7 @@ void CpuBackend::execute(const Gemm& op) {
 
 void CpuBackend::execute(const GateRows& op) {
     const Tensor x = at(op.x), gate = at(op.gate);
-    const auto*  w = static_cast<const float*>(op.weight.data);
+    const auto*  w = weights_.vector(op.weight);
     workers_.split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t t = first; t < last; t++) {
             double sum = 0;
@@ -302,7 +303,7 @@ void CpuBackend::execute(const GatedGemm& op) {
         const std::int64_t n = std::min(at_once, x.rows - first);
         const auto   rows    = [&](const Tensor& t) { return Tensor{floats(t) + first * t.cols, n, t.cols, t.type}; };
         const Tensor out     = rows(gate), other{up.data, n, up.cols, up.type};
-        gemms_.run(rows(x), std::array{GemmOutput{&op.gate, out}, GemmOutput{&op.up, other}});
+        gemms_.run(rows(x), std::array{gemms_.output(op.gate, out), gemms_.output(op.up, other)});
         gemms_.activate(op.activation, out, floats(other));
     }
 }

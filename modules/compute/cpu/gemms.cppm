@@ -15,10 +15,11 @@ import quire.model_file.family;
 
 export namespace quire {
 
-// The output of one of several GEMMs with the same input.
+// One of several GEMMs with the same input.
 struct GemmOutput {
-    const Projection* projection;
-    Tensor            out;
+    TensorView   weight; // as CpuWeights::for_gemm()
+    const float* bias;   // or null
+    Tensor       out;
 };
 
 // One GEMM, or several with the same input. Gemms::run() fills in what stands below n_outputs.
@@ -38,6 +39,9 @@ public:
     Gemms(const CpuKernels& kernels, Workers& workers, const CpuWeights& weights, const Prefetching& prefetch)
         : kernels_(kernels), workers_(workers), weights_(weights), prefetch_(prefetch) {}
 
+    GemmOutput output(const Projection& p, Tensor out) const {
+        return {weights_.for_gemm(p.weight), weights_.vector(p.bias), out};
+    }
     void run(Tensor x, std::span<const GemmOutput> outputs);
     // Several groups at once.
     void run(std::span<GemmGroup> groups);
@@ -80,7 +84,7 @@ void Gemms::run(std::span<GemmGroup> groups) {
         g.quantised = {};
         g.packed    = nullptr;
         for (std::size_t i = 0; i < g.n_outputs; i++) {
-            const TensorView& w = g.outputs[i].projection->weight;
+            const TensorView& w = g.outputs[i].weight;
             check(g.x.cols == w.cols && g.outputs[i].out.cols == w.rows && g.outputs[i].out.rows == g.x.rows,
                   "gemm: shapes");
             g.begin[i + 1]                                   = g.begin[i] + (w.rows + 15) / 16;
@@ -102,8 +106,7 @@ void Gemms::run(std::span<GemmGroup> groups) {
     for (GemmGroup& g : groups) {
         const auto n = std::size_t(g.x.rows), cols = std::size_t(g.x.cols), tiles = cols / 32;
         bool       floating = false;
-        for (std::size_t i = 0; i < g.n_outputs; i++)
-            floating |= !uses_integer_gemm(g.outputs[i].projection->weight.type);
+        for (std::size_t i = 0; i < g.n_outputs; i++) floating |= !uses_integer_gemm(g.outputs[i].weight.type);
         if (QuantisedRows& q = g.quantised; q.m > 0) {
             q.integers = reinterpret_cast<std::int16_t*>(to_quantised);
             q.scales   = reinterpret_cast<float*>(q.integers + n * cols);
@@ -158,9 +161,7 @@ void Gemms::run(std::span<GemmGroup> groups) {
         const std::int64_t first = (item - g.first_item) * piece, last = std::min(g.begin[g.n_outputs], first + piece);
         for (std::size_t i = 0; i < g.n_outputs; i++) {
             if (first >= g.begin[i + 1] || last <= g.begin[i]) continue;
-            const auto& [projection, out] = g.outputs[i];
-            const TensorView weight       = weights_.for_gemm(projection->weight);
-            const auto*      bias         = static_cast<const float*>(projection->bias.data);
+            const auto& [weight, bias, out] = g.outputs[i];
             GemmTask task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), prefetch_.of(weight.type),
                           g.x.rows};
             task.first   = (std::max(first, g.begin[i]) - g.begin[i]) * 16;

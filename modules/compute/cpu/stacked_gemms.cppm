@@ -4,6 +4,7 @@ export module quire.compute.cpu.stacked_gemms;
 
 import quire.compute.backend;
 import quire.compute.cpu.gemms;
+import quire.compute.cpu.weights;
 import quire.compute.cpu.workers;
 import quire.compute.program;
 import quire.compute.routing;
@@ -16,7 +17,8 @@ export namespace quire {
 // The operations of quire.compute.program, with their values in this step.
 class StackedGemms {
 public:
-    StackedGemms(Workers& workers, Gemms& gemms) : workers_(workers), gemms_(gemms) {}
+    StackedGemms(Workers& workers, const CpuWeights& weights, Gemms& gemms)
+        : workers_(workers), weights_(weights), gemms_(gemms) {}
 
     void heads(const HeadGemm& op, const Tensor& x, const Tensor& out);
     void route(const Route& op, const Tensor& x, const Tensor& out);
@@ -25,12 +27,16 @@ public:
     void combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out);
 
 private:
-    void group_by_expert(const Tensor& routes, int n_experts, int n_used);
+    void       group_by_expert(const Tensor& routes, int n_experts, int n_used);
+    GemmOutput of_expert(const Projection& stacks, int n, int i, Tensor out) const {
+        const float* biases = weights_.vector(stacks.bias);
+        return {weights_.for_gemm(stacks.weight, n, i), biases ? biases + i * stacks.bias.cols : nullptr, out};
+    }
 
-    Workers&                workers_;
-    Gemms&                  gemms_;
-    std::vector<GemmGroup>  groups_;
-    std::vector<Projection> projections_; // of groups_
+    Workers&               workers_;
+    const CpuWeights&      weights_;
+    Gemms&                 gemms_;
+    std::vector<GemmGroup> groups_;
     // The rows of a step in the order of the experts that they chose: where the rows of each expert begin; the token of each row; the row
     // of each (token, slot).
     std::vector<std::int32_t> expert_begin_, row_token_, slot_row_;
@@ -43,13 +49,6 @@ module :private;
 
 namespace quire {
 
-// Matrix i of a stack of n.
-static TensorView in_stack(const TensorView& stack, std::int64_t n, std::int64_t i) {
-    const std::int64_t rows = stack.rows / n;
-    return {stack.type, rows, stack.cols,
-            static_cast<const std::byte*>(stack.data) + std::size_t(i * rows) * row_bytes(stack.type, stack.cols)};
-}
-
 void StackedGemms::heads(const HeadGemm& op, const Tensor& x, const Tensor& out) {
     const std::int64_t n = op.n_heads, T = x.rows, in = op.weight.cols, rows = op.weight.rows / n, x_dim = x.cols / n,
                        out_dim = out.cols / n;
@@ -57,7 +56,6 @@ void StackedGemms::heads(const HeadGemm& op, const Tensor& x, const Tensor& out)
     float* inputs  = grown(gathered_, std::size_t(T * n * in));
     float* outputs = grown(outputs_, std::size_t(T * n * rows));
     groups_.resize(std::size_t(n));
-    projections_.resize(std::size_t(n));
     workers_.split(n, 1, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t h = first; h < last; h++)
             for (std::int64_t t = 0; t < T; t++)
@@ -65,11 +63,10 @@ void StackedGemms::heads(const HeadGemm& op, const Tensor& x, const Tensor& out)
                             std::size_t(in) * sizeof(float));
     });
     for (std::int64_t h = 0; h < n; h++) {
-        projections_[std::size_t(h)] = {in_stack(op.weight, n, h), {}, none};
-        GemmGroup& g                 = groups_[std::size_t(h)];
-        g.x                          = {inputs + h * T * in, T, in, DType::F32};
-        g.outputs[0]                 = {&projections_[std::size_t(h)], {outputs + h * T * rows, T, rows, DType::F32}};
-        g.n_outputs                  = 1;
+        GemmGroup& g = groups_[std::size_t(h)];
+        g.x          = {inputs + h * T * in, T, in, DType::F32};
+        g.outputs[0] = {weights_.for_gemm(op.weight, n, h), nullptr, {outputs + h * T * rows, T, rows, DType::F32}};
+        g.n_outputs  = 1;
     }
     gemms_.run(groups_);
     workers_.split(n, 1, [&](std::int64_t first, std::int64_t last) {
@@ -86,12 +83,11 @@ void StackedGemms::heads(const HeadGemm& op, const Tensor& x, const Tensor& out)
 void StackedGemms::route(const Route& op, const Tensor& x, const Tensor& out) {
     const std::int64_t n = op.weight.rows, k = op.n_used;
     const Tensor       scores{grown(scores_, std::size_t(x.rows * n)), x.rows, n, DType::F32};
-    const Projection   router{op.weight, op.bias, none};
-    gemms_.run(x, std::array{GemmOutput{&router, scores}});
+    gemms_.run(x, std::array{gemms_.output({op.weight, op.bias, none}, scores)});
     workers_.split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t t = first; t < last; t++)
-            quire::route(op, floats(scores) + t * n, reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k),
-                         floats(out) + t * 2 * k + k);
+            quire::route(op, weights_.vector(op.choice_bias), floats(scores) + t * n,
+                         reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k), floats(out) + t * 2 * k + k);
     });
 }
 
@@ -129,7 +125,6 @@ void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tenso
                         std::size_t(hidden) * sizeof(float));
     });
     groups_.clear();
-    projections_.resize(std::size_t(op.n_experts) * 2);
     for (int e = 0; e < op.n_experts; e++) {
         const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
         if (n == 0) continue;
@@ -137,11 +132,8 @@ void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tenso
         g.x          = {inputs + first * hidden, n, hidden, DType::F32};
         g.n_outputs  = 2;
         for (std::size_t i = 0; i < 2; i++) {
-            const Projection& p    = i == 0 ? op.gate : op.up;
-            Projection&       mine = projections_[std::size_t(e) * 2 + i];
-            mine = {in_stack(p.weight, op.n_experts, e), p.bias ? in_stack(p.bias, op.n_experts, e) : TensorView(),
-                    none};
-            g.outputs[i] = {&mine, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32}};
+            const Projection& p = i == 0 ? op.gate : op.up;
+            g.outputs[i] = of_expert(p, op.n_experts, e, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32});
         }
     }
     gemms_.run(groups_);
@@ -152,17 +144,13 @@ void StackedGemms::combine(const ExpertCombineGemm& op, const Tensor& x, const T
     const std::int64_t hidden = out.cols, ff = op.down.weight.cols, k = op.n_used;
     float*             parts = grown(outputs_, std::size_t(out.rows * k * hidden));
     groups_.clear();
-    projections_.resize(std::size_t(op.n_experts));
     for (int e = 0; e < op.n_experts; e++) {
         const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
         if (n == 0) continue;
-        Projection& mine = projections_[std::size_t(e)];
-        mine             = {in_stack(op.down.weight, op.n_experts, e),
-                op.down.bias ? in_stack(op.down.bias, op.n_experts, e) : TensorView(), none};
-        GemmGroup& g     = groups_.emplace_back();
-        g.x              = {floats(x) + first * ff, n, ff, DType::F32};
-        g.outputs[0]     = {&mine, {parts + first * hidden, n, hidden, DType::F32}};
-        g.n_outputs      = 1;
+        GemmGroup& g = groups_.emplace_back();
+        g.x          = {floats(x) + first * ff, n, ff, DType::F32};
+        g.outputs[0] = of_expert(op.down, op.n_experts, e, {parts + first * hidden, n, hidden, DType::F32});
+        g.n_outputs  = 1;
     }
     gemms_.run(groups_);
     workers_.split(out.rows, std::max<std::int64_t>(1, 8192 / (hidden * k)),

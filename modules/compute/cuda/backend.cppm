@@ -96,10 +96,7 @@ public:
     std::size_t            memory_taken() const override { return memory_.taken() + cuda::bytes_of(*gpu_); }
     double                 read_bandwidth() override;
     DType                  activation_type() const override { return DType::F16; }
-    Result<TensorView>     prepare(const TensorView& weight) override;
-    Result<TensorView>     prepare_lookup(const TensorView& weight) override;
-    Result<TensorView>     prepare_stack(const TensorView& weights, int n) override;
-    Result<TensorView>     prepare_f32(const TensorView& weight) override;
+    Result<WeightHandle>   prepare(const TensorView& tensor, WeightUse use, int n) override;
     void                   end_weights() override { weights_.end(); }
     bool                   copies_weights() const override { return true; }
     Result<void>           prepare_steps(const StepLimits& limits) override;
@@ -258,27 +255,13 @@ std::size_t CudaBackend::memory_for_cache() const {
     return left > reserve ? left - reserve : 0;
 }
 
-Result<TensorView> CudaBackend::prepare(const TensorView& view) {
-    const Result<TensorView> ready = prepare_lookup(view);
-    if (!ready) return ready;
-    gemm_.add(weight_of(*ready));
+Result<WeightHandle> CudaBackend::prepare(const TensorView& tensor, WeightUse use, int) {
+    cuda::use(*gpu_);
+    if (use == WeightUse::f32) return weights_.prepare_f32(tensor);
+    Result<WeightHandle> ready = weights_.prepare(tensor);
+    if (use == WeightUse::stack) n_stacks_++; // no GEMM reads the whole stack
+    if (ready && use == WeightUse::plain) gemm_.add(weights_.of(*ready));
     return ready;
-}
-
-Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
-    cuda::use(*gpu_);
-    return weights_.prepare(view);
-}
-
-// Not for GEMMs of the whole stack.
-Result<TensorView> CudaBackend::prepare_stack(const TensorView& weights, int) {
-    n_stacks_++;
-    return prepare_lookup(weights);
-}
-
-Result<TensorView> CudaBackend::prepare_f32(const TensorView& weight) {
-    cuda::use(*gpu_);
-    return weights_.prepare_f32(weight);
 }
 
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
@@ -407,7 +390,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     program_ = &program;
     values_  = &values;
     step_.compile(program, layers);
-    lowered_ = lower(program, values, layers, step_.windows(), step_.first_tables(), memory_, *gpu_);
+    lowered_ = lower(program, values, layers, step_.windows(), step_.first_tables(), weights_, memory_, *gpu_);
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());

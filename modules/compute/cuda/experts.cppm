@@ -41,9 +41,11 @@ private:
 };
 
 // The operations as the kernels take them; `at` gives a value's address.
-cuda::Route      lower_route(const Route& op, const std::function<void*(ValueId)>& at);
-cuda::ExpertGemm lower_experts(const ExpertGatedGemm& op, const std::function<void*(ValueId)>& at);
-cuda::ExpertGemm lower_experts(const ExpertCombineGemm& op, const std::function<void*(ValueId)>& at);
+cuda::Route      lower_route(const Route& op, const DeviceWeights& weights, const std::function<void*(ValueId)>& at);
+cuda::ExpertGemm lower_experts(const ExpertGatedGemm& op, const DeviceWeights& weights,
+                               const std::function<void*(ValueId)>& at);
+cuda::ExpertGemm lower_experts(const ExpertCombineGemm& op, const DeviceWeights& weights,
+                               const std::function<void*(ValueId)>& at);
 
 } // namespace quire
 
@@ -119,24 +121,20 @@ std::string ExpertDispatch::explain(const LoweredOperation& op, int least, int m
 
 namespace {
 
-const float* floats_of(const TensorView& view) {
-    return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
-}
-
-cuda::Projection lower(const Projection& p, const std::function<void*(ValueId)>& at) {
-    return {weight_of(p.weight), floats_of(p.bias), at(p.out)};
+cuda::Projection lower(const Projection& p, const DeviceWeights& weights, const std::function<void*(ValueId)>& at) {
+    return {weights.of(p.weight), weights.vector(p.bias), at(p.out)};
 }
 
 } // namespace
 
-cuda::Route lower_route(const Route& op, const std::function<void*(ValueId)>& at) {
-    check(weight_of(op.weight).form == cuda::WeightForm::f32, "route: weights that are not float32");
+cuda::Route lower_route(const Route& op, const DeviceWeights& weights, const std::function<void*(ValueId)>& at) {
+    check(weights.of(op.weight).form == cuda::WeightForm::f32, "route: weights that are not float32");
     cuda::Route to;
     to.x           = static_cast<const cuda::Half*>(at(op.x));
     to.out         = static_cast<float*>(at(op.out));
-    to.weight      = floats_of(op.weight);
-    to.bias        = floats_of(op.bias);
-    to.choice_bias = floats_of(op.choice_bias);
+    to.weight      = weights.vector(op.weight);
+    to.bias        = weights.vector(op.bias);
+    to.choice_bias = weights.vector(op.choice_bias);
     to.n_experts   = int(op.weight.rows);
     to.n_used      = op.n_used;
     to.cols        = int(op.weight.cols);
@@ -146,23 +144,25 @@ cuda::Route lower_route(const Route& op, const std::function<void*(ValueId)>& at
     return to;
 }
 
-cuda::ExpertGemm lower_experts(const ExpertGatedGemm& op, const std::function<void*(ValueId)>& at) {
+cuda::ExpertGemm lower_experts(const ExpertGatedGemm& op, const DeviceWeights& weights,
+                               const std::function<void*(ValueId)>& at) {
     cuda::ExpertGemm to;
     to.x          = static_cast<const cuda::Half*>(at(op.x));
     to.routes     = static_cast<const float*>(at(op.routes));
-    to.gate       = lower(op.gate, at);
-    to.up         = lower(op.up, at);
+    to.gate       = lower(op.gate, weights, at);
+    to.up         = lower(op.up, weights, at);
     to.n_experts  = op.n_experts;
     to.n_used     = op.n_used;
     to.activation = cuda::Activation(int(op.activation));
     return to;
 }
 
-cuda::ExpertGemm lower_experts(const ExpertCombineGemm& op, const std::function<void*(ValueId)>& at) {
+cuda::ExpertGemm lower_experts(const ExpertCombineGemm& op, const DeviceWeights& weights,
+                               const std::function<void*(ValueId)>& at) {
     cuda::ExpertGemm to;
     to.x         = static_cast<const cuda::Half*>(at(op.x));
     to.routes    = static_cast<const float*>(at(op.routes));
-    to.gate      = lower(op.down, at);
+    to.gate      = lower(op.down, weights, at);
     to.n_experts = op.n_experts;
     to.n_used    = op.n_used;
     to.scale     = op.scale;

@@ -22,7 +22,7 @@ export namespace quire {
 // block tables for each part of each cache group, those of a group from its first_tables on.
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
                                     std::span<const int> windows, std::span<const int> first_tables,
-                                    DeviceMemory& memory, cuda::Context& gpu);
+                                    const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu);
 
 // The different windows of a program's attention, as they come.
 std::vector<int> windows_of(const Program& program);
@@ -39,9 +39,10 @@ cuda::Activation activation_of(Activation a) { return cuda::Activation(int(a)); 
 class Lowering {
 public:
     Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-             std::span<const int> windows, std::span<const int> first_tables, DeviceMemory& memory, cuda::Context& gpu)
+             std::span<const int> windows, std::span<const int> first_tables, const DeviceWeights& weights,
+             DeviceMemory& memory, cuda::Context& gpu)
         : program_(program), values_(values), layers_(layers), windows_(windows), first_tables_(first_tables),
-          memory_(memory), gpu_(gpu) {}
+          weights_(weights), memory_(memory), gpu_(gpu) {}
 
     LoweredOperation lower(const Embed& op);
     LoweredOperation lower(const Norm& op);
@@ -72,7 +73,7 @@ private:
     LoweredOperation lower_gemm(const Op& op) { // of experts
         LoweredOperation to;
         to.device.rows = 1;
-        to.experts     = lower_experts(op, [&](ValueId id) { return device_of(id); });
+        to.experts     = lower_experts(op, weights_, [&](ValueId id) { return device_of(id); });
         to.known       = false;
         return to;
     }
@@ -81,6 +82,7 @@ private:
     const Activations&             values_;
     std::span<const KvLayer>       layers_;
     std::span<const int>           windows_, first_tables_;
+    const DeviceWeights&           weights_;
     DeviceMemory&                  memory_;
     cuda::Context&                 gpu_;
     std::map<const float*, float*> frequencies_; // on the device, by those of the program
@@ -88,8 +90,8 @@ private:
 
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
                                     std::span<const int> windows, std::span<const int> first_tables,
-                                    DeviceMemory& memory, cuda::Context& gpu) {
-    Lowering                      lowering(program, values, layers, windows, first_tables, memory, gpu);
+                                    const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu) {
+    Lowering                      lowering(program, values, layers, windows, first_tables, weights, memory, gpu);
     std::vector<LoweredOperation> lowered;
     lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)
@@ -107,16 +109,16 @@ std::vector<int> windows_of(const Program& program) {
 }
 
 cuda::Projection Lowering::lower(const Projection& p, float scale) const {
-    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), program_[p.out].f32, scale};
+    return {weights_.of(p.weight), weights_.vector(p.bias), device_of(p.out), program_[p.out].f32, scale};
 }
 
 LoweredOperation Lowering::lower(const Embed& op) {
     LoweredOperation to;
     to.device.rows     = 1;
-    to.device.weight   = weight_of(op.table);
+    to.device.weight   = weights_.of(op.table);
     to.device.residual = static_cast<float*>(device_of(op.out));
     to.known           = !op.positions && op.scale == 1;
-    if (op.positions) to.positions = &weight_of(op.positions);
+    if (op.positions) to.positions = &weights_.of(op.positions);
     return to;
 }
 
@@ -128,13 +130,13 @@ LoweredOperation Lowering::lower(const Norm& op) {
     to.device.x           = device_of(op.x);
     to.device.x_is_float  = x.f32;
     to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
-    to.device.norm_weight = op.weight ? vector_of(op.weight) : nullptr;
+    to.device.norm_weight = weights_.vector(op.weight);
     to.device.eps         = op.eps;
     to.device.out         = device_of(op.out);
     to.device.rows        = x.cols / op.group; // of one row: its heads
     to.device.cols        = op.group;
     to.logit_rows         = x.logit_rows;
-    to.norm_bias          = vector_of(op.bias);
+    to.norm_bias          = weights_.vector(op.bias);
     to.known              = op.kind == NormKind::rms;
     to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
     return to;
@@ -192,7 +194,7 @@ LoweredOperation Lowering::lower(const HeadGemm& op) {
     LoweredOperation to;
     to.heads.x       = static_cast<const Half*>(device_of(op.x));
     to.heads.out     = static_cast<Half*>(device_of(op.out));
-    to.heads.weight  = weight_of(op.weight);
+    to.heads.weight  = weights_.of(op.weight);
     to.heads.n_heads = op.n_heads;
     to.heads.x_dim   = int(program_[op.x].cols / op.n_heads);
     to.device.rows   = 1;
@@ -249,7 +251,7 @@ LoweredOperation Lowering::lower(const quire::Attention& op) {
     args.scale            = op.scale;
     args.window           = op.window;
     args.softcap          = op.softcap;
-    args.sinks            = vector_of(op.sinks);
+    args.sinks            = weights_.vector(op.sinks);
     args.value_dim        = cache.value_dim;
     to.items              = int(std::ranges::find(windows_, op.window) - windows_.begin());
     to.tables             = tables_of(cache);
@@ -261,7 +263,7 @@ LoweredOperation Lowering::lower(const quire::Attention& op) {
 LoweredOperation Lowering::lower(const quire::Route& op) {
     LoweredOperation to;
     to.device.rows = 1;
-    to.route       = lower_route(op, [&](ValueId id) { return device_of(id); });
+    to.route       = lower_route(op, weights_, [&](ValueId id) { return device_of(id); });
     to.known       = false;
     return to;
 }
@@ -270,7 +272,7 @@ LoweredOperation Lowering::lower(const GateRows& op) {
     LoweredOperation to;
     to.device.x           = device_of(op.gate);
     to.device.out         = device_of(op.x);
-    to.device.norm_weight = vector_of(op.weight);
+    to.device.norm_weight = weights_.vector(op.weight);
     to.device.rows        = 1;
     to.known              = false;
     return to;

@@ -6,6 +6,7 @@ module;
 
 export module quire.compute.cuda.weights;
 
+import quire.compute.program;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
@@ -42,12 +43,18 @@ public:
     DeviceWeights& operator=(const DeviceWeights&) = delete;
     ~DeviceWeights() { cuda::release(staging_); }
 
-    // A view whose data is a cuda::Weight, see weight_of(). Error: there is no memory for it.
-    Result<TensorView> prepare(const TensorView& view);
-    // The same in float32, whatever its type: a small matrix whose precision matters.
-    Result<TensorView> prepare_f32(const TensorView& view);
+    // Error: there is no memory for it.
+    Result<WeightHandle> prepare(const TensorView& view);
+    // In float32, whatever the view's type: a small matrix whose precision matters.
+    Result<WeightHandle> prepare_f32(const TensorView& view);
     // After the last one: gives back what only prepare() needed.
     void end();
+
+    const cuda::Weight& of(const WeightHandle& weight) const { return weights_[std::size_t(weight.number)]; }
+    // A vector; null for an empty handle.
+    const float* vector(const WeightHandle& weight) const {
+        return weight ? static_cast<const float*>(of(weight).data) : nullptr;
+    }
 
 private:
     using Half = cuda::Half;
@@ -58,19 +65,12 @@ private:
     cuda::Context&                gpu_;
     DeviceMemory&                 memory_;
     std::size_t                   total_;
-    std::deque<cuda::Weight>      weights_;              // what prepared views point to
+    std::deque<cuda::Weight>      weights_;              // by WeightHandle::number
     std::byte*                    arena_      = nullptr; // for weights to come
     std::size_t                   arena_left_ = 0;
     void*                         staging_ = nullptr; // while weights come: raw blocks on their way into another form
     std::map<DType, std::int8_t*> points_;            // the lattices of types that came, on the device
 };
-
-// Of a prepared view.
-inline const cuda::Weight& weight_of(const TensorView& view) { return *static_cast<const cuda::Weight*>(view.data); }
-// Of one that is a vector, or null for an empty view.
-inline const float* vector_of(const TensorView& view) {
-    return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
-}
 
 } // namespace quire
 
@@ -142,7 +142,7 @@ void DeviceWeights::end() {
     cuda::end_uploads(gpu_);
 }
 
-Result<TensorView> DeviceWeights::prepare_f32(const TensorView& view) {
+Result<WeightHandle> DeviceWeights::prepare_f32(const TensorView& view) {
     const auto         n = std::size_t(view.rows * view.cols);
     std::vector<float> values(n);
     dequantize(view.type, view.data, values.data(), std::int64_t(n));
@@ -154,10 +154,10 @@ Result<TensorView> DeviceWeights::prepare_f32(const TensorView& view) {
     cuda::Weight w;
     w.form = cuda::WeightForm::f32, w.rows = view.rows, w.cols = view.cols, w.data = data;
     weights_.push_back(w);
-    return TensorView{DType::F32, view.rows, view.cols, &weights_.back()};
+    return WeightHandle{DType::F32, view.rows, view.cols, int(weights_.size()) - 1};
 }
 
-Result<TensorView> DeviceWeights::prepare(const TensorView& view) {
+Result<WeightHandle> DeviceWeights::prepare(const TensorView& view) {
     const std::int64_t n         = view.rows * view.cols;
     const std::size_t  bytes     = row_bytes(view.type, view.cols) * std::size_t(view.rows);
     const auto         no_memory = [&] {
@@ -225,7 +225,7 @@ Result<TensorView> DeviceWeights::prepare(const TensorView& view) {
     }
     if (const char* error = cuda::last_error(gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     weights_.push_back(w);
-    return TensorView{view.type, view.rows, view.cols, &weights_.back()};
+    return WeightHandle{view.type, view.rows, view.cols, int(weights_.size()) - 1};
 }
 
 } // namespace quire

@@ -51,10 +51,12 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
                                            const ModelTensors& tensors, int n_ranks, bool exact);
 
 // Matrices of one layer that are split by columns, one for each leaf of the rank; empty where the model is whole.
-struct LayerLeaves {
-    std::vector<Linear>        attn_output, ffn_down, shared_down;
-    std::vector<ExpertTensors> experts; // gate, up and down
+template <class T>
+struct LayerLeavesOf {
+    std::vector<LinearOf<T>>        attn_output, ffn_down, shared_down;
+    std::vector<ExpertTensorsOf<T>> experts; // gate, up and down
 };
+using LayerLeaves = LayerLeavesOf<TensorView>;
 
 // Memory for parts of weights that do not lie in one piece in the file.
 using SliceMemory = std::deque<std::vector<std::byte>>;
