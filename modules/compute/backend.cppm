@@ -38,7 +38,7 @@ struct KvLayer {
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     bool  on_host   = false;   // the swap pool
-    int   group = 0, part = 0; // whose block tables and slots of a plan lead to its blocks: GroupPlan::parts
+    int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
 
     bool latent() const { return v == nullptr; }
 
@@ -54,7 +54,7 @@ struct StepLimits {
     int              n_windows = 1;   // different sliding windows of the layers, where none counts as one
     std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
     int              n_experts = 0, experts_used = 0, hidden_size = 0;
-    int n_ranks = 1, rank_vocab = 0; // that run the model together; rows of this rank's part of the logits' matrix
+    int              n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
@@ -71,7 +71,7 @@ public:
     // Error: there is not enough memory.
     static Result<Activations> create(Backend& backend, const Program& program, int max_tokens, int max_logit_rows);
 
-    // In a step of that shape.
+    // The value in a step of this shape.
     Tensor      at(ValueId id, StepShape shape) const;
     StepShape   most() const { return most_; }
     std::size_t bytes() const { return memory_.bytes(); }
@@ -88,16 +88,16 @@ private:
     StepShape          most_;
 };
 
-// One step is run(plan), sample(), results(). run(), sample() and copy_blocks() may return before the device is done, which does all of
-// them in order; results() is the one wait of a step, and comes before the next run() or copy_blocks(). The tokens, positions, slots, block tables and lengths that the
-// operations speak of are the plan's.
+// One step is run(plan), sample(), results(). run(), sample() and copy_blocks() may return before the device is done; the device does them in
+// order. results() is the one wait of a step, and comes before the next run() or copy_blocks(). The operations take tokens, positions, slots,
+// block tables and lengths from the plan.
 class Backend {
 public:
     virtual ~Backend() = default;
 
     virtual std::string describe() const = 0; // one line for a person: device, instruction set, threads
 
-    // What was chosen by measuring on this machine, for a person; empty if nothing was.
+    // The choices that were made by measuring on this machine, for a person; empty if there are none.
     virtual std::string tuning() const { return {}; }
 
     // -- memory
@@ -106,24 +106,24 @@ public:
     virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
     // Bytes that can still be allocated.
     virtual std::size_t memory_available() const = 0;
-    // The part of these that KV blocks may use by default; asked after the weights are loaded.
+    // The part of memory_available() that KV blocks may use by default; asked after the weights are loaded.
     virtual std::size_t memory_for_cache() const = 0;
     // Bytes allocated so far: weights that are not used directly from the file, buffers, workspaces.
     virtual std::size_t memory_taken() const = 0;
-    // Bytes a second that the device reads from its memory, measured now, in some 50 ms.
+    // Bytes a second that the device reads from its memory; the call measures it, in some 50 ms.
     virtual double read_bandwidth() = 0;
-    // Bytes a second that the threads of a step read in a plain sum over the prepared weights, the best of four passes; 0 if these
-    // fit into a cache, or for another device than a CPU.
+    // Bytes a second that the threads of a step read in a plain sum over the prepared weights, the best of four passes. 0: the weights fit
+    // into a cache, or the device is no CPU.
     virtual double weight_bandwidth() { return 0; }
-    // Of values that are not float32.
+    // The type of values that are not float32.
     virtual DType activation_type() const = 0;
 
     // -- weights
-    // Whether a prepared weight needs the memory that it came from no more.
+    // Whether prepare() copies every tensor, so that the tensor's memory can be freed.
     virtual bool copies_weights() const { return false; }
     // Makes a tensor of the file ready for `use`. `n`: the number of matrices of a stack. The tensor stays valid, unless copies_weights().
     virtual Result<WeightHandle> prepare(const TensorView& tensor, WeightUse use, int n) = 0;
-    // After the last prepare(): gives back what only that needed.
+    // After the last prepare(): gives back the memory that only prepare() needed.
     virtual void end_weights() {}
 
     // -- the program
@@ -132,21 +132,21 @@ public:
     // Sets the program of every step, its values and the KV cache of each layer. All three outlive the last step. Layers whose
     // blocks have other parts share arrays.
     virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) = 0;
-    // How: text for a person, one line per operation or kernel.
+    // How the steps run, for a person: a line for each operation or kernel.
     virtual std::string explain() const = 0;
 
     // -- a step
     virtual void run(const StepPlan& plan) = 0;
-    // What sample() supports in one step.
+    // The limits of sample() in one step.
     virtual SamplingLimits sampling_limits() const { return {}; }
     // Runs the sampling tasks of the plan on the step's logits.
     virtual void sample(const StepPlan&) {}
-    // Waits for the step: `best` as Argmax and `sampled` as sample() found them; empty where the host reads the logits itself.
+    // Waits for the step. `best` is Argmax's result, `sampled` sample()'s; both are empty where the host reads the logits itself.
     virtual StepResults results() { return {}; }
     // Rows of float32 in memory that the host can read, valid until the next call.
     virtual std::span<const float> to_host(const Tensor& tensor) = 0;
-    // Copies whole blocks, all of the list in one call, with the result of doing them in order. `from` and `to` are the arrays of a pool:
-    // for copy-on-write the device's, for swapping one of them is the swap pool's.
+    // Copies whole blocks, as if one after the other. `from` and `to` are the arrays of a pool: for copy-on-write the device's pool twice, for
+    // swapping the device's pool and the swap pool.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                              std::span<const KvLayer> to) = 0;
     // Waits for the copies that copy_blocks() has begun.

@@ -1,5 +1,5 @@
 // quire.compute.kv_cache: the K and V arrays of the layers in blocks, on the device and, for swapping, on the host.
-// **Owns** their memory; the block manager knows which block holds what.
+// **Owns** their memory. The block manager knows whose tokens a block holds.
 export module quire.compute.kv_cache;
 
 import quire.compute.backend;
@@ -20,8 +20,8 @@ CacheLayout cache_layout(const ModelConfig& config, DType type, int context);
 
 class KvCache {
 public:
-    // Allocates memory for n_blocks blocks of block_size tokens on the device and for n_swap on the host. A layout without layers: one
-    // group of all layers. Error: how much did not fit.
+    // Allocates n_blocks blocks of block_size tokens on the device and n_swap on the host. A layout without layers means one group of all
+    // layers. Error: how much did not fit.
     static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                   int n_swap = 0, const CacheLayout& layout = {});
 
@@ -34,7 +34,7 @@ public:
 
     // The bytes of one token's K and V across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, DType type);
-    // Of a block: block_size tokens in layers_per_block layers.
+    // The bytes of a block: block_size tokens in layers_per_block layers.
     static std::size_t block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size);
 
 private:

@@ -69,7 +69,7 @@ private:
     static constexpr int    most_slow = 8;
 
     std::vector<Buffer>               memory_;
-    std::vector<std::span<std::byte>> chunks_; // of these the whole large pages
+    std::vector<std::span<std::byte>> chunks_; // the whole large pages of memory_
     std::span<std::byte>              free_;   // the end of the last chunk
     std::atomic<int>                  slow_pages_{0};
 };
@@ -89,7 +89,7 @@ Result<Buffer> fresh_memory(std::size_t bytes) {
 
 namespace {
 
-// The number behind `key`, which begins a line of a small file (""; its first line); nothing if there is none.
+// The number behind `key`, which begins a line of a small file; "": the number of the first line. Nothing if there is none.
 std::optional<std::uint64_t> number_in(const std::string& path, std::string_view key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -115,7 +115,7 @@ std::uint64_t left_in_group(const std::string& folder, const char* limit, const 
     return *most - std::min(*most, fixed);
 }
 
-// Of the groups that a line of /proc/self/cgroup names, up to the outermost.
+// The least room in the control groups of /proc/self/cgroup, each with the groups around it.
 std::uint64_t left_in_groups(const std::string& root) {
     std::uint64_t left = std::numeric_limits<std::uint64_t>::max();
     std::ifstream file(root + "/proc/self/cgroup");

@@ -47,7 +47,7 @@ struct Rope {
 // -- the operations; `out` is never an input unless said
 
 // out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if they are given.
-// A table that is `part` of the vocabulary begins with token `first`; rows of tokens that it lacks are zeros.
+// A table that is `part` of the vocabulary begins with token `first`; a token outside the table gets zeros.
 struct Embed {
     WeightHandle table, positions;
     ValueId      out    = none;
@@ -211,7 +211,7 @@ struct Program {
     std::vector<std::size_t> layers;       // the first operation of each
     std::size_t              head     = 0; // operations from here on run only in steps that want logits
     ValueId                  selected = none, logits = none; // the residual of the logit rows; their logits, if any
-    std::vector<std::vector<float>> frequencies;             // that Rope::inv_freq points to
+    std::vector<std::vector<float>> frequencies;             // Rope::inv_freq points there
 
     ValueId value(const Value& v) {
         values.push_back(v);

@@ -14,10 +14,10 @@ enum class RopeScaling { none, linear, yarn, longrope };
 struct ExpertConfig {
     int    n = 0, used = 0; // 0: the model has none
     int    ff_size        = 0;
-    int    shared_ff_size = 0; // of the network that every token runs besides, or 0
+    int    shared_ff_size = 0; // of the network that every token runs in addition; 0: none
     Gating gating         = Gating::softmax;
     bool   normalised     = false; // weights are divided by their sum
-    float  scale          = 1;     // then multiplied by this
+    float  scale          = 1;     // factor of the weights, after the division
 };
 
 // Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one row of kv_rank + rope_dim numbers for a token.
@@ -27,8 +27,8 @@ struct LatentConfig {
     int value_dim = 0;           // of a head of the output
 };
 
-// How the hidden states of a text become one vector: their mean, that of the first or of the last token; or `rank`: a score from that of
-// the first.
+// How the hidden states of a text become one vector: the mean of all, or the state of the first or of the last token. `rank`: a score, from the
+// state of one token.
 enum class Pooling : std::uint8_t { mean, first, last, rank };
 
 struct LayerConfig {
@@ -59,24 +59,24 @@ struct ModelConfig {
     RopeScaling   rope_scaling          = RopeScaling::none;
     float         rope_factor           = 1;
     int           rope_original_context = 0; // yarn, longrope
-    float         rope_attn_factor      = 1; // multiplies cosine and sine, besides what YaRN's factor implies
+    float         rope_attn_factor      = 1; // multiplies cosine and sine, in addition to YaRN's own factor
     bool          yarn_scales_rope      = true;
     float         yarn_beta_fast = 32, yarn_beta_slow = 1;
     int           position_offset   = 0; // row of position 0 in the learned vectors
     float         embedding_scale   = 1;
     float         attention_scale   = 1;                    // of q·k
     float         attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
-    float         residual_scale = 1;                       // of what attention and feed-forward add
+    float         residual_scale = 1;                       // of the outputs of attention and feed-forward
     float         logit_scale    = 1;
     int           sliding_window = 0; // of the layers that have one; 0: none has
     Pooling       pooling        = Pooling::mean;
     int           classes        = 1; // that a reranker tells apart: one score, or yes and no
-    Token         separator = -1;     // of a reranker whose second text has tokens of another type: what ends the first
+    Token         separator = -1; // ends a reranker's first text, where the tokens of the second are of another type
     ExpertConfig  experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
-    // How many numbers of K and V a layer's cache holds for one token.
+    // The numbers of K and V that a layer's cache holds for one token.
     std::int64_t cache_width() const { return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim)); }
 };
 
@@ -100,7 +100,7 @@ bool is_foreign_architecture(std::string_view name) {
     return std::ranges::find(other_names, name) != other_names.end();
 }
 
-// Reads keys until one is wrong; after that every value is its fallback and `error` stands.
+// Reads keys. After the first wrong key every value is its fallback, and `error` keeps the reason.
 class Keys {
 public:
     Keys(const Gguf& file, std::string prefix) : file_(file), prefix_(std::move(prefix)) {}
@@ -188,7 +188,7 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
         keys.refuse(
             cat("rope.freq_base_swa is ", c.rope_base_local, ", which the family ", c.family->name, " has no use for"));
 
-    // "rope.scale_linear" is what files said before there were several types.
+    // Files from the time when there was one type have "rope.scale_linear".
     const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");
     const std::string type = keys.text("rope.scaling.type", old ? "linear" : "none");
     if (type == "linear") c.rope_scaling = RopeScaling::linear;
@@ -237,7 +237,7 @@ void read_experts(Keys& keys, ModelConfig& c) {
     e.ff_size    = keys.integer("expert_feed_forward_length", c.ff_size, 1, 1 << 24);
     e.normalised = keys.flag("expert_weights_norm", c.family->experts_normalised);
     e.scale      = keys.number("expert_weights_scale", 1.0, -1e30);
-    if (e.scale == 0) e.scale = 1; // how converters write that there is none
+    if (e.scale == 0) e.scale = 1; // converters write 0 for no scale
     const int shared_count = keys.integer("expert_shared_count", 0, 0, 1 << 10);
     e.shared_ff_size =
         keys.integer("expert_shared_feed_forward_length", std::int64_t(shared_count) * e.ff_size, 0, 1 << 24);
@@ -316,7 +316,7 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
     }
 }
 
-// Keys that would change what is computed, in ways that no family here knows; each with its harmless value.
+// Keys that change the computation in a way that no family here knows, each with the value that changes nothing.
 void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key : {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale",
                             "attention.layer_indices", "router_logit_softcapping", "nextn_predict_layers",
@@ -368,7 +368,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
     if (!title) return std::unexpected(title.error());
     c.name = title->empty() ? std::filesystem::path(file.path()).stem().string() : std::string(*title);
 
-    // Bounds are generous; what they keep out would overflow a product further down.
+    // The bounds are generous: a larger number would overflow a product further down.
     c.context_length         = keys.integer("context_length", 2048, 1, 1 << 30);
     c.hidden_size            = keys.integer("embedding_length", {}, 1, 1 << 20);
     c.n_layers               = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));

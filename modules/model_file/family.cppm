@@ -1,4 +1,4 @@
-// quire.model_file.family: what sets one model family apart from another, as one table. Plain values, owns nothing.
+// quire.model_file.family: the differences between the families of models, as one table. Plain values, owns nothing.
 //
 // A family is a row of this table. What a file can say itself (numbers in its metadata, tensors that are there or not) is not
 // repeated here: see quire.model_file.config and quire.model_file.weights.
@@ -42,7 +42,7 @@ enum class Gating : std::uint8_t {
     softmax_chosen // over the chosen ones
 };
 
-// Which biases have to be there; a file may have others.
+// The biases that a file must have; it may have more.
 enum class Biases : std::uint8_t { any, qkv, all };
 
 struct Family {
@@ -56,13 +56,13 @@ struct Family {
 
     bool learned_positions = false; // vectors added to the embedding
     int  position_offset   = 0;     // row of position 0 among them, unless the file says
-    bool qk_norm           = false; // a norm of q and k before RoPE has to be there; others may have one
+    bool qk_norm           = false; // a file must have a norm of q and k before RoPE; without this it may have one
     bool embedding_sqrt    = false; // embeddings are multiplied by sqrt(hidden)
     bool logits_divided    = false; // logit_scale divides; else it multiplies
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
     int   window_period     = 0;
     float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
-    bool  softcaps       = false;                   // the keys of soft-caps mean something
+    bool  softcaps       = false;                   // a file's keys of soft-caps count
     int   no_rope_period = 0;                       // the last of so many layers has no RoPE
     // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
     bool  local_rope        = false;

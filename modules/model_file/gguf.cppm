@@ -60,14 +60,14 @@ class Gguf {
 public:
     // Error: one sentence naming the file, the place in it, and what is wrong.
     static Result<Gguf> open(const std::string& path);
-    // The same for a file that is already in memory and stays there as long as the result; `name` is for messages.
+    // Reads a file from its bytes in memory, which outlive the result. `name` is for messages.
     static Result<Gguf> parse(std::span<const std::byte> bytes, const std::string& name);
 
     Gguf(Gguf&&) noexcept;
     Gguf& operator=(Gguf&&) noexcept;
     ~Gguf();
 
-    // The files that open(path) reads, as the name says: `path`, or all parts where it is the name of a first part.
+    // The files that open(path) reads: `path`, or all parts where `path` is the name of a first part.
     static std::vector<std::string> files(const std::string& path);
 
     const std::string& path() const;
@@ -298,7 +298,7 @@ const GgufValue* find_in(const Part& part, std::string_view key) {
     return nullptr;
 }
 
-// What follows a tensor's name.
+// Reads the fields behind a tensor's name.
 void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
     const std::string what   = cat("tensor ", quote(t.name));
     const auto        n_dims = r.scalar<std::uint32_t>(what);
@@ -331,7 +331,7 @@ void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
 // Places every tensor in the data part and checks that none reaches past its end or into another.
 std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, std::uint64_t data_start) {
     const std::span<const std::byte> bytes = part.mapping.bytes();
-    std::uint64_t                    end   = data_start; // of the last tensor: what the file has to have
+    std::uint64_t                    end   = data_start; // of the last tensor: the file has to reach there
     for (std::size_t i = 0; i < part.tensors.size(); i++) {
         GgufTensor&   t        = part.tensors[i];
         std::uint64_t this_end = 0;
@@ -377,7 +377,7 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     if (n_tensors > r.left() / 32)
         return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes", r.of_the_file());
 
-    // The lists grow with what is read, never by what is claimed. The views in `seen` point into the file.
+    // The lists grow with the entries that are read, not with the number that the header claims. The views in `seen` point into the file.
     std::unordered_set<std::string_view> seen;
     for (std::uint64_t i = 0; i < n_pairs && !r.failed(); i++) {
         const std::string_view key = r.string("a metadata key");
@@ -444,7 +444,7 @@ std::string sibling(const std::string& path, std::int64_t part, std::int64_t cou
     return path.ends_with(mine) ? path.substr(0, path.size() - std::strlen(mine)) + other : std::string();
 }
 
-// What a part says about the whole: its own number from 0, how many parts there are and how many tensors in all.
+// A part's statements about the whole: its own number from 0, the number of parts, and the number of tensors in all.
 struct Split {
     std::int64_t no = 0, count = 1, tensors = 0;
 };

@@ -1,4 +1,4 @@
-// quire.model_file.gguf_types: what the reader and the writer of GGUF files share. Plain values, owns nothing.
+// quire.model_file.gguf_types: the definitions that the reader and the writer of GGUF files share. Plain values, owns nothing.
 export module quire.model_file.gguf_types;
 
 import quire.core.std;

@@ -9,7 +9,7 @@ import quire.model_file.gguf_types;
 
 export namespace quire {
 
-// Writes version 3; what it wrote, Gguf::open() reads.
+// Writes version 3 of the format, which Gguf::open() reads.
 class GgufWriter {
 public:
     // T: bool, an integer, float, double, std::string, or a std::vector of one of these. A later value of a key
@@ -27,7 +27,7 @@ public:
     using Fill = std::function<void(std::span<std::byte> piece, std::uint64_t offset)>;
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, Fill fill);
 
-    // `alignment` is a power of two from 8 on. Error: the file cannot be written; what was there before stays.
+    // `alignment` is a power of two from 8 on. Error: the file cannot be written; an older file of this name stays.
     Result<void> write(const std::string& path, std::uint32_t alignment = 32) const;
 
 private:
@@ -57,7 +57,7 @@ inline void gguf_put(std::vector<std::byte>& out, const void* data, std::size_t 
     out.insert(out.end(), bytes, bytes + n);
 }
 
-// Appends a value as it stands in a file: little-endian, as is the only machine that this runs on.
+// Appends a value as it stands in a file: little-endian, like every machine that quire runs on.
 template <class T>
 void gguf_put(std::vector<std::byte>& out, const T& value) {
     if constexpr (std::same_as<T, std::string>) {

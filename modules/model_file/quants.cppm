@@ -1,7 +1,7 @@
 // quire.model_file.quants: from the blocks of any type of GGUF to floats. Owns nothing.
 //
 // A row is a sequence of blocks. A block holds 32 to 256 consecutive elements as small integers, with the scales to dequantise
-// them: quants/blocks.cppm draws each type, quants/lattice_blocks.cppm those whose integers are indices of points of a lattice. The
+// them: quants/blocks.cppm draws each type, quants/lattice_blocks.cppm the types whose integers are indices of points of a lattice. The
 // arithmetic is the same everywhere and gives the same bits as gguf-py and libggml.
 export module quire.model_file.quants;
 
@@ -16,8 +16,8 @@ export namespace quire {
 // dst[0 .. n) = the n elements stored at src; n is a multiple of the type's block. Any type of dtype_table.
 void dequantize(DType type, const void* src, float* dst, std::int64_t n);
 
-// The same as dequantize(), to be inlined into the caller, which compiles it for its own instruction set; but for the types of
-// lattices, whose time goes into looking up points.
+// dequantize(), to be inlined into a caller that is compiled for another instruction set. The types of lattices are not inlined: their time
+// goes into looking up points.
 [[gnu::always_inline]] inline void dequantize_inline(DType type, const std::byte* src, float* dst, std::int64_t n) {
     Bits b = reinterpret_cast<Bits>(src);
     switch (type) {

@@ -141,7 +141,7 @@ public:
         if (l) l.bias = vector(name + ".bias", rows, biased);
         return l;
     }
-    // Only a LayerNorm has a bias; that of an RMSNorm is left over, and refused.
+    // Only a LayerNorm has a bias. The bias of an RMSNorm is left over, and refuse_others() refuses it.
     Linear norm(const std::string& name, std::int64_t cols, const Family& family, bool required = true) {
         Linear l{vector(name + ".weight", cols, required), {}};
         if (l && family.norm == NormKind::layer) l.bias = vector(name + ".bias", cols, family.biases == Biases::all);
@@ -153,7 +153,7 @@ public:
         if (l) l.bias = vectors(name + ".bias", n, rows, biased);
         return l;
     }
-    // Refuses a tensor that was never asked for: whoever made the file computes with it.
+    // Refuses a tensor that nothing has asked for: the maker of the file computes with it.
     void refuse_others(std::string_view family) {
         for (const GgufTensor& t : file_.tensors())
             if (!bound_.contains(&t)) {

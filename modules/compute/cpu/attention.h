@@ -98,7 +98,7 @@ INLINE float scale_scores(float* score, int a, int b, float scale, float softcap
     return largest_lane(best);
 }
 
-// Converts them into weights exp(score - highest), and returns their sum.
+// Converts scores into weights exp(score - highest), and returns the sum of the weights.
 template <bool Fma>
 INLINE float scores_to_weights(float* score, int a, int b, float highest) {
     i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

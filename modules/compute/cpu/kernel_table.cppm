@@ -52,8 +52,8 @@ struct QuantisedRows {
     std::int64_t  m = 0, k = 0;
     std::int16_t* integers = nullptr; // [k / 32][m][32], each 4 columns in the order 0 2 1 3
     float*        scales   = nullptr; // [k / 32][m]
-    float*        sums     = nullptr; // likewise: scale · Σ integers, for formats with a minimum
-    std::int32_t* products = nullptr; // likewise: - Σ x[2i] · x[2i + 1], for Winograd's inner product
+    float*        sums     = nullptr; // [k / 32][m]: scale · Σ integers, for formats with a minimum
+    std::int32_t* products = nullptr; // [k / 32][m]: - Σ x[2i] · x[2i + 1], for Winograd's inner product
     bool          for_wide = false;   // any of the weights has wide_integers()
 };
 
@@ -88,7 +88,7 @@ struct AttentionPart {
     int                 last  = -1;      // the last position that every token sees; -1: its own
 };
 
-// Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.
+// Queries of some sequences that share a kv head. Blocks with which all sequences begin are read once.
 struct AttentionTask {
     std::span<const AttentionPart> parts;
     int              shared   = 0; // leading positions in the same blocks: whole chunks, seen by all queries
@@ -106,7 +106,7 @@ struct AttentionTask {
     float*           scratch      = nullptr; // attention_scratch() floats
 };
 inline constexpr int attention_chunk        = 64; // positions
-inline constexpr int attention_query_floats = 4;  // what attention notes of a query, in floats
+inline constexpr int attention_query_floats = 4;  // floats that attention keeps for a query
 // Floats for K and V of a chunk, 16 rows, the scores of some queries; for each query an accumulator, its row max and row sum.
 constexpr std::size_t attention_scratch(int n_queries, int head_dim) {
     const auto d = std::size_t(head_dim + 15) / 16 * 16;
@@ -120,10 +120,10 @@ struct SplitAttention {
     int    n_chunks = 0;
     float* scores   = nullptr; // [n_heads][n_chunks × attention_chunk] then weights
     float* highest  = nullptr; // [n_heads][n_chunks] the largest score of each chunk
-    float* sums     = nullptr; // likewise: the sum of its weights
-    float* rescale  = nullptr; // likewise: the factor for the sums of the chunks before
+    float* sums     = nullptr; // [n_heads][n_chunks] the sum of each chunk's weights
+    float* rescale  = nullptr; // [n_heads][n_chunks] the factor for the sums of the chunks before
 };
-// Floats for the four, and how many chunks there are.
+// Floats for the four arrays, and the number of chunks.
 constexpr std::size_t split_attention_floats(int n_heads, int n_chunks) {
     return std::size_t(n_heads) * std::size_t(n_chunks) * std::size_t(attention_chunk + 3);
 }

@@ -46,7 +46,7 @@ const CpuKernels* cpu_kernels(std::string_view name) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni"), gfni = vnni && __builtin_cpu_supports("gfni");
-    // AMD's add in four units and multiply in two of them; Intel's do both in the same two.
+    // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two.
     if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd"))))
         return gfni ? &tables.gfni_pairs : &tables.vnni_pairs;
     if (gfni && (name.empty() || name == "avx512gfni")) return &tables.gfni;

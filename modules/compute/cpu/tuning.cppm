@@ -1,5 +1,4 @@
-// quire.compute.cpu.tuning: measures how the CPU kernels best prefetch weights, and chooses it; measures the rate of a plain sum. Owns
-// nothing.
+// quire.compute.cpu.tuning: chooses by measurement how the CPU kernels prefetch weights; measures the rate of a plain sum. Owns nothing.
 //
 // Which cache weights should be prefetched into depends on the processor: on Zen 4, one token with Q8_0 takes twice as long if they
 // go to the L1. Results are the same bits either way, so that a choice by the clock is harmless.
@@ -16,16 +15,15 @@ import quire.model_file.quants;
 
 export namespace quire {
 
-// How the weights of a type are prefetched, and the bytes a second that were measured with each way (zeros: remembered from
-// another start).
+// How the weights of a type are prefetched, and the bytes a second that were measured for each cache. Zeros: an earlier start has measured.
 struct PrefetchChoice {
     DType    type = DType::F32;
     Prefetch into = Prefetch::l2;
     double   l1 = 0, l2 = 0;
 };
 
-// Chooses for one type, in some 10 ms: one token's GEMV over parts of the weights, as the kernels take them, all of this type.
-// Nothing if they are too few to be read from memory.
+// Chooses for one type, in some 10 ms, by one token's GEMV over parts of the weights. All weights are of this type and as the kernels take
+// them. Nothing if the weights are so few that they come from a cache.
 std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadPool& pool,
                                               std::span<const TensorView> weights);
 
@@ -144,7 +142,7 @@ std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadP
         double& best = into == Prefetch::l1 ? choice.l1 : choice.l2;
         best         = std::max(best, rate);
     };
-    for (std::size_t round = 0; round < 2; round++) // each way over each region, never twice over the same one
+    for (std::size_t round = 0; round < 2; round++) // both caches over each region, never twice over one region
         for (std::size_t i = 0; i < n; i++) run(regions[i], (i + round) % 2 == 0 ? Prefetch::l1 : Prefetch::l2);
     choice.into = choice.l1 > choice.l2 ? Prefetch::l1 : Prefetch::l2;
     return choice;
@@ -163,7 +161,7 @@ static std::string key_of(const CpuKernels& kernels, int n_threads, DType type) 
     return cat(processor_name(), "; ", kernels.name, "; ", n_threads, "; ", dtype_info(type).name, "; ");
 }
 
-// The file's lines that can be ours; of a large file the beginning.
+// The lines of the file that end in a choice; of a large file the lines at its beginning.
 static std::vector<std::string> remembered_lines() {
     std::ifstream in(cache_file(), std::ios::binary);
     std::string   text(std::size_t(1) << 16, 0);
@@ -185,7 +183,7 @@ std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int
     return {};
 }
 
-// Replaces the whole file, and so broken lines, too. Of two processes at once one may lose its line, which costs another measurement.
+// Replaces the whole file, and with it broken lines. If two processes write at once, one may lose its line, which costs another measurement.
 void remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice) {
     const std::filesystem::path file = cache_file();
     if (file.empty()) return;

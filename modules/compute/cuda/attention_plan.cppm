@@ -25,8 +25,8 @@ struct AttentionWork {
     int  n_tiles  = 0; // PrefillTiles
 };
 
-// Room for the largest steps: places in a list of items, and items of a launch, whose splits have memory. In deterministic
-// steps every row is cut at the same positions, and what exceeds a launch takes another one.
+// Room for the largest steps: places in a list of items, and the items of a launch, because the splits of a launch have memory. In
+// deterministic steps every row is cut at the same positions, and items that exceed a launch take another one.
 struct AttentionRoom {
     int list = 0, launch = 0;
 };

@@ -60,7 +60,7 @@ module :private;
 
 namespace quire {
 
-// Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
+// Steps that are kept captured, and the device memory of one for each layer, as measured on an H100.
 constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) << 10;
 
 static cuda::NormKind norm_kind(NormKind kind) {
@@ -146,13 +146,13 @@ private:
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
-    Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran as it was
+    Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran without a graph
 
     // The program: its operations lowered, and their groups for the kinds of step that have fused kernels.
     const Program*                program_ = nullptr;
     const Activations*            values_  = nullptr;
     std::vector<LoweredOperation> lowered_;
-    std::vector<cuda::Operation>  operations_; // the same, side by side as kernels read them
+    std::vector<cuda::Operation>  operations_; // LoweredOperation::device of each, side by side as kernels read them
     std::vector<FusionGroup>      plain_, few_rows_, many_rows_;
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
     void                          run_operations();
@@ -190,7 +190,7 @@ private:
 
     float*        partial_     = nullptr; // of split-KV attention
     std::int32_t* arrivals_    = nullptr;
-    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write it there themselves
+    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write into it
     float*        logits_      = nullptr; // pinned
     std::size_t   logits_size_ = 0;
 };
@@ -304,7 +304,7 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
 
 // -- the step
 
-// Sequences longer than this are better served by kernels that have the whole shared memory for attention.
+// Kernels that have the whole shared memory for attention are faster for longer sequences.
 constexpr int max_megakernel_items = 512;
 
 void CudaBackend::run(const StepPlan& plan) {
@@ -407,7 +407,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     });
     for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
-    // Argmax comes after the megakernel; what only plain kernels know it cannot run.
+    // Argmax comes after the megakernel, which runs no operation that only plain kernels know.
     if (step_.n_tables() == 1 &&
         std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);

@@ -114,7 +114,7 @@ void ExpertDispatch::combine(const LoweredOperation& op, std::int64_t n_tokens) 
 std::string ExpertDispatch::explain(const LoweredOperation& op, int least, int most) const {
     if (op.experts.x == nullptr) return "router";
     if (tile(op, most) == 0) return "expert GEMV";
-    int first = least; // of those in tiles
+    int first = least; // the first step that runs in tiles
     while (tile(op, first) == 0) first++;
     return first > least ? cat("expert GEMV to ", first - 1, ", grouped GEMM") : std::string("grouped GEMM");
 }

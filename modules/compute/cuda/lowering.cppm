@@ -33,7 +33,7 @@ module :private;
 
 namespace quire {
 
-// Both list the same activations in the same order.
+// quire::Activation and cuda::Activation list the same activations in one order.
 cuda::Activation activation_of(Activation a) { return cuda::Activation(int(a)); }
 
 class Lowering {

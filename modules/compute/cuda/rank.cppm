@@ -37,22 +37,22 @@ public:
     void wait_for_device();
 
 private:
-    // An operation in which ranks meet: the k-th of one rank belongs to the k-th of every other. Other operations need not be the same,
-    // as not every rank has a part of every weight. Processes send it to each other as it is.
+    // An operation in which ranks meet: the k-th collective of one rank belongs to the k-th of every other rank. Other operations may differ,
+    // because not every rank has a part of every weight. Processes send each other these bytes.
     struct Collective {
         std::int64_t at      = 0; // in the rank's program
         std::int64_t gathers = 0; // else it sums
         std::int64_t first = 0, cols = 0;
-        std::int64_t of_floats = 0; // what is summed, as far as this rank knows
+        std::int64_t of_floats = 0; // the summands, as far as this rank knows
     };
     struct Destroy {
         void operator()(cuda::Rank* rank) const { cuda::destroy_rank(rank); }
     };
     static std::vector<cuda::Context*> gpus_of(std::span<CudaRank* const> ranks);
     std::vector<Collective>            collectives() const;
-    // Takes from the collectives of all ranks what this one must know. Error: they are not the same.
+    // Takes the types and columns of the other ranks from the collectives of all. Error: the ranks' collectives differ.
     Result<void> join(const std::vector<std::vector<Collective>>& of);
-    // What this rank sends in an AllReduce: a part alone as it is, several as their sum, none as zeros.
+    // The array that this rank sends in an AllReduce: its only part, or the sum of its parts, or zeros if it has none.
     void* sent(const LoweredOperation& op) const {
         return op.parts.n == 1 && op.parts.of[0] != nullptr ? const_cast<void*>(op.parts.of[0]) : sum_of_parts_;
     }

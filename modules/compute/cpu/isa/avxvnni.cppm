@@ -10,7 +10,7 @@ import quire.model_file.quants;
 import quire.model_file.quants.lattices;
 
 export namespace quire {
-CpuKernels avxvnni_kernels(CpuKernels avx2); // with its float kernels
+CpuKernels avxvnni_kernels(CpuKernels avx2); // with the float kernels of avx2
 }
 
 module :private;
