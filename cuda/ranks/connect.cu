@@ -113,6 +113,23 @@ bool share_a_device(Context* const* gpus, int n) {
 // some GEMMs take all registers of an SM. No kernel of such a rank begins before the one before it ends.
 constexpr int shared_one_shot_ctas = 64;
 
+// Makes rank i with `bytes` of its GPU's memory. If there is no memory, destroys ranks 0 .. i.
+bool add_rank(Context* const* gpus, int i, std::size_t bytes, Rank** ranks, const char*& why) {
+    Rank& rank = *(ranks[i] = new Rank);
+    use(*gpus[i]);
+    gpus[i]->is_rank = true;
+    rank.memory      = gpus[i]->take(bytes);
+    if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
+        rank.lost = nullptr;
+    if (rank.memory != nullptr && rank.lost != nullptr) {
+        *rank.lost = 0;
+        return true;
+    }
+    why = "there is no memory left for what they send each other";
+    for (int j = 0; j <= i; j++) destroy_rank(ranks[j]);
+    return false;
+}
+
 } // namespace
 
 void announce_ranks() {
@@ -145,19 +162,9 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
     setenv("NCCL_NVLS_ENABLE", "0", 0); // NVLink multicast stays off
     meeting->usable = !shared && nccl != nullptr && nccl->GetUniqueId(&meeting->id) == 0;
     for (int i = 0; i < n; i++) {
-        auto& rank = *(ranks[i] = new Rank);
-        use(*gpus[i]);
-        gpus[i]->is_rank = true;
+        if (!add_rank(gpus, i, inbox_bytes + flag_bytes + n_state * sizeof(unsigned), ranks, why)) return false;
+        Rank& rank = *ranks[i];
         if (shared) gpus[i]->launches_overlap = false, rank.most_rows = shared_one_shot_ctas / n;
-        rank.memory = gpus[i]->take(inbox_bytes + flag_bytes + n_state * sizeof(unsigned));
-        if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
-            rank.lost = nullptr;
-        if (rank.memory == nullptr || rank.lost == nullptr) {
-            why = "there is no memory left for what they send each other";
-            for (int j = 0; j <= i; j++) destroy_rank(ranks[j]);
-            return false;
-        }
-        *rank.lost        = 0;
         rank.nccl         = new Nccl{meeting, nullptr, 0, 0, 0};
         rank.view.index   = i;
         rank.view.n       = n;
@@ -231,18 +238,8 @@ bool connect_ranks_by_nccl(Context* const* gpus, int n_local, int first, int n, 
     const auto joining = std::make_shared<Joining>();
     joining->n_left    = n_local;
     for (int i = 0; i < n_local; i++) {
-        auto& rank = *(ranks[i] = new Rank);
-        use(*gpus[i]);
-        gpus[i]->is_rank = true;
-        rank.memory      = gpus[i]->take(std::size_t(n) * most_piece);
-        if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
-            rank.lost = nullptr;
-        if (rank.memory == nullptr || rank.lost == nullptr) {
-            why = "there is no memory left for what they send each other";
-            for (int j = 0; j <= i; j++) destroy_rank(ranks[j]);
-            return false;
-        }
-        *rank.lost      = 0;
+        if (!add_rank(gpus, i, std::size_t(n) * most_piece, ranks, why)) return false;
+        Rank& rank      = *ranks[i];
         rank.nccl       = new Nccl{nullptr, nullptr, sums_from(n), 0, most_piece};
         rank.view.index = first + i;
         rank.view.n     = n;

@@ -36,6 +36,13 @@ namespace quire {
 // quire::Activation and cuda::Activation list the same activations in one order.
 cuda::Activation activation_of(Activation a) { return cuda::Activation(int(a)); }
 
+LoweredOperation of_one_row(bool known = true) {
+    LoweredOperation to;
+    to.device.rows = 1;
+    to.known       = known;
+    return to;
+}
+
 class Lowering {
 public:
     Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
@@ -71,10 +78,8 @@ private:
     int   tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
     template <class Op>
     LoweredOperation lower_gemm(const Op& op) { // of experts
-        LoweredOperation to;
-        to.device.rows = 1;
-        to.experts     = lower_experts(op, weights_, [&](ValueId id) { return device_of(id); });
-        to.known       = false;
+        LoweredOperation to = of_one_row(false);
+        to.experts          = lower_experts(op, weights_, [&](ValueId id) { return device_of(id); });
         return to;
     }
 
@@ -113,11 +118,10 @@ cuda::Projection Lowering::lower(const Projection& p, float scale) const {
 }
 
 LoweredOperation Lowering::lower(const Embed& op) {
-    LoweredOperation to;
-    to.device.rows     = 1;
-    to.device.weight   = weights_.of(op.table);
-    to.device.residual = static_cast<float*>(device_of(op.out));
-    to.known           = !op.positions && op.scale == 1;
+    LoweredOperation to = of_one_row();
+    to.device.weight    = weights_.of(op.table);
+    to.device.residual  = static_cast<float*>(device_of(op.out));
+    to.known            = !op.positions && op.scale == 1;
     if (op.positions) to.positions = &weights_.of(op.positions);
     return to;
 }
@@ -143,12 +147,11 @@ LoweredOperation Lowering::lower(const Norm& op) {
 }
 
 LoweredOperation Lowering::lower(const Gemm& op) {
-    const Value&     x = program_[op.x];
-    LoweredOperation to;
-    to.device.kind = cuda::Operation::gemm;
-    to.device.x    = device_of(op.x);
-    to.device.rows = 1;
-    to.device.cols = x.cols;
+    const Value&     x  = program_[op.x];
+    LoweredOperation to = of_one_row();
+    to.device.kind      = cuda::Operation::gemm;
+    to.device.x         = device_of(op.x);
+    to.device.cols      = x.cols;
     check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
     for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p, op.scale);
     to.logit_rows = x.logit_rows;
@@ -157,11 +160,10 @@ LoweredOperation Lowering::lower(const Gemm& op) {
 }
 
 LoweredOperation Lowering::lower(const GatedGemm& op) {
-    LoweredOperation to;
+    LoweredOperation to     = of_one_row();
     to.device.activation    = activation_of(op.activation);
     to.device.kind          = cuda::Operation::gated_gemm;
     to.device.x             = device_of(op.x);
-    to.device.rows          = 1;
     to.device.cols          = program_[op.x].cols;
     to.device.projection[0] = lower(op.gate);
     to.device.projection[1] = lower(op.up);
@@ -171,34 +173,28 @@ LoweredOperation Lowering::lower(const GatedGemm& op) {
 }
 
 LoweredOperation Lowering::lower(const Activate& op) {
-    LoweredOperation to;
+    LoweredOperation to  = of_one_row(false);
     to.device.x          = device_of(op.x);
-    to.device.rows       = 1;
     to.device.cols       = program_[op.x].cols;
     to.device.activation = activation_of(op.activation);
-    to.known             = false;
     return to;
 }
 
 LoweredOperation Lowering::lower(const SoftCap& op) {
-    LoweredOperation to;
-    to.device.x    = device_of(op.x);
-    to.device.rows = 1;
-    to.device.cols = program_[op.x].cols;
-    to.logit_rows  = program_[op.x].logit_rows;
-    to.known       = false;
+    LoweredOperation to = of_one_row(false);
+    to.device.x         = device_of(op.x);
+    to.device.cols      = program_[op.x].cols;
+    to.logit_rows       = program_[op.x].logit_rows;
     return to;
 }
 
 LoweredOperation Lowering::lower(const HeadGemm& op) {
-    LoweredOperation to;
-    to.heads.x       = static_cast<const Half*>(device_of(op.x));
-    to.heads.out     = static_cast<Half*>(device_of(op.out));
-    to.heads.weight  = weights_.of(op.weight);
-    to.heads.n_heads = op.n_heads;
-    to.heads.x_dim   = int(program_[op.x].cols / op.n_heads);
-    to.device.rows   = 1;
-    to.known         = false;
+    LoweredOperation to = of_one_row(false);
+    to.heads.x          = static_cast<const Half*>(device_of(op.x));
+    to.heads.out        = static_cast<Half*>(device_of(op.out));
+    to.heads.weight     = weights_.of(op.weight);
+    to.heads.n_heads    = op.n_heads;
+    to.heads.x_dim      = int(program_[op.x].cols / op.n_heads);
     return to;
 }
 
@@ -211,96 +207,88 @@ LoweredOperation Lowering::lower(const RopeAndStore& op) {
         cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), gpu_);
     }
     const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to;
-    to.tables             = tables_of(cache);
-    cuda::RopeStore& args = to.device.rope;
-    args.q                = static_cast<Half*>(device_of(op.q));
-    args.k                = static_cast<Half*>(device_of(op.k));
-    args.v                = static_cast<Half*>(device_of(op.v));
-    args.cache_k          = static_cast<Half*>(cache.k);
-    args.cache_v          = static_cast<Half*>(cache.v);
-    args.inv_freq         = frequencies;
-    args.n_pairs          = int(rope.inv_freq.size());
-    args.n_heads          = int(program_[op.q].cols / op.q_dim);
-    args.q_dim            = op.q_dim;
-    args.q_first          = op.q_first;
-    args.value_dim        = cache.value_dim;
-    args.n_kv_heads       = cache.n_kv_heads;
-    args.head_dim         = cache.head_dim;
-    args.block_size       = cache.block_size;
-    args.scale            = rope.scale;
-    args.neox             = rope.neox;
-    to.device.kind        = cuda::Operation::rope_and_store;
-    to.device.rows        = 1;
-    to.fusible            = true;
+    LoweredOperation to    = of_one_row();
+    to.tables              = tables_of(cache);
+    cuda::RopeStore& args  = to.device.rope;
+    args.q                 = static_cast<Half*>(device_of(op.q));
+    args.k                 = static_cast<Half*>(device_of(op.k));
+    args.v                 = static_cast<Half*>(device_of(op.v));
+    args.cache_k           = static_cast<Half*>(cache.k);
+    args.cache_v           = static_cast<Half*>(cache.v);
+    args.inv_freq          = frequencies;
+    args.n_pairs           = int(rope.inv_freq.size());
+    args.n_heads           = int(program_[op.q].cols / op.q_dim);
+    args.q_dim             = op.q_dim;
+    args.q_first           = op.q_first;
+    args.value_dim         = cache.value_dim;
+    args.n_kv_heads        = cache.n_kv_heads;
+    args.head_dim          = cache.head_dim;
+    args.block_size        = cache.block_size;
+    args.scale             = rope.scale;
+    args.neox              = rope.neox;
+    to.device.kind         = cuda::Operation::rope_and_store;
+    to.fusible             = true;
     return to;
 }
 
 LoweredOperation Lowering::lower(const quire::Attention& op) {
     const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to;
-    cuda::Attention& args = to.device.attend;
-    args.q                = static_cast<const Half*>(device_of(op.q));
-    args.out              = static_cast<Half*>(device_of(op.out));
-    args.cache_k          = static_cast<const Half*>(cache.k);
-    args.cache_v          = static_cast<const Half*>(cache.v);
-    args.n_heads          = op.n_heads;
-    args.n_kv_heads       = cache.n_kv_heads;
-    args.head_dim         = cache.head_dim;
-    args.block_size       = cache.block_size;
-    args.scale            = op.scale;
-    args.window           = op.window;
-    args.softcap          = op.softcap;
-    args.sinks            = weights_.vector(op.sinks);
-    args.value_dim        = cache.value_dim;
-    to.items              = int(std::ranges::find(windows_, op.window) - windows_.begin());
-    to.tables             = tables_of(cache);
-    to.device.kind        = cuda::Operation::attention;
-    to.device.rows        = 1;
+    LoweredOperation to    = of_one_row();
+    cuda::Attention& args  = to.device.attend;
+    args.q                 = static_cast<const Half*>(device_of(op.q));
+    args.out               = static_cast<Half*>(device_of(op.out));
+    args.cache_k           = static_cast<const Half*>(cache.k);
+    args.cache_v           = static_cast<const Half*>(cache.v);
+    args.n_heads           = op.n_heads;
+    args.n_kv_heads        = cache.n_kv_heads;
+    args.head_dim          = cache.head_dim;
+    args.block_size        = cache.block_size;
+    args.scale             = op.scale;
+    args.window            = op.window;
+    args.softcap           = op.softcap;
+    args.sinks             = weights_.vector(op.sinks);
+    args.value_dim         = cache.value_dim;
+    to.items               = int(std::ranges::find(windows_, op.window) - windows_.begin());
+    to.tables              = tables_of(cache);
+    to.device.kind         = cuda::Operation::attention;
     return to;
 }
 
 LoweredOperation Lowering::lower(const quire::Route& op) {
-    LoweredOperation to;
-    to.device.rows = 1;
-    to.route       = lower_route(op, weights_, [&](ValueId id) { return device_of(id); });
-    to.known       = false;
+    LoweredOperation to = of_one_row(false);
+    to.route            = lower_route(op, weights_, [&](ValueId id) { return device_of(id); });
     return to;
 }
 
 LoweredOperation Lowering::lower(const GateRows& op) {
-    LoweredOperation to;
+    LoweredOperation to   = of_one_row(false);
     to.device.x           = device_of(op.gate);
     to.device.out         = device_of(op.x);
     to.device.norm_weight = weights_.vector(op.weight);
-    to.device.rows        = 1;
-    to.known              = false;
     return to;
 }
 
 LoweredOperation Lowering::lower(const Add& op) {
-    LoweredOperation to;
-    to.device.kind     = cuda::Operation::add;
-    to.device.residual = static_cast<float*>(device_of(op.residual));
-    to.device.x        = device_of(op.x);
-    to.device.rows     = 1;
-    to.device.cols     = program_[op.x].cols;
+    LoweredOperation to = of_one_row();
+    to.device.kind      = cuda::Operation::add;
+    to.device.residual  = static_cast<float*>(device_of(op.residual));
+    to.device.x         = device_of(op.x);
+    to.device.cols      = program_[op.x].cols;
     return to;
 }
 
 LoweredOperation Lowering::lower(const SelectRows& op) {
-    LoweredOperation to;
-    to.device.kind     = cuda::Operation::select_rows;
-    to.device.x        = device_of(op.x);
-    to.device.residual = static_cast<float*>(device_of(op.out));
-    to.device.rows     = 1;
-    to.device.cols     = program_[op.x].cols;
-    to.logit_rows      = true;
+    LoweredOperation to = of_one_row();
+    to.device.kind      = cuda::Operation::select_rows;
+    to.device.x         = device_of(op.x);
+    to.device.residual  = static_cast<float*>(device_of(op.out));
+    to.device.cols      = program_[op.x].cols;
+    to.logit_rows       = true;
     return to;
 }
 
 LoweredOperation Lowering::lower(const AllReduce& op) {
-    LoweredOperation to;
+    LoweredOperation to = of_one_row(false);
     check(op.parts.size() <= std::size_t(cuda::max_parts), "all_reduce: more parts than the kernels take");
     for (ValueId id : op.parts) {
         if (id != none) to.parts.is_float = program_[id].f32;
@@ -310,42 +298,34 @@ LoweredOperation Lowering::lower(const AllReduce& op) {
     to.reduce.out_is_float = program_[op.out].f32;
     to.device.x            = to.parts.of[0];
     to.device.out          = device_of(op.out);
-    to.device.rows         = 1;
     to.device.cols         = program_[op.out].cols;
-    to.known               = false;
     return to;
 }
 
 LoweredOperation Lowering::lower(const AllGather& op) {
-    LoweredOperation to;
-    to.device.x    = device_of(op.x);
-    to.device.out  = device_of(op.out);
-    to.device.rows = 1;
-    to.device.cols = program_[op.x].cols;
-    to.f32         = program_[op.x].f32;
-    to.logit_rows  = program_[op.x].logit_rows;
-    to.known       = false;
+    LoweredOperation to = of_one_row(false);
+    to.device.x         = device_of(op.x);
+    to.device.out       = device_of(op.out);
+    to.device.cols      = program_[op.x].cols;
+    to.f32              = program_[op.x].f32;
+    to.logit_rows       = program_[op.x].logit_rows;
     return to;
 }
 
 LoweredOperation Lowering::lower(const TakeColumns& op) {
-    LoweredOperation to;
-    to.device.x    = device_of(op.x);
-    to.device.out  = device_of(op.out);
-    to.device.rows = 1;
-    to.device.cols = program_[op.out].cols;
-    to.f32         = program_[op.x].f32;
-    to.known       = false;
+    LoweredOperation to = of_one_row(false);
+    to.device.x         = device_of(op.x);
+    to.device.out       = device_of(op.out);
+    to.device.cols      = program_[op.out].cols;
+    to.f32              = program_[op.x].f32;
     return to;
 }
 
 LoweredOperation Lowering::lower(const Argmax& op) {
-    LoweredOperation to;
-    to.device.x    = device_of(op.logits);
-    to.device.rows = 1;
-    to.device.cols = program_[op.logits].cols;
-    to.logit_rows  = true;
-    to.known       = false;
+    LoweredOperation to = of_one_row(false);
+    to.device.x         = device_of(op.logits);
+    to.device.cols      = program_[op.logits].cols;
+    to.logit_rows       = true;
     return to;
 }
 
