@@ -28,6 +28,14 @@ INLINE void nibbles_at(const i32x16* q, int shift, Tile w) {
     }
 }
 
+// q: 32 signed bytes of each row, in vectors of 4 columns
+INLINE void signed_bytes(const i32x16* q, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        w[2 * j]     = (i16x32)q[j] << 8 >> 8;
+        w[2 * j + 1] = (i16x32)q[j] >> 8;
+    }
+}
+
 // The fifth bits of Q5_0 and Q5_1: bit k of h belongs to column k. First bits k and k + 2, which share 32 bits of the tile, are put 16
 // bits apart, so that one shift brings both to their places.
 INLINE void fifth_bits(const i32x16& h, Tile w) {
@@ -135,19 +143,29 @@ INLINE void add_halves(const i32x16* half, f32x16& value) {
     }
 }
 
-struct FormatQ8_0 {
-    static constexpr int    items = 32, bytes = 34;
-    static constexpr bool   has_min = false, two_scales = false;
-    static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
+// Blocks of 32 columns with one scale.
+template <int Bytes, bool HasMin = false>
+struct FormatOf32 {
+    static constexpr int  items = 32, bytes = Bytes;
+    static constexpr bool has_min = HasMin, two_scales = false;
 
     INLINE void header(const std::byte*) {}
+};
+
+// d and the minimum of Q4_1 and Q5_1
+INLINE void scale_and_min(const std::byte* p, UnpackedTile& to) {
+    load_fp16(p, 0, to.scale);
+    load_fp16(p, 2, to.second);
+    to.second = -to.second;
+}
+
+struct FormatQ8_0 : FormatOf32<34> {
+    static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
+
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[8];
         load(p, 2, 8, q);
-        for (int i = 0; i < 8; i++) {
-            to.w[2 * i]     = (i16x32)q[i] << 8 >> 8;
-            to.w[2 * i + 1] = (i16x32)q[i] >> 8;
-        }
+        signed_bytes(q, to.w);
         load_fp16(p, 0, to.scale);
     }
 
@@ -202,12 +220,9 @@ struct FormatQ8_0 {
     INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
 };
 
-struct FormatQ4_0 {
-    static constexpr int    items = 32, bytes = 18;
-    static constexpr bool   has_min = false, two_scales = false;
+struct FormatQ4_0 : FormatOf32<18> {
     static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         load(p, 2, 4, q);
@@ -222,28 +237,20 @@ struct FormatQ4_0 {
     }
 };
 
-struct FormatQ4_1 {
-    static constexpr int    items = 32, bytes = 20;
-    static constexpr bool   has_min = true, two_scales = false;
+struct FormatQ4_1 : FormatOf32<20, true> {
     static constexpr Pieces pieces = {4, 1, {{{0, 2}, {2, 2}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         load(p, 4, 4, q);
         nibbles(q, to.w);
-        load_fp16(p, 0, to.scale);
-        load_fp16(p, 2, to.second);
-        to.second = -to.second;
+        scale_and_min(p, to);
     }
 };
 
-struct FormatQ5_0 {
-    static constexpr int    items = 32, bytes = 22;
-    static constexpr bool   has_min = false, two_scales = false;
+struct FormatQ5_0 : FormatOf32<22> {
     static constexpr Pieces pieces = {6, 1, {{{0, 2}, {2, 4}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4], fifth;
         load(p, 2, 1, &fifth);
@@ -255,21 +262,16 @@ struct FormatQ5_0 {
     }
 };
 
-struct FormatQ5_1 {
-    static constexpr int    items = 32, bytes = 24;
-    static constexpr bool   has_min = true, two_scales = false;
+struct FormatQ5_1 : FormatOf32<24, true> {
     static constexpr Pieces pieces = {8, 1, {{{0, 2}, {2, 2}, {4, 4}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4], fifth;
         load(p, 4, 1, &fifth);
         load(p, 8, 4, q);
         nibbles(q, to.w);
         fifth_bits(fifth, to.w);
-        load_fp16(p, 0, to.scale);
-        load_fp16(p, 2, to.second);
-        to.second = -to.second;
+        scale_and_min(p, to);
     }
 };
 
@@ -452,14 +454,6 @@ struct FormatQ6_K {
 
 // -- types whose elements are numbers of a table: unpacked to signed bytes first
 
-// q: 32 signed bytes of each row, in vectors of 4 columns
-INLINE void signed_bytes(const i32x16* q, Tile w) {
-    for (int j = 0; j < 8; j++) {
-        w[2 * j]     = (i16x32)q[j] << 8 >> 8;
-        w[2 * j + 1] = (i16x32)q[j] >> 8;
-    }
-}
-
 // q: 16 bytes of each row, a nibble for each of 32 columns: an index of a table of 16 signed bytes
 INLINE void nibbles_of(const i32x16* q, const std::int8_t* table, Tile w) {
     i32x16 bytes[8];
@@ -470,12 +464,9 @@ INLINE void nibbles_of(const i32x16* q, const std::int8_t* table, Tile w) {
     signed_bytes(bytes, w);
 }
 
-struct FormatIQ4_NL {
-    static constexpr int    items = 32, bytes = 18;
-    static constexpr bool   has_min = false, two_scales = false;
+struct FormatIQ4_NL : FormatOf32<18> {
     static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         load(p, 2, 4, q);
@@ -505,12 +496,9 @@ struct FormatIQ4_XS {
     }
 };
 
-struct FormatMXFP4 {
-    static constexpr int    items = 32, bytes = 17;
-    static constexpr bool   has_min = false, two_scales = false;
+struct FormatMXFP4 : FormatOf32<17> {
     static constexpr Pieces pieces = {1, 1, {{{0, 1}}}};
 
-    INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         u8x16  exponents;

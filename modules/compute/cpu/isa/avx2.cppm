@@ -20,20 +20,7 @@ namespace quire::avx2 {
 #include "../vectors.h"
 
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define LOOK_UP(out, table, v)              \
-    do {                                    \
-        const i32x16 v_ = (v);              \
-        look_up_avx2(&(out), (table), &v_); \
-    } while (0)
-INLINE void look_up_avx2(void* out, const std::int8_t* table, const void* v) {
-    typedef char i8x32_ __attribute__((vector_size(32)));
-    i8x32_       both, part[2];
-    __builtin_memcpy(&both, table, 16);
-    __builtin_memcpy(reinterpret_cast<std::byte*>(&both) + 16, table, 16);
-    __builtin_memcpy(part, v, 64);
-    for (int i = 0; i < 2; i++) part[i] = (i8x32_)__builtin_ia32_pshufb256(both, part[i]);
-    __builtin_memcpy(out, part, 64);
-}
+#include "registers256.h"
 #define DOT(sum, w, x) dot_avx2(sum, w, x)
 INLINE void dot_avx2(i32x16& sum, const i16x32& w, const i16x32& x) {
     typedef short i16x16_ __attribute__((vector_size(32)));
@@ -44,24 +31,13 @@ INLINE void dot_avx2(i32x16& sum, const i16x32& w, const i16x32& x) {
     for (int i = 0; i < 2; i++) s[i] = (i32x8)__builtin_ia32_pmaddwd256(a[i], b[i]);
     sum += __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-#define ANY_NEGATIVE(v) any_negative(v)
-INLINE bool any_negative(const i32x16& v) {
-    f32x8 half[2];
-    __builtin_memcpy(half, &v, sizeof v);
-    return __builtin_ia32_movmskps256((f32x8)((i32x8)half[0] | (i32x8)half[1])) != 0;
-}
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 0
-#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
-#define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
-#define FUSED true
-#define DOT_TOKENS 4
 #define FEW 3, 4, 512
 #define MANY 3, 4, 1024
 #define ATTENTION_TILE 2, 2
 #define FLOAT_KERNELS 1
-using Lanes = f32x8;
 #include "../kernels.h"
 #pragma clang attribute pop
 #include "../table.h"

@@ -21,27 +21,15 @@ namespace quire::avx512 {
 
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
                              apply_to = function)
-#define LOOK_UP(out, table, v)                                                                                         \
-    do {                                                                                                               \
-        typedef char i8x64_ __attribute__((vector_size(64)));                                                          \
-        i8x64_       table_;                                                                                           \
-        for (int i_ = 0; i_ < 4; i_++) __builtin_memcpy(reinterpret_cast<std::byte*>(&table_) + 16 * i_, (table), 16); \
-        (out) = (i32x16)__builtin_ia32_pshufb512(table_, (i8x64_)(v));                                                 \
-    } while (0)
+#include "registers512.h"
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
-#define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
 #define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 0
-#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
-#define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
-#define FUSED true
-#define DOT_TOKENS 1
 #define FEW 3, 8, 768
 #define MANY 4, 6, 1024
 #define ATTENTION_TILE 6, 4
 #define FLOAT_KERNELS 1
-using Lanes = f32x16;
 #include "../kernels.h"
 #pragma clang attribute pop
 #include "../table.h"

@@ -24,24 +24,12 @@ namespace quire::avx512vnni {
 
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"))), \
                              apply_to = function)
-#define LOOK_UP(out, table, v)                                                                                         \
-    do {                                                                                                               \
-        typedef char i8x64_ __attribute__((vector_size(64)));                                                          \
-        i8x64_       table_;                                                                                           \
-        for (int i_ = 0; i_ < 4; i_++) __builtin_memcpy(reinterpret_cast<std::byte*>(&table_) + 16 * i_, (table), 16); \
-        (out) = (i32x16)__builtin_ia32_pshufb512(table_, (i8x64_)(v));                                                 \
-    } while (0)
+#include "registers512.h"
 #define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
 #define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
-#define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
 #define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 1
-#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
-#define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
-#define FUSED true
-#define DOT_TOKENS 1
 #define FLOAT_KERNELS 0
-using Lanes = f32x16;
 #include "../kernels.h"
 #pragma clang attribute pop
 #include "../table.h"
