@@ -86,21 +86,21 @@ void StreamReader::close(double now, LoadResult& result) {
 }
 
 bool StreamReader::read_head(LoadResult& result) {
+    const auto refuse = [&](const char* why) {
+        result.error = why;
+        over_        = true;
+        keep_alive_  = false;
+        return false;
+    };
     constexpr std::size_t longest = 65536;
     const std::size_t     end     = in_.find("\r\n\r\n");
     if (end == std::string::npos) {
         if (in_.size() <= longest) return false;
-        result.error = "the answer's head has no end";
-        over_        = true;
-        keep_alive_  = false;
-        return false;
+        return refuse("the answer's head has no end");
     }
     const std::string_view head = std::string_view(in_).substr(0, end + 2);
     if (!head.starts_with("HTTP/1.") || head.size() < 12) {
-        result.error = "the answer is not HTTP/1.1";
-        over_        = true;
-        keep_alive_  = false;
-        return false;
+        return refuse("the answer is not HTTP/1.1");
     }
     std::from_chars(head.data() + 9, head.data() + 12, status_);
     keep_alive_ = head[7] == '1';

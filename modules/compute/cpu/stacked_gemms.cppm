@@ -27,11 +27,10 @@ public:
     void combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out);
 
 private:
-    void       group_by_expert(const Tensor& routes, int n_experts, int n_used);
-    GemmOutput of_expert(const Projection& stacks, int n, int i, Tensor out) const {
-        const float* biases = weights_.vector(stacks.bias);
-        return {weights_.for_gemm(stacks.weight, n, i), biases ? biases + i * stacks.bias.cols : nullptr, out};
-    }
+    void group_by_expert(const Tensor& routes, int n_experts, int n_used);
+    // out [rows × width] = x [rows × cols] · the expert's matrix of each stack, for the rows of every expert.
+    void run_experts(int n_experts, float* x, std::int64_t cols,
+                     std::initializer_list<std::pair<const Projection*, float*>> outputs, std::int64_t width);
 
     Workers&               workers_;
     const CpuWeights&      weights_;
@@ -113,6 +112,25 @@ void StackedGemms::group_by_expert(const Tensor& routes, int n_experts, int n_us
     expert_begin_[0] = 0;
 }
 
+void StackedGemms::run_experts(int n_experts, float* x, std::int64_t cols,
+                               std::initializer_list<std::pair<const Projection*, float*>> outputs,
+                               std::int64_t                                                width) {
+    groups_.clear();
+    for (int e = 0; e < n_experts; e++) {
+        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
+        if (n == 0) continue;
+        GemmGroup& g = groups_.emplace_back();
+        g.x          = {x + first * cols, n, cols, DType::F32};
+        for (const auto& [stacks, out] : outputs) {
+            const float* biases      = weights_.vector(stacks->bias);
+            g.outputs[g.n_outputs++] = {weights_.for_gemm(stacks->weight, n_experts, e),
+                                        biases ? biases + e * stacks->bias.cols : nullptr,
+                                        {out + first * width, n, width, DType::F32}};
+        }
+    }
+    gemms_.run(groups_);
+}
+
 void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tensor& routes, const Tensor& gate,
                          const Tensor& up) {
     const std::int64_t hidden = x.cols, ff = op.gate.weight.rows / op.n_experts;
@@ -124,35 +142,14 @@ void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tenso
             std::memcpy(inputs + r * hidden, floats(x) + row_token_[std::size_t(r)] * hidden,
                         std::size_t(hidden) * sizeof(float));
     });
-    groups_.clear();
-    for (int e = 0; e < op.n_experts; e++) {
-        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
-        if (n == 0) continue;
-        GemmGroup& g = groups_.emplace_back();
-        g.x          = {inputs + first * hidden, n, hidden, DType::F32};
-        g.n_outputs  = 2;
-        for (std::size_t i = 0; i < 2; i++) {
-            const Projection& p = i == 0 ? op.gate : op.up;
-            g.outputs[i] = of_expert(p, op.n_experts, e, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32});
-        }
-    }
-    gemms_.run(groups_);
+    run_experts(op.n_experts, inputs, hidden, {{&op.gate, floats(gate)}, {&op.up, floats(up)}}, ff);
     gemms_.activate(op.activation, {gate.data, rows, ff, DType::F32}, floats(up));
 }
 
 void StackedGemms::combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out) {
     const std::int64_t hidden = out.cols, ff = op.down.weight.cols, k = op.n_used;
     float*             parts = grown(outputs_, std::size_t(out.rows * k * hidden));
-    groups_.clear();
-    for (int e = 0; e < op.n_experts; e++) {
-        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
-        if (n == 0) continue;
-        GemmGroup& g = groups_.emplace_back();
-        g.x          = {floats(x) + first * ff, n, ff, DType::F32};
-        g.outputs[0] = of_expert(op.down, op.n_experts, e, {parts + first * hidden, n, hidden, DType::F32});
-        g.n_outputs  = 1;
-    }
-    gemms_.run(groups_);
+    run_experts(op.n_experts, floats(x), ff, {{&op.down, parts}}, hidden);
     workers_.split(out.rows, std::max<std::int64_t>(1, 8192 / (hidden * k)),
                    [&](std::int64_t first, std::int64_t last) {
                        for (std::int64_t t = first; t < last; t++) {
