@@ -13,6 +13,7 @@ import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.model_file.config;
+import quire.model_file.quants;
 import quire.paging.block;
 import quire.step.plan;
 
@@ -81,6 +82,40 @@ TEST_CASE("copies of weights lie side by side, are zero at first, and outgrow a 
     const Result<std::byte*> too_much = pages.take(std::size_t(1) << 55);
     REQUIRE(!too_much);
     CHECK(too_much.error().kind == ErrorKind::system);
+}
+
+TEST_CASE("a stack of matrices is read matrix by matrix, whatever their number of rows") {
+    constexpr int n = 3, cols = 64;
+    std::mt19937  random(5);
+    for (DType type : {DType::Q4_0, DType::Q8_0, DType::F16}) // repacked at load or not, and multiplied as floats
+        for (int rows : {16, 24, 7}) {
+            CAPTURE(dtype_info(type).name, rows);
+            std::vector<std::byte> blocks(std::size_t(n * rows) * row_bytes(type, cols));
+            for (std::byte& b : blocks) b = std::byte(random() % 60); // a scale of two such bytes is below 1
+            std::vector<float> weights(std::size_t(n * rows * cols));
+            dequantize(type, blocks.data(), weights.data(), std::int64_t(weights.size()));
+            auto backend = make_cpu_backend(2);
+            REQUIRE(backend);
+            const auto stack = (*backend)->prepare({type, n * rows, cols, blocks.data()}, WeightUse::stack, n);
+            REQUIRE(stack);
+            OneOperation  op;
+            const ValueId x = op.value("x", n * cols), out = op.value("out", n * rows);
+            op.compile(**backend, HeadGemm{x, out, *stack, n}, {}, 1);
+            for (int i = 0; i < n * cols; i++) op.data(x)[i] = float(i % 7 - 3);
+            StepPlan plan;
+            plan.tokens = plan.positions = {0};
+            plan.token_start             = {0, 1};
+            plan.context_lens            = {1};
+            plan.groups[0].table_start   = {0, 0};
+            plan.groups[0].parts[0]      = {};
+            (*backend)->run(plan);
+            for (int row = 0; row < n * rows; row++) {
+                double sum = 0;
+                for (int c = 0; c < cols; c++)
+                    sum += double(weights[std::size_t(row * cols + c)]) * double(op.data(x)[row / rows * cols + c]);
+                CHECK(double(op.data(out)[row]) == Catch::Approx(sum).margin(1e-3).epsilon(1e-3));
+            }
+        }
 }
 
 TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
