@@ -13,6 +13,8 @@ import quire.serve.anthropic.api;
 import quire.serve.anthropic.request;
 import quire.serve.api.answer;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
+import quire.serve.api.limits;
 import quire.serve.openai.request;
 import quire.serve.openai.responses_api;
 import quire.serve.openai.responses_request;

@@ -3,14 +3,18 @@
 
 import quire.core.base;
 import quire.core.json;
+import quire.core.std;
+import quire.schedule.request;
 import quire.serve.api.answer;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
+import quire.serve.api.limits;
+import quire.serve.http.server_sent_events;
+import quire.serve.openai.embedding_request;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
-import quire.schedule.request;
-import quire.serve.http.server_sent_events;
+import quire.serve.status.text_request;
 import quire.text.calls.tool_calls;
-import quire.core.std;
 import quire.text.templates.chat_template;
 
 using namespace quire;

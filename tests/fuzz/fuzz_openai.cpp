@@ -10,11 +10,15 @@ import quire.schedule.request;
 import quire.serve.anthropic.request;
 import quire.serve.api.answer;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
+import quire.serve.api.limits;
 import quire.serve.http.exchange;
 import quire.serve.http.parser;
+import quire.serve.openai.embedding_request;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
 import quire.serve.openai.responses_request;
+import quire.serve.status.text_request;
 
 using namespace quire;
 

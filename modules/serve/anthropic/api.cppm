@@ -11,9 +11,9 @@ import quire.serve.api.answer_blocks;
 import quire.serve.api.context;
 import quire.serve.api.error;
 import quire.serve.api.generate;
+import quire.serve.api.generation_request;
 import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
-import quire.serve.openai.request;
 import quire.text.calls.tool_calls;
 
 export namespace quire {

@@ -6,7 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.schedule.request;
-import quire.serve.openai.request;
+import quire.serve.api.generation_request;
 
 export namespace quire {
 

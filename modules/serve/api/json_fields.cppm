@@ -17,6 +17,12 @@ std::string_view type_name(const Json& value) {
     return value.is_array() ? "an array" : "an object";
 }
 
+// The text of a member; "" where it is none.
+std::string text_in(const Json& object, const char* name) {
+    const auto at = object.find(name);
+    return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
 // The members of a request's object. The first error is kept; whoever reads checks for it once, at the end.
 class JsonFields {
 public:

@@ -6,7 +6,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api.error;
-import quire.serve.openai.request;
+import quire.serve.api.generation_request;
 import quire.text.marked_text;
 import quire.text.templates.chat_template;
 import quire.text.templates.jinja.jinja_template;
@@ -32,7 +32,7 @@ public:
 
     // `param`: the field of the request that an error names.
     Parsed<std::vector<Token>> encode(const Prompt& prompt, bool add_special, const std::string& param) const;
-    Parsed<std::vector<Token>> encode(const TextRequest& request) const;
+    std::vector<Token>         encode_text(std::string_view text, bool add_special, bool parse_special = true) const;
     // A text that render() made.
     std::vector<Token> encode_rendered(const MarkedText& text, bool add_special) const;
     // The input of a reranker: both texts in the file's template `rerank`, or, for a model that sees a text as a whole, one behind the
@@ -48,8 +48,6 @@ public:
     Parsed<void> check_split(std::size_t bytes, const std::string& param) const;
 
 private:
-    std::vector<Token> encode_text(std::string_view text, bool add_special, bool parse_special = true) const;
-
     const Tokenizer*     tokenizer_;
     const EngineOptions* options_;
     ChatTemplate         template_;
@@ -160,18 +158,6 @@ Parsed<std::vector<Token>> PromptEncoder::encode(const Prompt& prompt, bool add_
     }
     if (ids.empty()) return std::unexpected(ApiError{400, cat(param, " has no tokens in it"), param, ""});
     return ids;
-}
-
-Parsed<std::vector<Token>> PromptEncoder::encode(const TextRequest& request) const {
-    if (!request.conversation) {
-        const std::string_view text = request.text ? std::string_view(*request.text) : std::string_view();
-        if (auto ok = check_split(text.size(), "prompt"); !ok) return std::unexpected(ok.error());
-        return encode_text(text, request.add_special, request.parse_special);
-    }
-    Parsed<MarkedText> text = render(*request.conversation);
-    if (!text) return std::unexpected(text.error());
-    if (auto ok = check_split(text->bytes.size(), "messages"); !ok) return std::unexpected(ok.error());
-    return encode_rendered(*text, request.add_special);
 }
 
 Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const {

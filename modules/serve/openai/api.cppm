@@ -6,6 +6,7 @@ import quire.core.std;
 import quire.serve.api.answer;
 import quire.serve.api.context;
 import quire.serve.api.generate;
+import quire.serve.api.generation_request;
 import quire.serve.http.exchange;
 import quire.serve.openai.request;
 import quire.serve.openai.response;

@@ -6,14 +6,10 @@ import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 
 export namespace quire {
-
-struct ConstraintField {
-    ConstraintSpec spec;
-    std::string    param; // the field that it came from
-};
 
 // None: any text will do. A field that is wrong, or a second one, sets an error.
 std::optional<ConstraintField> parse_constraint(JsonFields& f);

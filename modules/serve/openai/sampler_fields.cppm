@@ -5,18 +5,17 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.sampling_defaults;
-import quire.schedule.sampling_params;
+import quire.schedule.request;
+import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
+import quire.serve.api.limits;
 
 export namespace quire {
 
-// Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
-// breakers a request may have.
-std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
-                                        SamplingParams& out);
-
-// Fails where a sampler that the request names does not go with beam search, and switches them all off.
-void refuse_samplers(JsonFields& f, SamplingParams& params);
+// How tokens are drawn: the samplers, the seed, and the tokens that may come.
+void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits);
+// Beam search. The fields of parse_sampling() and the numbers of answers and tokens are read before.
+void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits);
 
 } // namespace quire
 
@@ -24,8 +23,12 @@ module :private;
 
 namespace quire {
 
+namespace {
+
 constexpr int longest_breaker = 40; // bytes
 
+// Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
+// breakers a request may have.
 std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
                                         SamplingParams& out) {
     constexpr int         huge   = std::numeric_limits<int>::max();
@@ -59,6 +62,7 @@ std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& othe
     return f.texts("dry_sequence_breakers", most_breakers, longest_breaker);
 }
 
+// Fails where a sampler that the request names does not go with beam search, and switches them all off.
 void refuse_samplers(JsonFields& f, SamplingParams& params) {
     const SamplingParams none;
     const auto           refuse = [&](const char* name, bool on) {
@@ -90,6 +94,98 @@ void refuse_samplers(JsonFields& f, SamplingParams& params) {
     params.repetition_penalty                          = 1;
     params.mirostat                                    = none.mirostat;
     params.dry                                         = none.dry;
+}
+
+void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    const Json* v = f.find("logit_bias");
+    if (!v) return;
+    if (!v->is_object() && !v->is_array())
+        return f.fail("logit_bias", cat("logit_bias is ", type_name(*v), "; it has to be an object of token ids"));
+    if (v->size() > std::size_t(limits.logit_bias))
+        return f.fail("logit_bias", cat("logit_bias has ", v->size(), " entries; ", limits.logit_bias, " are allowed"));
+    const auto add = [&](const Json& key, const Json& bias) {
+        float value = 0;
+        if (bias.is_boolean() && !bias.get<bool>()) value = -std::numeric_limits<float>::infinity(); // never
+        else if (bias.is_number() && std::abs(bias.get<double>()) <= 100) value = bias.get<float>();
+        else return f.fail("logit_bias", "a bias has to be a number in -100..100");
+        std::optional<std::int64_t> id;
+        if (key.is_string()) {
+            const auto&  text       = key.get_ref<const std::string&>();
+            std::int64_t n          = 0;
+            const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), n);
+            if (wrong == std::errc{} && end == text.data() + text.size()) id = n;
+            else if (wrong == std::errc{} || text.empty() || wrong == std::errc::result_out_of_range ||
+                     text.size() > std::size_t(limits.stop_bytes))
+                return f.fail("logit_bias", cat("logit_bias has the key ", quote(text), ", which is no token id"));
+            else return void(out.text_bias.emplace_back(text, value));
+        } else {
+            id = JsonFields::integer_of(key);
+        }
+        if (!id || *id < 0 || *id >= limits.vocab_size)
+            return f.fail("logit_bias", cat("logit_bias names ",
+                                            key.is_string() ? quote(key.get<std::string>()) : JsonFields::shown(key),
+                                            ", which is no token id in 0..", limits.vocab_size - 1));
+        out.request.sampling.logit_bias.emplace_back(Token(*id), value);
+    };
+    if (v->is_object()) {
+        for (auto at = v->begin(); at != v->end(); ++at) add(Json(at.key()), at.value());
+        return;
+    }
+    for (const Json& pair : *v)
+        if (pair.is_array() && pair.size() == 2) add(pair[0], pair[1]);
+        else return f.fail("logit_bias", "a list of logit_bias has pairs of a token and a bias");
+}
+
+} // namespace
+
+void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    SamplingParams& s    = out.request.sampling;
+    out.dry_breakers     = parse_samplers(f, limits.samplers, limits.stops, s);
+    s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
+    s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
+    s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
+    if (const auto seed =
+            f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+        seed && *seed != -1) {
+        s.seed       = std::uint64_t(*seed);
+        out.has_seed = true;
+    }
+    s.allowed_tokens = f.tokens("allowed_token_ids", limits.vocab_size);
+    if (const Json* v = f.find("allowed_token_ids"); v && v->is_array() && v->empty())
+        f.fail("allowed_token_ids", "allowed_token_ids is empty: no token could come");
+    out.bad_words = f.texts("bad_words", limits.stops, limits.stop_bytes);
+    parse_bias(f, out, limits);
+}
+
+void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    Request&   r       = out.request;
+    const bool beams   = f.boolean("use_beam_search", false);
+    const int  width   = f.integer("beam_width", 0, limits.best_of, 0);
+    const auto penalty = f.number("length_penalty", -100, 100, 1);
+    r.length_penalty   = float(penalty);
+    if (const Json* v = f.find("early_stopping")) {
+        if (v->is_boolean()) r.early_stopping = v->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
+        else if (*v == "never") r.early_stopping = EarlyStopping::never;
+        else f.fail("early_stopping", "early_stopping has to be true, false or \"never\"");
+    }
+    if (!beams && width == 0) {
+        if (penalty != 1) f.fail("length_penalty", "length_penalty needs use_beam_search");
+        if (r.early_stopping != EarlyStopping::no) f.fail("early_stopping", "early_stopping needs use_beam_search");
+        return;
+    }
+    if (!beams) return f.fail("beam_width", "beam_width needs use_beam_search");
+    r.beam_width = width > 0 ? width : std::max(r.best_of, r.n);
+    r.best_of    = 0;
+    if (r.beam_width < r.n)
+        f.fail("beam_width", cat("beam_width is ", r.beam_width, ", less than the ", r.n, " answers wanted"));
+    // Beams follow the model's own distribution.
+    const SamplingParams& s = r.sampling;
+    if (!s.logit_bias.empty() || !out.text_bias.empty())
+        f.fail("logit_bias", "logit_bias does not go with beam search");
+    if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
+    if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
+    if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
+    refuse_samplers(f, r.sampling);
 }
 
 } // namespace quire

@@ -5,16 +5,10 @@ export module quire.serve.openai.tool_request;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.serve.api.error;
+import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 
 export namespace quire {
-
-struct ToolUse {
-    Json tools    = Json::array(); // that the answer may call; none: no calls are looked for in it
-    bool parallel = true;          // more than one call in an answer
-    bool required = false;         // the answer has to be a call
-};
 
 // Fails where a definition is malformed. A choice that names a tool leaves only that one.
 ToolUse parse_tool_use(JsonFields& f);
@@ -33,11 +27,6 @@ namespace {
 
 constexpr std::size_t most_tools = 1024, most_calls = 1024, longest_name = 256;
 
-std::string text_of(const Json& object, const char* name) {
-    const auto at = object.find(name);
-    return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
-}
-
 bool is_name(std::string_view name) {
     return !name.empty() && name.size() <= longest_name && std::all_of(name.begin(), name.end(), [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
@@ -53,7 +42,7 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
         return false;
     };
     if (!tool.is_object()) return wrong("", cat("tools[", i, "] is ", type_name(tool), "; it has to be an object"));
-    if (text_of(tool, "type") != "function")
+    if (text_in(tool, "type") != "function")
         return wrong(".type", cat("Invalid value for '", param, ".type'. Supported values are: 'function'."));
     const auto at = tool.find("function");
     if (at == tool.end()) return wrong(".function", cat("Missing required parameter: '", param, ".function'."));
@@ -61,7 +50,7 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
         return wrong(".function", cat(param, ".function is ", type_name(*at), "; it has to be an object"));
     if (!at->contains("name"))
         return wrong(".function.name", cat("Missing required parameter: '", param, ".function.name'."));
-    if (!is_name(text_of(*at, "name")))
+    if (!is_name(text_in(*at, "name")))
         return wrong(".function.name", cat("Invalid '", param,
                                            ".function.name': it has to be of letters, digits, _, - and "
                                            "dots, at most ",
@@ -75,7 +64,7 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
             type != p->end() && *type != "object" &&
             !(type->is_array() && std::ranges::find(*type, Json("object")) != type->end()))
             return wrong(".function.parameters",
-                         cat("Invalid schema for function '", cut_short(text_of(*at, "name")),
+                         cat("Invalid schema for function '", cut_short(text_in(*at, "name")),
                              "': schema must be a JSON Schema of 'type: \"object\"', got 'type: ",
                              cut_short(json_dump(*type)), "'."));
     if (const auto s = at->find("strict"); s != at->end() && !s->is_null() && !s->is_boolean())
@@ -104,13 +93,13 @@ std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, con
     for (std::size_t i = 0; i < calls.size(); i++) {
         Json& call = calls[i];
         if (!call.is_object()) return wrong(i, "Invalid type: expected an object");
-        if (text_of(call, "id").empty()) return wrong(i, "Missing required parameter 'id'");
-        if (text_of(call, "type") != "function")
+        if (text_in(call, "id").empty()) return wrong(i, "Missing required parameter 'id'");
+        if (text_in(call, "type") != "function")
             return wrong(i, "Invalid value for 'type', which has to be 'function'");
         if (!call.contains("function") || !call["function"].is_object())
             return wrong(i, "Missing required parameter 'function'");
         Json& function = call["function"];
-        if (text_of(function, "name").empty()) return wrong(i, "Missing required parameter 'function.name'");
+        if (text_in(function, "name").empty()) return wrong(i, "Missing required parameter 'function.name'");
         if (!function.contains("arguments")) return wrong(i, "Missing required parameter 'function.arguments'");
         if (!function["arguments"].is_string())
             return wrong(i, "Invalid type for 'function.arguments', which has to be a string");
@@ -119,7 +108,7 @@ std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, con
         const bool        whole = value && value->is_object();
         if (value && !whole) return wrong(i, "Invalid 'function.arguments', which are no JSON object");
         if (whole) function["arguments"] = std::move(*value);
-        open.push_back({text_of(call, "id"), whole});
+        open.push_back({text_in(call, "id"), whole});
     }
     return open;
 }
@@ -127,14 +116,14 @@ std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, con
 // {"type": "function", "function": {"name": …}}: that one of the tools.
 void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named) {
     const auto function = choice.find("function");
-    if (text_of(choice, "type") != "function" || function == choice.end() || !function->is_object() ||
-        text_of(*function, "name").empty())
+    if (text_in(choice, "type") != "function" || function == choice.end() || !function->is_object() ||
+        text_in(*function, "name").empty())
         return f.fail("tool_choice",
                       "a tool_choice that is an object has to be {\"type\": \"function\", \"function\": "
                       "{\"name\": …}}");
-    const std::string name = text_of(*function, "name");
+    const std::string name = text_in(*function, "name");
     for (const Json& tool : tools)
-        if (text_of(tool["function"], "name") == name) return named.push_back(tool);
+        if (text_in(tool["function"], "name") == name) return named.push_back(tool);
     f.fail("tool_choice", cat("tool_choice names the tool ", quote(name), ", which is not among the tools"));
 }
 
@@ -143,7 +132,7 @@ std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Js
     const auto list = choice.find("allowed_tools");
     if (list == choice.end() || !list->is_object() || !list->contains("tools") || !(*list)["tools"].is_array())
         return f.fail("tool_choice", "tool_choice.allowed_tools has to have a mode and a list of tools"), "";
-    const std::string mode = text_of(*list, "mode");
+    const std::string mode = text_in(*list, "mode");
     if (mode != "auto" && mode != "required")
         return f.fail("tool_choice", "tool_choice.allowed_tools.mode has to be auto or required"), "";
     for (const Json& one : (*list)["tools"]) {
@@ -176,7 +165,7 @@ ToolUse parse_tool_use(JsonFields& f) {
             return f.fail("tool_choice", "tool_choice has to be none, auto, required or an object that names a tool"),
                    out;
         if (!given) return f.fail("tool_choice", "'tool_choice' is only allowed when 'tools' are specified."), out;
-        if (named && text_of(*choice, "type") == "allowed_tools") {
+        if (named && text_in(*choice, "type") == "allowed_tools") {
             out.required = allow_tools(f, *choice, *tools, out.tools) == "required";
             return out;
         }
@@ -206,9 +195,9 @@ void check_tool_messages(JsonFields& f, std::vector<Json>& messages) {
     bool after_calls = false;
     for (std::size_t i = 0; i < messages.size(); i++) {
         Json&             m     = messages[i];
-        const std::string where = cat("messages[", i, "]"), role = text_of(m, "role");
+        const std::string where = cat("messages[", i, "]"), role = text_in(m, "role");
         if (role == "tool") {
-            const std::string id = text_of(m, "tool_call_id");
+            const std::string id = text_in(m, "tool_call_id");
             if (id.empty()) return f.fail("messages", cat("Missing required parameter: '", where, ".tool_call_id'."));
             const auto at = std::ranges::find(open, id, &OpenCall::id);
             if (!after_calls || at == open.end())

@@ -5,7 +5,6 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.serve.api.json_fields;
-import quire.serve.openai.request;
 
 export namespace quire {
 
@@ -15,9 +14,6 @@ void pass_on(JsonFields& f, const Json& body, Json& chat);
 
 // A member that has to be a list of objects, or empty.
 const Json& objects_of(JsonFields& f, const std::string& name, int most);
-
-// The text of a member; "" where it is none.
-std::string text_in(const Json& object, const char* name);
 
 } // namespace quire
 
@@ -82,11 +78,6 @@ const Json& objects_of(JsonFields& f, const std::string& name, int most) {
         return *v;
     }
     return no_objects;
-}
-
-std::string text_in(const Json& object, const char* name) {
-    const auto at = object.find(name);
-    return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
 } // namespace quire

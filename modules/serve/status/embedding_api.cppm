@@ -9,9 +9,10 @@ import quire.model_file.config;
 import quire.schedule.request;
 import quire.serve.api.context;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
 import quire.serve.api.prompt_encoder;
 import quire.serve.http.exchange;
-import quire.serve.openai.request;
+import quire.serve.openai.embedding_request;
 import quire.serve.openai.response;
 import quire.serve.service;
 

@@ -7,13 +7,14 @@ import quire.core.std;
 import quire.paging.snapshot;
 import quire.serve.api.context;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
 import quire.serve.api.prompt_encoder;
 import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
 import quire.serve.kv_events.log;
-import quire.serve.openai.request;
 import quire.serve.service;
 import quire.serve.status.snapshot_json;
+import quire.serve.status.text_request;
 import quire.text.templates.chat_template;
 
 export namespace quire {
@@ -63,7 +64,7 @@ void answer_pin(ApiContext& api, HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, api.options.limits);
     if (!parsed) return api.refuse(e, parsed.error());
     if (auto& conversation = parsed->conversation) conversation->input.add_generation_prompt = false;
-    Parsed<std::vector<Token>> ids = api.encoder.encode(*parsed);
+    Parsed<std::vector<Token>> ids = encode(api.encoder, *parsed);
     if (!ids) return api.refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";
     if (!api.count_memory(e, ids->size() * 16)) return;

@@ -7,10 +7,11 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api.context;
 import quire.serve.api.error;
+import quire.serve.api.generation_request;
 import quire.serve.api.prompt_encoder;
 import quire.serve.http.exchange;
-import quire.serve.openai.request;
 import quire.serve.service;
+import quire.serve.status.text_request;
 import quire.text.marked_text;
 import quire.text.templates.chat_template;
 import quire.text.tokens.tokenizer;
@@ -31,7 +32,7 @@ namespace quire {
 void answer_tokenize(ApiContext& api, HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, api.options.limits);
     if (!parsed) return api.refuse(e, parsed.error());
-    Parsed<std::vector<Token>> ids = api.encoder.encode(*parsed);
+    Parsed<std::vector<Token>> ids = encode(api.encoder, *parsed);
     if (!ids) return api.refuse(e, ids.error());
     // Written directly: as JSON values the tokens of a long text would take many times the memory.
     const auto list = [&](std::string_view name, const auto& write) {

@@ -1,0 +1,112 @@
+// quire.serve.api.request_fields: the fields that requests of several routes have: the body as an object, model, prompts. Owns nothing.
+export module quire.serve.api.request_fields;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.serve.api.error;
+import quire.serve.api.generation_request;
+import quire.serve.api.json_fields;
+import quire.serve.api.limits;
+
+export namespace quire {
+
+// A body as an object.
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
+// Fails where the field `model` names none of the server's. `asked`: gets the name, where the server takes any.
+void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr);
+// The prompts of the field `param`: a text, a list of token ids, texts and ids in one list, or a list of all these.
+std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
+    const auto refuse         = [](std::string why) { return std::unexpected(ApiError{400, std::move(why), "", ""}); };
+    Result<JsonDocument> json = json_document(text, limits.json);
+    if (!json) return refuse(cat("the body cannot be used: ", json.error().message));
+    if (!(*json)->is_object()) return refuse(cat("the body is ", type_name(*json), "; it has to be a JSON object"));
+    return std::move(*json);
+}
+
+void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked) {
+    constexpr std::size_t longest = 256;
+    const Json*           v       = f.find("model");
+    if (!v) return;
+    if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
+    const auto& name = v->get_ref<const std::string&>();
+    if (limits.any_model && name.size() > longest)
+        return f.fail("model", cat("model has more than ", longest, " bytes"));
+    if (limits.any_model && asked) *asked = name;
+    if (limits.any_model || name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
+                    "model", "model_not_found"});
+}
+
+namespace {
+
+// Text and ids in one list, as in llama.cpp.
+bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
+    for (const Json& item : list) {
+        if (item.is_string()) {
+            out.emplace_back(item.get<std::string>());
+            continue;
+        }
+        const std::optional<Token> id = JsonFields::token_of(item, limits.vocab_size);
+        if (!id) {
+            f.fail(param, cat(param, ": ", JsonFields::shown(item), " is neither a text nor a token id in 0..",
+                              limits.vocab_size - 1));
+            return false;
+        }
+        if (out.empty() || !std::holds_alternative<std::vector<Token>>(out.back()))
+            out.emplace_back(std::vector<Token>());
+        std::get<std::vector<Token>>(out.back()).push_back(*id);
+    }
+    return true;
+}
+
+} // namespace
+
+std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
+    std::vector<Prompt> prompts;
+    const Json*         v = f.find(param);
+    if (!v) {
+        f.fail(param, cat(param, " is missing"));
+        return prompts;
+    }
+    if (v->is_string()) {
+        prompts.push_back({v->get<std::string>()});
+        return prompts;
+    }
+    if (!v->is_array() || v->empty()) {
+        f.fail(param, v->is_array() ? cat(param, " is empty")
+                                    : cat(param, " is ", type_name(*v), "; it has to be a string or a list"));
+        return prompts;
+    }
+    const bool nested = std::ranges::any_of(*v, [](const Json& item) { return item.is_array(); });
+    const bool texts  = std::ranges::all_of(*v, [](const Json& item) { return item.is_string(); });
+    if (!nested && !texts) {
+        if (Prompt one; parse_mixed(f, param, *v, limits, one)) prompts.push_back(std::move(one));
+        return prompts;
+    }
+    if (v->size() > std::size_t(limits.prompts)) {
+        f.fail(param, cat(param, " has ", v->size(), " prompts; ", limits.prompts, " are allowed"));
+        return prompts;
+    }
+    for (const Json& item : *v) {
+        Prompt one;
+        if (item.is_string()) one.emplace_back(item.get<std::string>());
+        else if (!item.is_array() || item.empty()) {
+            f.fail(param, cat(param, " is a list with ", item.is_array() ? "an empty list" : type_name(item),
+                              " among its prompts"));
+            break;
+        } else if (!parse_mixed(f, param, item, limits, one)) break;
+        prompts.push_back(std::move(one));
+    }
+    return prompts;
+}
+
+} // namespace quire
