@@ -45,7 +45,7 @@ is ARCHITECTURE.md 'are cut into ([0-9]+) leaves' "$(constant modules/compute/ra
 is ARCHITECTURE.md 'a step takes at most about ([0-9.]+) s' "$(constant tools/chat.cpp 'step_seconds *= interactive \? ([0-9.]+)')"
 is docs/kv-memory.md 'while others run, ([0-9]+) % of the blocks' "$(constant modules/engine/options.cppm 'watermark *= 0\.0?([0-9]+)')"
 is docs/server.md 'At most ([0-9]+) clients can listen' "$(constant modules/serve/service.cppm 'max_listeners *= ([0-9]+)')"
-is docs/server.md 'At most ([0-9]+) empty lines' "$(constant modules/serve/http/server.cppm 'most_blank = ([0-9]+)')"
+is docs/server.md 'At most ([0-9]+) empty lines' "$(constant modules/serve/http/request_reader.cppm 'most_blank = ([0-9]+)')"
 is docs/server.md 'http.cpp` holds ([0-9,]+) of them' "$(constant tests/test_http.cpp 'min<rlim_t>\(([0-9]+),')"
 is docs/tools.md '"parameters"\}\}`, at most ([0-9]+);' "$(constant modules/serve/openai/tool_request.cppm 'most_tools = ([0-9]+)')"
 

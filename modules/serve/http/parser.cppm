@@ -26,6 +26,10 @@ struct HttpError {
     std::string message;
 };
 
+std::unexpected<HttpError> http_error(int status, std::string message) {
+    return std::unexpected(HttpError{status, std::move(message)});
+}
+
 struct HttpHead {
     std::string method, target;
     int         minor = 1; // of HTTP/1.x
@@ -76,10 +80,6 @@ bool is_token(std::string_view text) { return !text.empty() && std::ranges::all_
 std::string_view trim(std::string_view text) {
     const std::size_t first = text.find_first_not_of(" \t");
     return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-std::unexpected<HttpError> http_error(int status, std::string message) {
-    return std::unexpected(HttpError{status, std::move(message)});
 }
 
 std::size_t count_fields(const HttpFields& fields, std::string_view name) {

@@ -1,6 +1,6 @@
 // quire.serve.http.server: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. One thread receives and parses the
 // requests of all connections (epoll); a complete request goes to a worker thread, which runs its handler and writes the
-// response. **Owns** the sockets, the epoll thread and the worker threads.
+// response. **Owns** the sockets, the epoll thread, the table of routes and the workers.
 // (No `import quire.core.std` here: the system's headers include the standard library's headers.)
 module;
 
@@ -8,7 +8,6 @@ module;
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/ssl.h>
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -20,13 +19,11 @@ module;
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <expected>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
@@ -43,7 +40,9 @@ import quire.serve.http.connection;
 import quire.serve.http.exchange;
 import quire.serve.http.listener;
 import quire.serve.http.parser;
+import quire.serve.http.request_reader;
 import quire.serve.http.router;
+import quire.serve.http.workers;
 import quire.serve.memory_reserve;
 
 export namespace quire {
@@ -80,9 +79,9 @@ public:
     int n_answering() const; // complete requests whose responses are not written yet
 
 private:
-    HttpServer() = default;
+    HttpServer();
     struct Impl;
-    std::shared_ptr<Impl> impl_; // its workers hold it, too
+    std::unique_ptr<Impl> impl_;
 };
 
 } // namespace quire
@@ -125,10 +124,11 @@ std::string random_id() {
 
 // -- the server
 
-struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+struct HttpServer::Impl {
     HttpOptions                 options;
     std::unique_ptr<HttpRouter> router;
-    SSL_CTX*                    tls = nullptr;
+    SSL_CTX*                    tls      = nullptr;
+    std::atomic<bool>           stopping = false;
 
     // Of the epoll thread.
     int                                              epoll = -1, wake = -1;
@@ -143,14 +143,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     std::atomic<int>                                 n_connections = 0, n_answering = 0;
     std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
     std::string                                      no_memory;    // a complete response, made in advance
-
-    // Shared.
-    std::mutex              mutex;
-    std::condition_variable ready_cv;
-    ConnectionList          ready;    // with a complete request
-    ConnectionList          returned; // by workers
-    int                     n_workers = 0, n_idle = 0;
-    std::atomic<bool>       stopping = false;
+    std::shared_ptr<HttpWorkers>                     workers;
 
     static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
     static constexpr std::uint64_t wake_key  = first_key - 1;
@@ -169,8 +162,6 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     void watch(Connection& c, std::uint32_t events);
     void receive(const ConnectionPtr& c);
     void advance(const ConnectionPtr& c);
-    void look_for_head(const ConnectionPtr& c);
-    void say_continue(Connection& c);
     void out_of_memory(const ConnectionPtr& c);
     void dispatch(const ConnectionPtr& c);
     void resume(const ConnectionPtr& c, bool go_on);
@@ -178,9 +169,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     void drain(const ConnectionPtr& c);
     void drop(const ConnectionPtr& c);
     void sweep();
-    void work();
-    void add_worker();
-    void answer(const ConnectionPtr& c);
+    void answer(Connection& c);
     bool respond(Connection& c, HttpExchange& exchange, std::size_t& written);
     void notify() const {
         const std::uint64_t one = 1;
@@ -240,12 +229,7 @@ void HttpServer::Impl::run() {
             if (c->phase == Phase::answering) c->hang_up();
             else serve(c, [&] { receive(c); });
         }
-        ConnectionList back;
-        {
-            std::scoped_lock lock(mutex);
-            std::swap(back, returned);
-        }
-        while (!back.empty()) {
+        for (ConnectionList back = workers->take_answered(); !back.empty();) {
             const ConnectionPtr c = back.pop();
             serve(c, [&] { resume(c, c->go_on); });
         }
@@ -343,12 +327,7 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
                 return drop(c); // no honest request has more
             continue;
         }
-        if (c->phase == Phase::body && c->in.size() + n > c->in.capacity()) { // no more than the body needs
-            std::string wider;
-            wider.reserve(std::max(c->in.size() + n, std::min(c->in.capacity() * 2, c->head.length)));
-            c->in.swap(wider.append(c->in));
-        }
-        c->in.append(buffer.data(), n);
+        append_received(*c, buffer.data(), n);
         if (c->phase != Phase::head && c->in.size() < buffer.size()) continue; // more of a body at once
         advance(c);
         if (c->phase == Phase::answering || c->phase == Phase::draining) return;
@@ -356,70 +335,10 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
     if (c->phase == Phase::body || c->phase == Phase::chunks || c->phase == Phase::head) advance(c);
 }
 
-// Parses as much as has been received.
 void HttpServer::Impl::advance(const ConnectionPtr& c) {
-    if (c->phase == Phase::head) look_for_head(c);
-    if (c->phase == Phase::body && c->in.size() >= c->head.length) {
-        c->body = c->in.substr(c->head.length); // of the next request
-        c->in.resize(c->head.length);
-        c->body.swap(c->in);
-        return dispatch(c);
-    }
-    if (c->phase == Phase::chunks) {
-        std::size_t at   = 0;
-        const auto  done = c->chunks.feed(c->in, at, c->body, options.limits);
-        c->in.erase(0, at);
-        if (!done) return refuse(c, done.error());
-        if (*done) return dispatch(c);
-    }
-    if (c->phase == Phase::draining || c->phase == Phase::answering) return;
-    if (!c->count_memory(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
-}
-
-void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
-    constexpr std::size_t most_blank = 16; // some clients send one after a body
-    std::string&          in         = c->in;
-    if (c->searched == 0) {
-        std::size_t at = 0;
-        while (in.compare(at, 2, "\r\n") == 0) at += 2;
-        in.erase(0, at);
-        c->blank += at / 2;
-        if (c->blank > most_blank)
-            return refuse(c, {400, cat("more than ", most_blank, " empty lines before a request")});
-    }
-    if (in == "\r") return; // the first half of another
-    if (!c->begun && !in.empty()) {
-        c->begun = true;
-        c->since = Clock::now();
-    }
-    // Only CR LF ends a line: a proxy in between could see another request if a lone LF did, too.
-    for (std::size_t i = c->searched; i < in.size(); i++)
-        if (in[i] == '\0' || (in[i] == '\n' && (i == 0 || in[i - 1] != '\r')))
-            return refuse(c, {400, "a line of the head does not end in CR LF"});
-        else if (in[i] == '\n' && i >= 3 && in[i - 2] == '\n') {
-            const std::size_t end    = i + 1;
-            auto              parsed = parse_http_head(std::string_view(in).substr(0, end), options.limits);
-            if (!parsed) return refuse(c, parsed.error());
-            c->head = std::move(*parsed);
-            in.erase(0, end);
-            c->searched = 0;
-            c->body.clear();
-            c->chunks = {};
-            if (c->head.chunked) c->phase = Phase::chunks;
-            else c->phase = Phase::body;
-            if (c->head.expects_continue && in.empty() && (c->head.chunked || c->head.length > 0)) say_continue(*c);
-            return;
-        }
-    c->searched = in.size();
-    if (in.size() > options.limits.head_bytes) {
-        const bool line = in.find("\r\n") == std::string::npos;
-        refuse(c, {line ? 414 : 431, cat("the head has more than ", options.limits.head_bytes, " bytes")});
-    }
-}
-
-void HttpServer::Impl::say_continue(Connection& c) {
-    constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
-    (void)c.transmit(text.data(), text.size());
+    const std::expected<bool, HttpError> whole = read_request(*c, options.limits);
+    if (!whole) return refuse(c, whole.error());
+    if (*whole) dispatch(c);
 }
 
 // Closes the sending side and discards the bytes that are still received, so that the client can read the response.
@@ -470,16 +389,11 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpError& why) {
 }
 
 void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
-    if (!c->count_memory(c->in.capacity() + c->body.capacity()))
-        return refuse(c, {503, "too many large requests at once"});
     c->phase = Phase::answering;
     n_answering++;
     if (c->in.empty()) c->in = {}; // gives its memory back
     watch(*c, EPOLLRDHUP | EPOLLONESHOT);
-    std::scoped_lock lock(mutex);
-    ready.push(c);
-    if (n_idle >= ready.size()) ready_cv.notify_one();
-    else add_worker();
+    workers->push(c);
 }
 
 // A worker has written the response.
@@ -511,10 +425,7 @@ void HttpServer::Impl::sweep() {
             refuse(c, {408, cat("the request was not complete after ", limit.request_seconds, " seconds")});
         else drop(c);
     }
-    {
-        std::scoped_lock lock(mutex);
-        if (!ready.empty() && n_idle == 0) add_worker(); // its start failed when the request came
-    }
+    workers->try_again();
     if (paused_since && seconds_since(*paused_since) > 0.5) {
         paused_since.reset();
         for (std::size_t i = 0; i < listeners.size(); i++) {
@@ -526,72 +437,25 @@ void HttpServer::Impl::sweep() {
     }
 }
 
-// -- workers
+// -- on a worker
 
-// Under the lock. Small stacks: the handlers do not recurse.
-void HttpServer::Impl::add_worker() {
-    if (n_workers >= options.limits.threads) return; // the next idle worker takes the request
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, std::size_t(1) << 20);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t  thread;
-    const auto body = [](void* self) -> void* {
-        const std::unique_ptr<std::shared_ptr<Impl>> impl(static_cast<std::shared_ptr<Impl>*>(self));
-        (*impl)->work();
-        return nullptr;
-    };
-    std::unique_ptr<std::shared_ptr<Impl>> self(new (std::nothrow) std::shared_ptr<Impl>(shared_from_this()));
-    if (self && pthread_create(&thread, &attributes, body, self.get()) == 0) {
-        (void)self.release(); // NOLINT: the thread owns it now
-        n_workers++;
-    }
-    pthread_attr_destroy(&attributes);
-}
-
-void HttpServer::Impl::work() {
-    const MayFail    may_fail(true);
-    std::unique_lock lock(mutex);
-    while (true) {
-        n_idle++;
-        const bool any = ready_cv.wait_for(lock, std::chrono::seconds(5), [&] { return !ready.empty() || stopping; });
-        n_idle--;
-        if (stopping || (!any && n_workers > 4)) break;
-        if (ready.empty()) continue;
-        const ConnectionPtr c = ready.pop();
-        lock.unlock();
-        answer(c);
-        lock.lock();
-    }
-    n_workers--;
-    ready_cv.notify_all();
-}
-
-void HttpServer::Impl::answer(const ConnectionPtr& c) {
+void HttpServer::Impl::answer(Connection& c) {
     const Clock::time_point start   = Clock::now();
     std::size_t             written = 0;
-    {
-        HttpExchange exchange;
-        try {
-            c->go_on = respond(*c, exchange, written);
-        } catch (const std::exception&) { // no memory, not even for a response
-            c->go_on                 = false;
-            exchange.response        = {};
-            exchange.response.status = 503;
-            if (written == 0) (void)c->transmit(no_memory.data(), no_memory.size());
-        }
-        c->when_gone({});
-        try {
-            if (options.log) options.log(exchange, seconds_since(start), written);
-        } catch (const std::exception&) { // then without a line in the log
-        }
+    HttpExchange            exchange;
+    try {
+        c.go_on = respond(c, exchange, written);
+    } catch (const std::exception&) { // no memory, not even for a response
+        c.go_on                  = false;
+        exchange.response        = {};
+        exchange.response.status = 503;
+        if (written == 0) (void)c.transmit(no_memory.data(), no_memory.size());
     }
-    {
-        std::scoped_lock lock(mutex);
-        returned.push(c);
+    c.when_gone({});
+    try {
+        if (options.log) options.log(exchange, seconds_since(start), written);
+    } catch (const std::exception&) { // then without a line in the log
     }
-    n_answering--;
-    notify();
 }
 
 // Returns whether the connection goes on.
@@ -612,15 +476,22 @@ bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_
 
 // -- the interface
 
+HttpServer::HttpServer() : impl_(std::make_unique<Impl>()) {}
+
 Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     std::unique_ptr<HttpServer> server(new HttpServer());
-    server->impl_           = std::make_shared<Impl>();
-    Impl& s                 = *server->impl_;
-    s.options               = std::move(options);
-    s.router                = std::make_unique<HttpRouter>(s.options.limits,
-                                                           [&s](std::string_view path, int status, const std::string& message) {
+    Impl&                       s = *server->impl_;
+    s.options                     = std::move(options);
+    s.router                      = std::make_unique<HttpRouter>(s.options.limits,
+                                                                 [&s](std::string_view path, int status, const std::string& message) {
                                                 return s.refusal(path, status, message);
                                             });
+    s.workers                     = std::make_shared<HttpWorkers>(
+        s.options.limits.threads, [&s](Connection& c) { s.answer(c); },
+        [&s] {
+            s.n_answering--;
+            s.notify();
+        });
     const std::string sorry = s.refusal("", 503, no_memory_message);
     s.no_memory =
         cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
@@ -687,34 +558,26 @@ void HttpServer::start() {
 void HttpServer::stop() {
     Impl& s = *impl_;
     if (s.stopping.exchange(true)) return;
+    s.workers->stop();
     s.notify();
     if (s.epoll_thread.joinable()) s.epoll_thread.join();
     for (const auto& [key, c] : s.connections) {
         shutdown(c->fd, SHUT_RDWR); // a worker that writes to it gives up
         c->hang_up();
     }
-    std::unique_lock lock(s.mutex);
-    s.ready_cv.notify_all();
-    s.ready_cv.wait(lock, [&] { return s.n_workers == 0; });
+    s.workers->join();
     s.connections.clear();
-    s.ready    = {};
-    s.returned = {};
     for (int fd : s.listeners) close(fd);
     for (const auto& [fd, where] : s.bound) close(fd);
     for (const std::string& path : s.unix_paths) unlink(path.c_str());
 }
 
-HttpServer::~HttpServer() {
-    if (impl_) stop();
-}
+HttpServer::~HttpServer() { stop(); }
 
 int HttpServer::n_connections() const { return impl_->n_connections; }
 
 int HttpServer::n_answering() const { return impl_->n_answering; }
 
-int HttpServer::n_threads() const {
-    std::scoped_lock lock(impl_->mutex);
-    return impl_->n_workers;
-}
+int HttpServer::n_threads() const { return impl_->workers->n_threads(); }
 
 } // namespace quire
