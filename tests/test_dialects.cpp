@@ -89,14 +89,12 @@ Both both(const std::function<std::unique_ptr<AnswerRenderer>()>& make, std::vec
     const auto  stream = make();
     std::string text   = stream->begin(usage);
     for (Choice& c : pieces) {
-        append(all.parts, c.parts);
-        all.finish_reason = c.finish_reason;
-        all.stop_string   = c.stop_string;
-        text += stream->piece(c, usage);
+        append(all, c);
+        text += stream->piece(std::move(c), usage);
     }
     text += stream->end(usage);
     out.events = events_of(text);
-    out.whole  = json_of(make()->response(std::array{all}, usage));
+    out.whole  = json_of(make()->response({all}, usage));
     return out;
 }
 

@@ -43,10 +43,10 @@ class MessagesRenderer : public AnswerRenderer {
 public:
     explicit MessagesRenderer(ResponseHead head) : head_(std::move(head)) {}
 
-    std::string response(std::span<const Choice> choices, const Usage& usage) override {
-        const Choice& c       = choices[0];
-        Json          content = Json::array();
-        const auto    take    = [&](const std::vector<BlockEvent>& events) {
+    std::string response(std::vector<Choice> choices, const Usage& usage) override {
+        Choice&    c       = choices[0];
+        Json       content = Json::array();
+        const auto take    = [&](const std::vector<BlockEvent>& events) {
             for (const BlockEvent& b : events)
                 if (b.what == BlockEvent::What::begin) content.push_back(block(b, true));
                 else if (b.what == BlockEvent::What::text) {
@@ -54,7 +54,7 @@ public:
                     text += b.text;
                 }
         };
-        take(blocks_.push(c.parts));
+        take(blocks_.push(std::move(c.parts)));
         take(blocks_.finish());
         Json body             = message(std::move(content), usage);
         auto [why, end]       = stop(c);

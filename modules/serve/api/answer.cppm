@@ -49,10 +49,10 @@ struct PromptProgress {
 // llama.cpp's object `prompt_progress`.
 Json progress_json(const PromptProgress& progress);
 
-// One answer, or a piece of it, for the client: an Output as text. It adds stop strings, the offsets of tokens in the text, and
-// log-probabilities with their tokens spelled out.
+// One answer, or a piece of it, for the client: what an Output becomes once its tokens are text. An Output has tokens, and no text; the
+// texts of a Choice are made from them once, and moved from there on.
 struct Choice {
-    int                           index = 0;
+    int                           index = 0;      // among the answers to all prompts of the request
     bool                          first = false;  // the first piece of its answer
     std::vector<AnswerPart>       parts;          // only chats have others than content
     int                           first_call = 0; // index of the first of the calls
@@ -68,6 +68,8 @@ struct Choice {
     std::optional<Timings>        timings;  // at its end, and with each piece where that was asked for
     std::optional<PromptProgress> progress; // of the prompt, where it was asked for
 };
+// Appends the next piece of the same answer. The whole answer has the counts, the end and the times of its last piece.
+void append(Choice& whole, Choice piece);
 
 // The values that all parts of one response share.
 struct ResponseHead {
@@ -91,7 +93,7 @@ public:
     virtual ~AnswerRenderer() = default;
 
     // The body of a whole response.
-    virtual std::string response(std::span<const Choice> choices, const Usage& usage) = 0;
+    virtual std::string response(std::vector<Choice> choices, const Usage& usage) = 0;
 
     // A stream is begin(), pieces, end(); each returns the text of no, one or several events. Counts in `usage` are up to now.
     virtual std::string begin(const Usage&) { return {}; }
@@ -134,6 +136,22 @@ Json timings_json(const Timings& t) {
 
 Json progress_json(const PromptProgress& p) {
     return {{"total", p.total}, {"cache", p.cached}, {"processed", p.computed}, {"time_ms", std::int64_t(p.ms)}};
+}
+
+void append(Choice& whole, Choice piece) {
+    const auto move_to = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+    append(whole.parts, std::move(piece.parts));
+    move_to(whole.logprobs, piece.logprobs);
+    move_to(whole.token_ids, piece.token_ids);
+    move_to(whole.prompt_token_ids, piece.prompt_token_ids);
+    move_to(whole.prompt_logprobs, piece.prompt_logprobs);
+    if (piece.finish_reason.empty()) return;
+    whole.finish_reason = std::move(piece.finish_reason);
+    whole.stop_string   = std::move(piece.stop_string);
+    whole.stop_token    = piece.stop_token;
+    whole.n_tokens      = piece.n_tokens;
+    whole.prompt_tokens = piece.prompt_tokens;
+    whole.timings       = piece.timings;
 }
 
 std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix) {

@@ -272,7 +272,10 @@ Choice Generation::add(Output& output) {
         auto fresh = spell(std::span(output.logprobs).first(std::min(used, output.logprobs.size())), answer);
         std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
     }
-    if (head_.token_ids) choice.token_ids.assign(output.tokens.begin(), output.tokens.begin() + std::ptrdiff_t(used));
+    if (head_.token_ids) {
+        choice.token_ids = std::move(output.tokens);
+        choice.token_ids.resize(used);
+    }
     const bool at_stop_string = !answer.text.stop_string().empty();
     if (at_stop_string || output.finish != FinishReason::none) {
         answer.text.finish();
@@ -301,32 +304,19 @@ Choice Generation::add(Output& output) {
 std::optional<ApiError> Generation::respond(std::string& body) {
     std::vector<Choice> choices(answers_.size());
     std::vector<Output> outputs = std::move(first_);
-    const auto move_to = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+    for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
     while (true) {
         for (Output& output : outputs) {
             if (auto error = error_of(output)) return aborted_ = true, error;
-            Choice  part = add(output);
-            Choice& c    = choices[std::size_t(part.index)];
-            c.index      = part.index;
-            append(c.parts, std::move(part.parts));
-            move_to(c.logprobs, part.logprobs);
-            move_to(c.token_ids, part.token_ids);
-            move_to(c.prompt_token_ids, part.prompt_token_ids);
-            move_to(c.prompt_logprobs, part.prompt_logprobs);
-            if (part.finish_reason.empty()) continue;
-            c.finish_reason = part.finish_reason;
-            c.stop_string   = part.stop_string;
-            c.stop_token    = part.stop_token;
-            c.n_tokens      = part.n_tokens;
-            c.prompt_tokens = part.prompt_tokens;
-            c.timings       = part.timings;
+            Choice  piece = add(output);
+            Choice& whole = choices[std::size_t(piece.index)];
+            append(whole, std::move(piece));
         }
         if (finished()) break;
         if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
         more_ = handle_->wait(1, outputs);
     }
-    for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
-    body = renderer_->response(choices, usage_);
+    body = renderer_->response(std::move(choices), usage_);
     return std::nullopt;
 }
 

@@ -48,13 +48,13 @@ public:
         : head_(std::move(head)), prompts_(std::move(prompts)), n_(n), settings_(std::move(settings)),
           context_(context), new_line_(prompts_.size() * std::size_t(n)) {}
 
-    std::string response(std::span<const Choice> choices, const Usage&) override {
+    std::string response(std::vector<Choice> choices, const Usage&) override {
         Json list = Json::array();
         for (const Choice& c : choices) {
-            const std::string text = text_of(c.parts);
-            Json              body = last(c, text.contains('\n'));
-            body["content"]        = text;
-            body["tokens"]         = head_.token_ids ? Json(c.token_ids) : Json::array();
+            std::string text = text_of(c.parts);
+            Json        body = last(c, text.contains('\n'));
+            body["content"]  = std::move(text);
+            body["tokens"]   = head_.token_ids ? Json(c.token_ids) : Json::array();
             if (head_.logprobs) body["completion_probabilities"] = probabilities(c);
             list.push_back(std::move(body));
         }

@@ -320,7 +320,7 @@ public:
         head_.id = cat(head_.chat ? "chatcmpl-" : "cmpl-", head_.id);
     }
 
-    std::string response(std::span<const Choice> choices, const Usage& usage) override {
+    std::string response(std::vector<Choice> choices, const Usage& usage) override {
         return render_response(head_, choices, usage);
     }
 
@@ -332,14 +332,14 @@ public:
         // A call comes behind the text before it, and before the end.
         const auto is_call = [](const AnswerPart& part) { return part.kind == AnswerPart::Kind::call; };
         if (std::ranges::any_of(c.parts, is_call)) {
-            Choice before;
+            Choice                  before;
+            std::vector<AnswerPart> calls;
             before.index = c.index;
-            before.parts = c.parts;
-            std::erase_if(before.parts, is_call);
+            for (AnswerPart& part : std::exchange(c.parts, {}))
+                (is_call(part) ? calls : before.parts).push_back(std::move(part));
             if (!before.parts.empty()) out += chunk(before, usage);
             int index = c.first_call - 1;
-            for (const AnswerPart& part : std::exchange(c.parts, {})) {
-                if (!is_call(part)) continue;
+            for (const AnswerPart& part : calls) {
                 if (!part.call.more) out += event(render_call_begin(head_, c, ++index, part.call, usage));
                 if (!part.call.arguments.empty()) out += event(render_arguments(head_, c, index, part.call, usage));
             }

@@ -36,8 +36,8 @@ class ResponsesRenderer : public AnswerRenderer {
 public:
     ResponsesRenderer(ResponseHead head, Json echo) : head_(std::move(head)), echo_(std::move(echo)) {}
 
-    std::string response(std::span<const Choice> choices, const Usage& usage) override {
-        piece(choices[0], usage);
+    std::string response(std::vector<Choice> choices, const Usage& usage) override {
+        piece(std::move(choices[0]), usage);
         return json_dump(body(state(), &usage));
     }
 

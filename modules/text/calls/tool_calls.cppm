@@ -112,7 +112,9 @@ void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
         if (part.kind == AnswerPart::Kind::call && part.call.more && !parts.empty())
             parts.back().call.arguments += part.call.arguments;
         else if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
-        else append(parts, part.kind, part.text);
+        else if (part.text.empty()) continue;
+        else if (parts.empty() || parts.back().kind != part.kind) parts.push_back(std::move(part));
+        else parts.back().text += part.text;
 }
 
 std::string text_of(std::span<const AnswerPart> parts, AnswerPart::Kind kind) {
