@@ -128,4 +128,19 @@ private:
     std::optional<int> code_;
 };
 
+// One for the tests that ask simple things.
+inline Server& common() {
+    static Server server;
+    return server;
+}
+
+// The messages of a chat with one question.
+inline nlohmann::json user(const std::string& text) {
+    return nlohmann::json::array({{{"role", "user"}, {"content", text}}});
+}
+
+// A request that runs for long.
+inline const nlohmann::json long_one{
+    {"prompt", "Hello"}, {"max_tokens", 900}, {"ignore_eos", true}, {"temperature", 0}};
+
 } // namespace quire::testing

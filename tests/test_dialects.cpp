@@ -148,8 +148,6 @@ Parsed<GenerationRequest> messages(const std::string& fields, bool count = false
     return parse_messages_request("{\"max_tokens\":8," + fields + "}", limits(), count);
 }
 
-Plain user(const std::string& text) { return Plain::array({{{"role", "user"}, {"content", text}}}); }
-
 Server& dialect_server() {
     static Server server({"--tool-format", "hermes"});
     return server;

@@ -1,0 +1,258 @@
+// The program `server`: its log and metrics, signals and shutdown, sockets, flags.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include <unistd.h>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <regex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "http_client.h"
+#include "process.h"
+#include "server_process.h"
+
+using namespace quire::testing;
+using Json = nlohmann::json;
+
+TEST_CASE("the log, the ids and the metrics", "[server]") {
+    const Server s({"--log-json"});
+    const Reply  r = s.post("/v1/completions", {{"prompt", "Hello"}, {"max_tokens", 5}, {"ignore_eos", true}},
+                            "X-Request-Id: abc-1\r\n");
+    CHECK(r.headers.at("x-request-id") == "abc-1");
+    CHECK(Json::parse(r.body)["id"] == "cmpl-abc-1");
+    // Nothing else comes back or stands in the log as it came, whatever becomes of the request.
+    for (const char* odd : {"two words", "a\tb", "a/b", "<b>", "a\"b", "\xc3\xa9", "a;b=c", "{}"}) {
+        const std::string header = "X-Request-Id: " + std::string(odd) + "\r\n";
+        for (const Reply& reply :
+             {s.post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}}, header), s.get("/health", header),
+              s.post("/v1/completions", {{"n", 0}}, header), s.get("/nothing", header),
+              s.get("/v1/completions", header), s.get("/metrics", header), s.get("/", header)}) {
+            CHECK(reply.headers.at("x-request-id").size() == 16); // made up
+            CHECK(reply.headers.at("x-request-id").find_first_not_of("0123456789abcdef") == std::string::npos);
+        }
+        if (odd[0] == '\xc3') continue; // no text of JSON
+        const Reply of_field = s.post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}, {"request_id", odd}},
+                                      "X-Request-Id: abc-2\r\n");
+        CHECK(of_field.status == 200);
+        CHECK(Json::parse(of_field.body)["id"] == "cmpl-abc-2");
+    }
+    CHECK(Json::parse(
+              s.post("/v1/chat/completions", {{"messages", user("a")}, {"max_tokens", 1}, {"request_id", "mine.1"}})
+                  .body)["id"] == "chatcmpl-mine.1");
+    for (const char* path : {"/nothing", "/health", "/v1/completions"})
+        CHECK(s.get(path, "X-Request-Id: plain_1.a:b-c\r\n").headers.at("x-request-id") == "plain_1.a:b-c");
+    while (!has(s.log(), "\n")) nap();
+    const Json line = Json::parse(s.log().substr(0, s.log().find('\n')));
+    CHECK(line["id"] == "abc-1");
+    CHECK(line["status"] == 200);
+    CHECK(line["tokens"] == 5);
+    CHECK(line["prompt_tokens"] == 1);
+    CHECK(line["finish"] == "length");
+    for (const char* key : {"ttft", "rate", "cached_tokens", "seconds", "method", "path", "remote"})
+        CHECK(line.contains(key));
+
+    const Reply m = s.get("/metrics");
+    CHECK(m.headers.at("content-type") == "text/plain; version=0.0.4; charset=utf-8");
+    CHECK(s.metric("vllm:generation_tokens_total") >= 5);
+    CHECK(s.metric("vllm:time_to_first_token_seconds_count") >= 1);
+    CHECK(s.metric("vllm:inter_token_latency_seconds_count") == 4);
+    const auto plain = [&](const std::string& name) {
+        const auto at = m.body.find("\n" + name + " ");
+        REQUIRE(at != std::string::npos);
+        return std::strtod(m.body.c_str() + at + name.size() + 2, nullptr);
+    };
+    CHECK(plain("process_resident_memory_bytes") > 1e7);
+    CHECK(plain("process_virtual_memory_bytes") > plain("process_resident_memory_bytes"));
+    CHECK(plain("process_cpu_seconds_total") > 0);
+    CHECK(plain("process_open_fds") > 5);
+    CHECK(plain("process_max_fds") >= 1024);
+    CHECK(std::abs(plain("process_start_time_seconds") - double(std::time(nullptr))) < 600);
+    CHECK(s.metric("vllm:cache_config_info") == 1);
+    for (const char* label :
+         {"block_size=\"16\"", "num_gpu_blocks=\"", "gpu_memory_utilization=\"0.92\"", "cache_dtype=\"float16\""})
+        CHECK(has(m.body.substr(m.body.find("\nvllm:cache_config_info{"), 400), label));
+    std::set<std::string> typed;
+    for (std::size_t at = 0; at < m.body.size();) {
+        const std::string row = m.body.substr(at, m.body.find('\n', at) - at);
+        at += row.size() + 1;
+        if (row.starts_with("# TYPE ")) {
+            CHECK(typed.insert(row.substr(7, row.rfind(' ') - 7)).second); // each family once
+            CHECK((row.ends_with(" gauge") ? row.find("_total ") : std::string::npos) == std::string::npos);
+        } else if (!row.starts_with("#")) {
+            CHECK((row.find('{') != std::string::npos ||
+                   row.starts_with("process_"))); // as Prometheus's libraries have them
+            char* end = nullptr;
+            (void)std::strtod(row.c_str() + row.rfind(' ') + 1, &end);
+            CHECK(*end == '\0');
+            CHECK(!has(row, "nan"));
+        }
+    }
+}
+
+TEST_CASE("a line of the log is one line, and its values are told apart", "[server]") {
+    const Server s;
+    s.post("/v1/completions",
+           {{"prompt", "a"}, {"max_tokens", 1}, {"x status=500\n\x1b[2J\" y", 1}, {"z=\xc2\x9b", 1}});
+    while (!has(s.log(), "\n")) nap();
+    CHECK(has(s.log(), R"( unknown_field="x status=500??[2J\" y" unknown_field=z=?? )"));
+}
+
+TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]") {
+    const int which = GENERATE(SIGTERM, SIGINT, SIGHUP);
+    Server    server({"--parallel", "2", "--drain-timeout", "600"});
+    Client    running = server.client();
+    running.send(Client::request("/v1/completions", long_one.dump()));
+    while (server.metric("vllm:num_requests_running") < 1) nap();
+    server.signal(which);
+    while (server.get("/health").status == 200) nap();
+    const Reply refused = server.post("/v1/completions", {{"prompt", "Hello"}});
+    if (refused.status != 0) CHECK(refused.status == 503); // unless it has ended meanwhile
+    server.signal(SIGHUP);                                 // whoever hangs up does so more than once
+    const Reply r = running.reply();
+    CHECK(r.status == 200);
+    CHECK(Json::parse(r.body)["usage"]["completion_tokens"] == 900);
+    CHECK(server.wait() == 0);
+}
+
+TEST_CASE("under nohup a server outlives its terminal", "[server]") {
+    const auto before = std::signal(SIGHUP, SIG_IGN); // its child inherits that
+    Server     server({"--drain-timeout", "600"});
+    std::signal(SIGHUP, before);
+    Client running = server.client();
+    running.send(Client::request("/v1/completions", long_one.dump()));
+    while (server.metric("vllm:num_requests_running") < 1) nap();
+    server.signal(SIGHUP);
+    server.signal(SIGTERM); // the first that counts; were it the second, the answer would be cut
+    CHECK(Json::parse(running.reply().body)["usage"]["completion_tokens"] == 900);
+    CHECK(server.wait() == 0);
+}
+
+TEST_CASE("responses that are not streamed say that the server shuts down", "[server]") {
+    Server server({"--drain-timeout", "0"});
+    Client running = server.client();
+    Json   body    = long_one;
+    body.update({{"best_of", 3}, {"temperature", 1.5}});
+    running.send(Client::request("/v1/completions", body.dump()));
+    while (server.metric("vllm:num_requests_running") < 1) nap();
+    server.signal(SIGTERM);
+    const Reply r = running.reply();
+    CHECK(r.status == 503);
+    CHECK(Json::parse(r.body)["error"]["code"] == "shutting_down");
+    CHECK(server.wait() == 0);
+}
+
+TEST_CASE("a drain does not wait for ever, a second signal not at all", "[server]") {
+    Server server({"--drain-timeout", "0"});
+    Client running = server.client();
+    Json   body    = long_one;
+    body["stream"] = true;
+    running.send(Client::request("/v1/completions", body.dump()));
+    CHECK(running.head().status == 200);
+    CHECK(!running.chunk().empty());
+    SECTION("in time") {
+        server.signal(SIGINT);
+        CHECK(has(running.rest(), "shutting down")); // an event of its own, behind the tokens
+        CHECK(server.wait() == 0);
+    }
+    SECTION("at once") {
+        Server patient({"--drain-timeout", "600"});
+        Client long_running = patient.client();
+        Json   many         = long_one;
+        many["n"]           = 32;
+        long_running.send(Client::request("/v1/completions", many.dump()));
+        while (patient.metric("vllm:num_requests_running") < 1) nap();
+        patient.signal(SIGTERM);
+        while (patient.get("/health").status == 200) nap();
+        patient.signal(SIGTERM);
+        CHECK(patient.wait() == 1);
+    }
+}
+
+TEST_CASE("a Unix socket, and names of the model", "[server]") {
+    const std::string path = temporary() + ".sock";
+    {
+        Server server({"--unix", path, "--alias", "one,two", "--port", "8080"});
+        Client c(path);
+        REQUIRE(c.connected());
+        CHECK(Json::parse(c.get("/v1/models").body)["data"].size() == 2);
+        CHECK(c.post("/v1/completions", R"({"prompt":"a","model":"two","max_tokens":1})").status == 200);
+        server.signal(SIGTERM);
+        CHECK(server.wait() == 0);
+    }
+    CHECK(access(path.c_str(), F_OK) != 0); // gone with it
+}
+
+TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
+    const Finished ignored = run_program(
+        "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",
+                   "f16", "--mlock", "--enforce-eager", "--enable-chunked-prefill", "--no-webui", "-to", "60"});
+    CHECK(ignored.code == 1);
+    CHECK(ignored.err.starts_with(
+        "server: without a meaning here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, "
+        "--enforce-eager, --enable-chunked-prefill\nserver: "));
+    CHECK(std::ranges::count(ignored.err, '\n') == 2);
+    for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
+             {"-hf", "x/y"}, {"--model-draft", "m"}, {"--reuse-port"}, {"-nglx"}, {"--lora", "f"}}) {
+        const Finished f = run_program("server", refused);
+        CAPTURE(f.err);
+        CHECK(f.code == 2);
+        CHECK(std::ranges::count(f.err, '\n') == 1);
+        CHECK(f.err.find(refused[0]) != std::string::npos);
+    }
+    for (const std::vector<std::string>& refused :
+         std::vector<std::vector<std::string>>{{"--quantization", "awq"},
+                                               {"--pipeline-parallel-size", "2"},
+                                               {"--tokenizer", "x"},
+                                               {"--enable-lora"},
+                                               {"--speculative-config", "{}"},
+                                               {"--enable-auto-tool-choice"}}) {
+        const Finished f = run_program("server", refused);
+        CAPTURE(f.err);
+        CHECK(f.code == 2);
+        CHECK(f.err.starts_with("server: " + refused[0] + ": "));
+    }
+    const Finished bench =
+        run_program("bench", {"model", "-m", "/none.gguf", "-ngl", "99", "-fa", "1", "-mmp", "0", "-p", "8"});
+    CHECK(bench.code == 1);
+    CHECK(bench.err.starts_with("bench: without a meaning here, and ignored: -ngl, -fa, -mmp\n"));
+    CHECK(run_program("bench", {"model", "-hf", "x"}).code == 2);
+}
+
+TEST_CASE("wrong usage is one line", "[server]") {
+    for (const auto& [arguments, code] :
+         std::vector<std::pair<std::vector<std::string>, int>>{{{"--nonsense"}, 2},
+                                                               {{"--port", "99999"}, 2},
+                                                               {{"--parallel", "0"}, 2},
+                                                               {{"-m", shipped, "--chat-template", "none"}, 2},
+                                                               {{"-m", "/nonexistent.gguf"}, 1},
+                                                               {{"-m", shipped, "--host", "256.1.1.1"}, 1},
+                                                               {{"-m", shipped, "--api-key-file", "/nonexistent"}, 1},
+                                                               {{"-m", shipped, "--tls-cert", "/nonexistent"}, 1},
+                                                               {{"-m", shipped, "--unix", "/nonexistent/x"}, 1}}) {
+        const Finished f = run_program("server", arguments);
+        INFO(f.err);
+        CHECK(f.code == code);
+        CHECK(has(f.err, "server: "));
+    }
+}
+
+TEST_CASE("numbers of the help are plain", "[server]") {
+    std::vector<std::pair<std::string, std::vector<std::string>>> all{
+        {"server", {"-h"}}, {"chat", {"-h"}}, {"block-viz", {"-h"}}};
+    for (const char* command : {"logits", "generate", "show", "tokenize"}) all.push_back({"inspect", {command, "-h"}});
+    for (const char* command : {"model", "batched", "serve", "throughput", "make-model", "compare"})
+        all.push_back({"bench", {command, "-h"}});
+    for (const auto& [tool, arguments] : all) {
+        const Finished f = run_program(tool, arguments);
+        INFO(tool << ' ' << arguments[0] << f.out);
+        CHECK(f.code == 0);
+        CHECK(!std::regex_search(f.out, std::regex("[0-9]e[+-]?[0-9]"))); // 1e+06
+    }
+}
