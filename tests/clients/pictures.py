@@ -3,7 +3,7 @@ import os
 import subprocess
 import tempfile
 
-from pages import BLOCK_VIZ, READY, ROOT, TURNS, Server, load, settle
+from page_tools import BLOCK_VIZ, READY, ROOT, TURNS, Server, load, settle
 from browser import Browser
 
 DOCS = os.path.join(ROOT, "docs")

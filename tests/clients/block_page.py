@@ -1,0 +1,297 @@
+"""Claims about the pages of the block pool, the server's and those of block-viz, for pages.py."""
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+
+from page_tools import BLOCK_VIZ, SHOTS, Server, check, watch_shifts, no_shift, readable, no_overflow, clean, load
+
+
+def blocks_are_seen_changing(browser):
+    server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+    try:
+        threads, faults = load(server)
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("past.length && document.querySelector('.state').textContent === 'live'")
+        check(page.run("totalsOf(snapshot).pinned") > 0, "no pinned block is seen")
+        looks = "drawing.pool.looks.join()"
+        before = page.run(looks)
+        page.run("""window.rings = []; new MutationObserver(list => { for (const {addedNodes} of list) for (const e of addedNodes)
+            if (e.className === 'flash') rings.push(getComputedStyle(e).borderColor); }).observe(document.querySelector('.pool'), {childList: true}); 0""")
+        for t in threads:
+            t.start()
+        page.until("totalsOf(snapshot).shared > 0 && snapshot.sequences.filter(q => q.status === 'running').length > 2")
+        page.until(f"{looks} !== {json.dumps(before)}")
+        page.until("past.some(m => m.waiting + m.swapped > 0)")
+        page.until("[...document.querySelectorAll('.feed li')].some(e => /copy on write/.test(e.textContent))")
+        page.until("[...document.querySelectorAll('.feed li')].some(e => /swapped out/.test(e.textContent))")
+        names = page.run("[...document.querySelectorAll('.sequence .who b')].map(e => e.textContent)")
+        check(names and all(re.fullmatch(r"request [1-9]\d*(, answer [1-9]\d*)?", name) for name in names), names)
+        check(any(name.endswith(", answer 1") for name in names), "no first answer of several:", names)
+        # What is drawn is what the server says, and each change came once.
+        x, y = page.middle(".pool canvas")
+        page.move(x, y)
+        page.until("/^Block \\d+/.test(document.querySelector('.details').textContent)")
+        for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
+            page.look(width, height, dark)
+            page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
+            time.sleep(0.4)
+            page.screenshot(os.path.join(SHOTS, f"blocks-{width}-{'dark' if dark else 'light'}.png"))
+            no_overflow(page, "the block page")
+            readable(page, "the block page")
+        for t in threads:
+            t.join()
+        check(not faults, faults)
+        page.until("snapshot.sequences.every(q => q.status === 'pinned')")
+        now = json.loads(server.get("/blocks"))
+        check(page.run("snapshot.blocks") == now["blocks"], "the page's blocks are not the server's")
+        check(page.run("past.some(m => m.saved > 0) && past.some(m => m.waste > 0)"), "no waste, no saving")
+        rings = set(page.run("rings"))
+        legend = page.run("[...document.querySelectorAll('.legend span')].map(e => [getComputedStyle(e.querySelector('.ring') ?? e).borderColor, e.textContent])")
+        named = {color for color, text in legend if re.search("copy on write|swapped", text)}
+        check(rings and rings <= named, "rings that the legend does not name:", rings - named, legend)
+        # Once more by the keyboard.
+        page.run("document.querySelector('.pool canvas').focus()")
+        page.press("ArrowRight")
+        check(page.run("document.querySelector('.details').textContent").startswith("Block 0"), page.run("document.querySelector('.details').textContent"))
+        clean(page, server, "the block page")
+    finally:
+        server.close()
+
+
+# All that can be seen, and what each block tells when it is pointed at.
+SEEN = """(() => {
+    const at = drawing.pool.marked, all = drawn.blocks.map((b, id) => { drawing.point(id); return document.querySelector('.details').textContent; });
+    drawing.point(at);
+    return JSON.stringify([all, document.querySelector('main').innerText, drawing.pool.canvas.toDataURL(),
+        [...document.querySelectorAll('canvas')].map(c => c.ariaLabel)]);
+})()"""
+
+
+def pause_freezes_all_that_is_seen(browser):
+    server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+    try:
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        threads, faults = load(server)
+        for t in threads:
+            t.start()
+        page.until("drawn && snapshot.sequences.filter(q => q.status === 'running').length > 4")
+        page.click(".pause")
+        before, step = page.run(SEEN), page.run("snapshot.step")
+        page.until(f"snapshot.step > {step + 60}")
+        x, y = page.middle(".pool canvas")
+        page.move(x, y)  # what is under the pointer is frozen, too
+        told = page.run("document.querySelector('.details').textContent")
+        for t in threads:
+            t.join()
+        page.until("snapshot.sequences.every(q => q.status === 'pinned')")
+        page.move(x + 1, y)
+        check(page.run("document.querySelector('.details').textContent") == told, "what is pointed at goes on:", told)
+        page.move(1, 1)
+        after = page.run(SEEN)
+        check(after == before, "it goes on while paused:", [(a, b) for a, b in zip(json.loads(before)[0], json.loads(after)[0]) if a != b][:3])
+        page.look(1000, 900, False)
+        page.until("drawing.pool.box.clientWidth === drawing.pool.width && innerWidth === 1000")
+        check(json.loads(page.run(SEEN))[0] == json.loads(before)[0], "another width shows another moment")
+        page.click(".pause")
+        page.until("drawn === snapshot")
+        check(json.loads(page.run(SEEN))[0] != json.loads(before)[0], "it does not go on")
+        check(page.run("drawn.blocks") == json.loads(server.get("/blocks"))["blocks"], "after the pause it is not the server's pool")
+        check(not faults, faults)
+        clean(page, server, "the pause")
+    finally:
+        server.close()
+
+
+def the_block_page_does_not_shift(browser):
+    for width, height in ((1280, 900), (390, 844)):
+        server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+        try:
+            page = browser.page(width, height)
+            watch_shifts(page)
+            page.go(server.url + "/blocks.html")
+            page.until("drawn")
+            threads, faults = load(server)
+            for t in threads:
+                t.start()
+            page.until("totalsOf(snapshot).used > 60")
+            page.run("drawing.pool.box.scrollIntoView(); 0")
+            for t in threads:
+                t.join()
+            page.until("drawn.sequences.every(q => q.status === 'pinned')")
+            check(not faults, faults)
+            no_shift(page, f"the block page at {width}")
+            clean(page, server, "the block page")
+        finally:
+            server.close()
+
+
+def marks_and_numbers_of_a_block_stand_apart(browser):
+    server = Server("--kv-blocks", "200", "-np", "32")
+    try:
+        prefix = "You are a friendly assistant that answers briefly. " * 4
+        server.post("/pin", prompt=prefix)
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("drawn")
+        thread = threading.Thread(target=lambda: server.post("/v1/completions", prompt=prefix, n=19, max_tokens=60, ignore_eos=True, temperature=1))
+        thread.start()
+        page.until("snapshot.blocks.some(b => b.refs >= 19 && b.pinned)")
+        page.click(".pause")
+        thread.join()
+        # The same moment in pools of other sizes: cells from 72 to 26 pixels.
+        for n in (16, 64, 200, 800):
+            texts = page.run(f"""(() => {{
+                const texts = [], faint = [], real = CanvasRenderingContext2D.prototype.fillText;
+                CanvasRenderingContext2D.prototype.fillText = function (text, x, y, most) {{
+                    const m = this.measureText(text), thin = Math.min(1, (most ?? Infinity) / m.width), cell = drawing.pool.pitch;
+                    const colors = [], left = x - m.actualBoundingBoxLeft * thin, top = y - m.actualBoundingBoxAscent, r = devicePixelRatio || 1;
+                    const pixels = this.getImageData(left * r, top * r, Math.max(1, m.width * thin * r), Math.max(1, (m.actualBoundingBoxAscent + m.actualBoundingBoxDescent) * r)).data;
+                    for (let i = 0; i < pixels.length; i += 4) colors.push(contrast(this.fillStyle, "#" + [0, 1, 2].map(k => pixels[i + k].toString(16).padStart(2, "0")).join("")));
+                    faint.push([String(text), colors.sort((a, b) => a - b)[colors.length >> 3]]); // but for a corner
+                    texts.push([String(text), Math.floor(x / cell) + ' ' + Math.floor(y / cell), x - m.actualBoundingBoxLeft * thin, x + m.actualBoundingBoxRight * thin,
+                                y - m.actualBoundingBoxAscent, y + m.actualBoundingBoxDescent, x - x % cell, x - x % cell + drawing.pool.cell]);
+                    return real.apply(this, arguments);
+                }};
+                const blocks = drawing.s.blocks.slice(0, {n}), none = {{refs: 0, filled: 0}};
+                while (blocks.length < {n}) blocks.push(none);
+                blocks[{n - 1}] = {{refs: 119, filled: 16, pinned: true, hash: 'ff'}};
+                if ({n} > 64) for (let i = 20; i < {n} - 1; i++) blocks[i] = i % 3 ? {{refs: 1, filled: 1 + i % 16, hash: 'a'}} : {{refs: 0, filled: 16, hash: 'a'}};
+                const owners = [...drawing.owners];
+                for (let i = 20; i < {n} - 1; i++) owners[i] = blocks[i].refs && {n} > 64 ? [{{request: 1 + i % 8, index: i % 5}}] : undefined;
+                drawing.pool.draw({{...drawing.s, blocks}}, owners);
+                CanvasRenderingContext2D.prototype.fillText = real;
+                return [texts, faint];
+            }})()""")
+            texts, contrasts = texts
+            least = 3 if n == 800 else 4.5  # in small cells a line of the hatching may lie under a figure
+            check(all(c >= least for _, c in contrasts), f"of {n} blocks: hard to read:", [c for c in contrasts if c[1] < least][:5])
+            page.screenshot(os.path.join(SHOTS, f"marks-{n}.png"))
+            cells = {}
+            for text, cell, *box in texts:
+                cells.setdefault(cell, []).append((text, *box))
+            check(any(text.startswith("×") and int(text[1:]) >= 19 for texts in cells.values() for text, *_ in texts), "no block is shared by 19")
+            for texts in cells.values():
+                for i, (a, left, right, top, bottom, first, last) in enumerate(texts):
+                    check(left >= first - .5 and right <= last + .5, f"of {n} blocks:", a, "leaves its block")
+                    for b, l, r, t, bt, *_ in texts[:i]:
+                        check(right <= l or r <= left or bottom <= t or bt <= top, f"of {n} blocks:", a, "stands on", b)
+    finally:
+        server.close()
+
+
+def a_large_pool_stays_fluid(browser):
+    server = Server("--kv-blocks", "100000", "--swap-blocks", "16", "--block-size", "1", "-np", "48")
+    try:
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("drawn")
+        check(page.run("document.querySelectorAll('*').length") < 1500, "an element for each block")
+        page.run("window.gaps = []; { let last = performance.now(); (function frame(now) { gaps.push(now - last); last = now; requestAnimationFrame(frame); })(last); }")
+        threads = [threading.Thread(target=lambda i=i: server.post("/v1/completions", prompt=f"{i} Hello", n=8, max_tokens=200, ignore_eos=True)) for i in range(6)]
+        for t in threads:
+            t.start()
+        page.until("totalsOf(snapshot).used > 3000")
+        page.screenshot(os.path.join(SHOTS, "blocks-100000.png"))
+        for t in threads:
+            t.join()
+        gaps = sorted(page.run("gaps"))
+        print(f"  100,000 blocks: {len(gaps)} frames, median {gaps[len(gaps) // 2]:.0f} ms, longest {gaps[-1]:.0f} ms")
+        check(page.run("document.querySelectorAll('*').length") < 4000, "an element for each block")
+        clean(page, server, "the large pool")
+    finally:
+        server.close()
+
+
+def a_default_pool_can_be_read(browser):
+    server = Server("--kv-blocks", "17141", "--swap-blocks", "16", "-np", "16")
+    try:
+        server.post("/pin", prompt="You are a friendly assistant that answers briefly. " * 4)
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("drawn")
+        thread = threading.Thread(target=lambda: server.post("/v1/completions", prompt="A story", n=8, max_tokens=120, ignore_eos=True, temperature=1))
+        thread.start()
+        page.until("snapshot.sequences.length > 6 && totalsOf(snapshot).used > 20")
+        page.click(".pause")
+        thread.join()
+        for width, height, dark in ((1400, 900, False), (1400, 900, True), (420, 900, False)):
+            page.look(width, height, dark)
+            page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
+            check(page.run("drawing.pool.cell") >= 20, "specks of", page.run("drawing.pool.cell"))
+            check(page.run("drawing.pool.box.scrollHeight <= drawing.pool.box.clientHeight"), "not all of the pool is seen")
+            if width > 900:
+                check(page.run("document.querySelector('.sequence .chip').getBoundingClientRect().bottom") < height, "the block tables are below the fold")
+            page.screenshot(os.path.join(SHOTS, f"blocks-17141-{width}-{'dark' if dark else 'light'}.png"))
+            no_overflow(page, "the block page")
+            readable(page, "the block page")
+        page.look(1400, 900, False)
+        page.until("innerWidth === 1400 && drawing.pool.box.clientWidth === drawing.pool.width")
+        # Pointed at, a square tells of its blocks; looked into, it shows each.
+        seen = page.run("(() => { const id = drawn.blocks.findIndex(b => b.refs), [from, to] = drawing.pool.idsOf(drawing.pool.cellOf(id)); drawing.point(from, to); return [from, to, document.querySelector('.details').textContent]; })()")
+        check(re.match(rf"Blocks {seen[0]} to {seen[1] - 1} · \d+ used.* request 1", seen[2]), seen)
+        spot = page.run("(() => { const r = drawing.pool.canvas.getBoundingClientRect(), [x, y] = drawing.pool.place(drawing.pool.cellOf(drawn.blocks.findIndex(b => b.refs))); return [r.x + x + 9, r.y + y + 9]; })()")
+        for kind in ("mousePressed", "mouseReleased"):
+            page.call("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
+        page.until("drawing.pool.per === 1 && !document.querySelector('.back').hidden")
+        check(page.run("drawing.pool.n") == seen[1] - seen[0], "other blocks are shown")
+        page.screenshot(os.path.join(SHOTS, "blocks-17141-into.png"))
+        page.click(".back")
+        page.until("drawing.pool.per > 1 && document.querySelector('.back').hidden")
+        page.run("drawing.pool.canvas.focus()")
+        for key in ("ArrowRight", "ArrowRight", "Enter"):
+            page.press(key)
+        page.until("drawing.pool.per === 1")
+        page.press("Escape")
+        page.until("drawing.pool.per > 1")
+        clean(page, server, "the large pool")
+    finally:
+        server.close()
+
+
+# The lines of the chart "Pool" are areas on top of each other: what is cached does not cover what is used.
+def what_is_cached_stands_on_what_is_used(browser, server):
+    page = browser.page()
+    page.go(server.url + "/blocks.html")
+    page.until("snapshot")
+    colors = page.run("""(() => {
+        const chart = CHARTS[0], at = performance.now() / 1000, m = {at, used: 50, cached: 0, blocks: 100, waste: 0, saved: 0, running: 0, waiting: 0, swapped: 0};
+        const look = cached => {
+            still = {now: at, history: [{...m, at: at - 60, cached}, {...m, cached}]};
+            drawCharts();
+            const {canvas} = chart, p = canvas.getContext("2d"), color = share => [...p.getImageData(canvas.width * .75, Math.round(canvas.height * share), 1, 1).data].slice(0, 3).join();
+            return [color(.8), color(.4), color(.05), chart.values.map(v => v.textContent).join()];
+        };
+        return [look(0), look(30)];
+    })()""")
+    used, cached = "0,114,178", "138,111,209"
+    check(colors[0][0] == used and cached not in colors[0] and colors[0][3] == "50,0", colors)
+    check(colors[1][0] == used and colors[1][1] == cached and colors[1][2] != cached and colors[1][3] == "50,30", colors)
+
+
+def the_walkthroughs_are_readable(browser):
+    html = os.path.join(SHOTS, "block-viz.html")
+    subprocess.run([BLOCK_VIZ, "--demo", "--html", html], check=True)
+    for width, height, dark in ((1280, 800, False), (1280, 800, True), (390, 844, False), (390, 844, True)):
+        page = browser.page(width, height, dark)
+        page.go("file://" + os.path.abspath(html))
+        steps = page.run("JSON.parse(document.getElementById('trace').textContent).steps.map(s => s.label)")
+        for step, label in enumerate(steps):
+            page.press("ArrowRight") if step else None
+            check(page.run("document.querySelector('.caption').textContent") == (label or page.run("document.querySelector('.caption').textContent")), "no caption")
+            if label or not steps[step - 1]:
+                readable(page, f"step {step + 1}")
+            if "copied" in label:
+                page.screenshot(os.path.join(SHOTS, f"block-viz-{width}-{'dark' if dark else 'light'}.png"))
+        no_overflow(page, "block-viz")
+        check(not page.complaints, page.complaints)
+
+
+TESTS = [
+    blocks_are_seen_changing, pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
+    a_large_pool_stays_fluid, a_default_pool_can_be_read, what_is_cached_stands_on_what_is_used, the_walkthroughs_are_readable,
+]

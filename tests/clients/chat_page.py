@@ -1,0 +1,604 @@
+"""Claims about the page of the chat, for pages.py."""
+import json
+import os
+import re
+import time
+
+from page_tools import ROOT, SHOTS, Server, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
+
+
+def a_question_is_answered_and_another_turn_follows(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    page.type("What is paged attention?")
+    page.press("Enter")
+    page.until(TURNS + " === 2")
+    settle(page)
+    first = page.run(LAST)
+    alone = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0)
+    check(first == alone["choices"][0]["message"]["content"], "another text than the API's:", first)
+    check(re.search(r"\d+ prompt tokens.* · \d+ tokens · [\d.]+ tokens/s · first after", page.run(NOTE)), page.run(NOTE))
+    page.type("Why?")
+    page.press("Enter", shift=True)
+    check(page.run("document.querySelector('textarea').value") == "Why?\n", "Shift+Enter starts no line")
+    page.press("Enter")
+    page.until(TURNS + " === 4")
+    settle(page)
+    messages = [{"role": "user", "content": "What is paged attention?"}, {"role": "assistant", "content": first}, {"role": "user", "content": "Why?"}]
+    alone = server.post("/v1/chat/completions", messages=messages, temperature=0)
+    check(page.run(LAST) == alone["choices"][0]["message"]["content"], "the second turn does not know the first")
+    check("cached" in page.run(NOTE), "nothing of the first turn was found in the cache:", page.run(NOTE))
+    # The talk outlives the page, until a new one begins.
+    page.go(server.url + "/")
+    check(page.run(TURNS) == 4, "the talk is gone")
+    page.click(".new")
+    check(page.run(TURNS) == 0 and page.run("document.activeElement.tagName") == "TEXTAREA", "no new chat")
+    clean(page, server, "the chat")
+
+
+def an_answer_is_stopped(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=3, seed=7)  # chance without end
+    with Busy(server):
+        stop_it(page, server)
+    clean(page, server, "stopping")
+
+
+def stop_it(page, server):
+    for how in ("Escape", "button"):
+        before = server.metric('vllm:request_success_total{finished_reason="abort"}')
+        page.type("Tell me a story.")
+        page.press("Enter")
+        page.until(f"{BUSY} && {LAST}.length > 20")
+        page.press("Escape") if how == "Escape" else page.click(".send")
+        settle(page)
+        check("stopped" in page.run(NOTE), how, page.run(NOTE))
+        check(page.run(LAST), "what had come is gone")
+        end = time.monotonic() + 30
+        while server.metric('vllm:request_success_total{finished_reason="abort"}') == before:
+            check(time.monotonic() < end, "the server went on")
+    # New chat stops, too, and nothing of the old answer comes back.
+    page.type("Tell me a story.")
+    page.press("Enter")
+    page.until(f"{BUSY} && {LAST}.length > 20")
+    page.click(".new")
+    page.until("document.querySelector('.send').textContent === 'Send'")
+    check(page.run(TURNS) == 0, "the old answer is still there")
+
+
+def settings_reach_the_server(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
+    setting(page, system="Be brief.", temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_tokens=5, seed=1)
+    page.type("Hello")
+    page.press("Enter")
+    page.until(TURNS + " === 2")
+    settle(page)
+    body = page.run("bodies.at(-1)")
+    check(body["messages"][0] == {"role": "system", "content": "Be brief."}, body)
+    for name, value in {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "max_tokens": 5, "seed": 1}.items():
+        check(body[name] == value, name, body)
+    check("5 tokens" in page.run(NOTE) and "cut" in page.run(NOTE), page.run(NOTE))
+    page.go(server.url + "/")
+    page.click(".set")
+    check(page.run("document.querySelector('[name=top_k]').value") == "40", "the settings are not kept")
+    page.click("dialog .reset")
+    page.click("dialog [value=save]")
+    page.until("!document.querySelector('dialog').open")
+    clean(page, server, "the settings")
+    # What the server has against a request is a sentence.
+    page.run("document.querySelector('.new').click()")
+    page.run("document.querySelector('textarea').value = 'word '.repeat(5000); document.querySelector('textarea').oninput(); 0")
+    page.click(".send")
+    page.until("document.querySelector('.fault')")
+    check("context" in page.run("document.querySelector('.fault').innerText"), page.run("document.querySelector('.fault').innerText"))
+    check(not page.run("document.querySelector('.fault button')"), "what is too long alone cannot go on without others")
+    page.click(".new")
+
+
+def a_full_context_goes_on_without_the_oldest(browser):
+    server = Server("-c", "256")
+    try:
+        page = browser.page()
+        page.go(server.url + "/")
+        page.until(READY)
+        setting(page, system="Be brief.", max_tokens=40)
+        asked = 0
+        while not page.run("!!document.querySelector('.fault')"):
+            check(asked < 20, "the context is never full")
+            asked += 1
+            page.type(f"What is paged attention, and why is it number {asked}?")
+            page.press("Enter")
+            page.until(f"{TURNS} === {2 * asked}")
+            settle(page)
+        check(page.run("!!document.querySelector('.fault button')"), "nothing is offered:", page.run("document.querySelector('.fault').innerText"))
+        text = page.run("document.querySelector('.fault button').textContent")
+        n = int(re.fullmatch(r"Go on without the (\d+) oldest messages", text)[1])
+        page.screenshot(os.path.join(SHOTS, "full-1400.png"))
+        # It lasts a reload, and so does what is chosen.
+        page.go(server.url + "/")
+        page.until("document.querySelector('.bar .model').textContent")
+        page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body && /completions/.test(a)) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
+        turns = page.run("turns.map(t => ({role: t.role, content: t.content})).filter(t => t.content)")
+        page.click(".fault button")
+        settle(page)
+        check(not page.run("!!document.querySelector('.fault')"), "it still fails:", page.run("document.querySelector('.talk').innerText"))
+        system = {"role": "system", "content": "Be brief."}
+        check(page.run("bodies.at(-1).messages") == [system, *turns[n:]], "other messages were sent:", page.run("bodies.at(-1).messages"))
+
+        def room(n):
+            return 256 - server.post("/tokenize", messages=[system, *turns[n:]])["count"]
+        check(room(n) >= 64 > room(n - 2), "not as few as possible were left out:", n, room(n), room(n - 2))
+        check(page.run("document.querySelector('.cut').previousElementSibling") is not None and page.run("document.querySelectorAll('.turn.dropped').length") == n, "it does not show what is left out")
+        page.screenshot(os.path.join(SHOTS, "cut-1400.png"))
+        readable(page, "a cut talk")
+        page.go(server.url + "/")
+        check(page.run("document.querySelectorAll('.turn.dropped').length") == n, "what was left out comes back")
+        before = page.run(TURNS)
+        page.type("Why?")
+        page.press("Enter")
+        page.until(f"{TURNS} === {before + 2}")
+        settle(page)
+        check(page.run(LAST), "the talk does not go on")
+        page.run("localStorage.clear(); 0")
+        refused = [c for c in page.complaints if "400" not in c]
+        check(not refused, refused)
+    finally:
+        server.close()
+
+
+# Answers the page's requests in the server's place: of window.script the next answer, a list of [reasoning or content, text], the
+# finish reason, and the tokens of the prompt. What was asked goes to window.asked.
+SCRIPTED = """window.script = []; window.asked = []; { const real = window.fetch; window.fetch = async (path, options) => {
+    if (!/completions/.test(path) || !script.length) return real(path, options);
+    asked.push(JSON.parse(options.body));
+    const [pieces, reason, prompt] = script.shift(), text = new TextEncoder(), usage = n => ({prompt_tokens: prompt, completion_tokens: n, total_tokens: prompt + n});
+    const event = (delta, n, reason = null) => text.encode("data: " + JSON.stringify({choices: [{index: 0, delta, finish_reason: reason}], usage: usage(n)}) + "\\n\\n");
+    return new Response(new ReadableStream({async start(c) {
+        for (const [i, [name, piece]] of pieces.entries()) {
+            while (window.held && i === window.held) await new Promise(done => setTimeout(done, 20));
+            c.enqueue(event({[name]: piece}, i + 1));
+        }
+        c.enqueue(event({}, pieces.length, reason));
+        c.close();
+    }}));
+}; }"""
+
+
+def ask(page, text, *answer):
+    """Asks, and waits for the answer; `answer`: what SCRIPTED gives."""
+    if answer:
+        page.run(f"script.push({json.dumps(answer)}); 0")
+    before = page.run("turns.length - (turns.at(-1)?.content || turns.at(-1)?.reasoning ? 0 : turns.length && 2)")  # an empty answer is left out
+    page.run("box.focus(); 0")
+    page.type(text)
+    page.press("Enter")
+    page.until(f"{TURNS} === {before + 2}")
+
+
+def thoughts_are_shown(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    thinking = [["reasoning_content", f"thought {i} *so* "] for i in range(8)]
+    page.run("window.held = 8; 0")
+    ask(page, "Think.", thinking + [["content", "The "], ["content", "answer."]], "stop", 10)
+    page.until("/thought 7/.test(document.querySelector('.thought .text').innerText)")
+    check(page.run("document.querySelector('.thought').open") and "Thinking" in page.run("document.querySelector('.thought summary').innerText"), "it does not show that it thinks")
+    check(page.run("document.querySelectorAll('.thought em').length") == 8, "thoughts are not drawn as other texts")
+    check("-" not in page.run(NOTE), page.run(NOTE))
+    page.screenshot(os.path.join(SHOTS, "thinking-1400.png"))
+    page.run("window.held = 0; 0")
+    settle(page)
+    check(page.run("document.querySelector('.turn.assistant .answer').innerText") == "The answer.", "another answer")
+    check(not page.run("document.querySelector('.thought').open") and "Thought for" in page.run("document.querySelector('.thought summary').innerText"), "thoughts stay unfolded")
+    check(re.search(r" 10 tokens · [\d.]+ tokens/s · first after", page.run(NOTE)), page.run(NOTE))
+    # What the reader unfolds stays so, over a reload, too.
+    page.click(".thought summary")
+    page.go(server.url + "/")
+    check(page.run("document.querySelector('.thought').open"), "unfolded thoughts are folded again")
+    page.click(".thought summary")
+    check(not page.run("document.querySelector('.thought').open"), "thoughts cannot be folded")
+    # Of thoughts alone; of nothing.
+    for what, pieces, says in (("thoughts", thinking, "It thought, and gave no answer."), ("nothing", [], "The answer is empty.")):
+        ask(page, "Again.", pieces, "stop", 30)
+        settle(page)
+        last = page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).innerText")
+        check(says in last and "-" not in page.run(NOTE), "an answer of", what, "is shown as", last)
+        check(("thought 7" in last) == (what == "thoughts"), "the thoughts are not seen:", last)
+    ask(page, "On.", [["content", "Yes."]], "stop", 40)
+    settle(page)
+    sent = page.run("asked.at(-1).messages")
+    check([m["role"] for m in sent] == ["user", "assistant"] * 2 + ["user"] and not any("thought" in m["content"] for m in sent), "thoughts are sent back:", sent)
+    readable(page, "thoughts")
+    clean(page, server, "thoughts")
+
+
+def every_answer_keeps_its_copy(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    buttons = "[...document.querySelectorAll('.turn.assistant')].map(t => [...t.querySelectorAll('.foot button')].map(b => b.textContent).join())"
+    for n in (1, 2, 3):
+        page.run("window.held = 1; 0")
+        ask(page, "Go.", [["content", "Some "], ["content", "words."]], "stop", 10)
+        page.until(BUSY)
+        check(page.run(buttons) == ["Copy"] * (n - 1) + [""], "during an answer:", page.run(buttons))
+        page.run("window.held = 0; 0")
+        settle(page)
+        check(page.run(buttons) == ["Copy"] * (n - 1) + ["Copy,Try again"], "after an answer:", page.run(buttons))
+    # What was cut goes on where it was cut.
+    ask(page, "Go.", [["content", "A begin"]], "length", 10)
+    settle(page)
+    check("cut at the limit" in page.run(NOTE) and "Continue" in page.run(buttons)[-1], page.run(NOTE))
+    page.go(server.url + "/")
+    page.run(f"script.push({json.dumps([[['content', 'ning.']], 'stop', 12])}); 0")
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    settle(page)
+    check(page.run(LAST) == "A beginning." and page.run("asked.at(-1).messages.at(-1)") == {"role": "assistant", "content": "A begin"}, page.run(LAST))
+    check("Continue" not in page.run(buttons)[-1], "it is complete")
+    # So does the server's own answer.
+    page.click(".new")
+    setting(page, max_tokens=5)
+    whole = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0, max_tokens=10)["choices"][0]["message"]["content"]
+    ask(page, "What is paged attention?")
+    settle(page)
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    settle(page)
+    check(page.run("turns.at(-1).content") == whole, page.run("turns.at(-1).content"), "is not", whole)
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "copies")
+
+
+def a_context_that_is_nearly_full_is_said(browser):
+    server = Server("-c", "256")
+    try:
+        page = browser.page()
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+        page.go(server.url + "/")
+        page.until(READY)
+        check(page.run("document.querySelector('.gauge').hidden"), "a gauge of nothing")
+        words = [["content", "word "]] * 3
+        ask(page, "One.", words, "stop", 20)
+        settle(page)
+        check(page.run("document.querySelector('.gauge').innerText").strip() == "23 of 256 tokens", page.run("document.querySelector('.gauge').innerText"))
+        # Before it is sent: a long question in a conversation that is not empty.
+        talk = [{"role": "user", "content": "One."}, {"role": "assistant", "content": "word word word "}]
+        n = next(n for n in range(1, 250) if server.post("/tokenize", messages=[*talk, {"role": "user", "content": ("word " * n).strip()}])["count"] >= 240)
+        ask(page, "word " * n)
+        page.until("document.querySelector('.fault button')")
+        settle(page)
+        told = page.run("document.querySelector('.fault').innerText")
+        found = re.match(r"The conversation has (\d+) of 256 tokens: (\d+) are left for an answer\.", told)
+        check(found and int(found[1]) + int(found[2]) == 256 and int(found[2]) < 32, told)
+        check(page.run("asked.length") == 1, "it was sent")
+        check(page.run("document.querySelector('.gauge').className") == "gauge full", "the gauge is not full")
+        page.screenshot(os.path.join(SHOTS, "nearly-full-1400.png"))
+        page.look(420, 900, False)
+        no_overflow(page, "a full chat")
+        readable(page, "a full chat")
+        page.look(1400, 900, False)
+        page.run(f"script.push({json.dumps([words, 'stop', 230])}); 0")
+        page.run("[...document.querySelectorAll('.fault button')].find(b => b.textContent === 'Answer anyway').click()")
+        settle(page)
+        check(page.run(LAST).startswith("word") and len(page.run("asked.at(-1).messages")) == 3, "not answered anyway")
+        # On the cut: the answer filled the context, and goes on without the oldest.
+        page.click(".new")
+        ask(page, "One.", words, "stop", 20)
+        settle(page)
+        ask(page, "Two.", [["content", "word "]] * 160, "length", 96)
+        settle(page)
+        check("cut: the context is full" in page.run(NOTE) and "context of 256 tokens is full" in page.run("document.querySelector('.fault').innerText"), page.run(NOTE))
+        page.run(f"script.push({json.dumps([[['content', 'end.']], 'stop', 100])}); 0")
+        page.click(".fault button")
+        settle(page)
+        sent = page.run("asked.at(-1).messages")
+        check([m["role"] for m in sent] == ["user", "assistant"] and sent[0]["content"] == "Two." and page.run("turns.at(-1).content").endswith("word end."), sent)
+        # A single question that fills the context has nothing to leave out.
+        page.click(".new")
+        ask(page, "Three.", words, "length", 253)
+        settle(page)
+        check("cut: the context is full" in page.run(NOTE) and not page.run("document.querySelector('.fault')"), page.run(NOTE))
+        check("Continue" not in page.run("[...document.querySelectorAll('.foot')].at(-1).innerText"), "it would only be refused")
+        clean(page, server, "a full chat")
+    finally:
+        server.close()
+
+
+def a_reload_loses_neither_question_nor_answer(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=3, seed=7, max_tokens=400)
+    with Busy(server):
+        page.type("Tell me a story.")
+        page.press("Enter")
+        page.until(f"{BUSY} && {LAST}.length > 20")
+        there = page.run("turns.at(-1).content")
+        page.go(server.url + "/")
+        check(page.run(TURNS) == 2 and "Tell me a story." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+        kept = page.run("turns.at(-1).content")
+        check(kept.startswith(there), "the answer is gone:", kept)
+        check("interrupted" in page.run(NOTE), page.run(NOTE))
+        page.screenshot(os.path.join(SHOTS, "interrupted-1400.png"))
+        page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+        page.until(f"turns.at(-1).content.length > {len(kept) + 20}")
+        check(page.run("turns.at(-1).content").startswith(kept), "it does not go on where it broke off")
+        page.press("Escape")
+        settle(page)
+        check("stopped" in page.run(NOTE) and "interrupted" not in page.run(NOTE), page.run(NOTE))
+        # Before the first word, too; and it can be asked again.
+        page.click(".new")
+        page.type("Tell me another.")
+        page.press("Enter")
+        page.go(server.url + "/")
+        check(page.run(TURNS) == 2 and "Tell me another." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Try again').click()")
+    page.until(BUSY)
+    settle(page)
+    check(page.run(TURNS) == 2 and page.run(LAST), "it is not asked again")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "a reload")
+
+
+def no_placeholder_is_cut(browser, server):
+    page = browser.page()
+    for width in (320, 375, 768, 1280):
+        page.look(width, 700, False)
+        page.go(server.url + "/")
+        page.until(READY)
+        page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
+        no_overflow(page, f"the chat at {width}")
+        page.click(".set")
+        page.until("document.querySelector('dialog').open")
+        page.screenshot(os.path.join(SHOTS, f"settings-{width}.png"))
+        cut = page.run("""[...document.querySelectorAll('textarea, input')].filter(e => e.placeholder && e.checkVisibility()).map(e => {
+            const p = document.createElement('canvas').getContext('2d'), style = getComputedStyle(e);
+            p.font = style.font;
+            const room = e.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (e.type === 'number' ? 18 : 0); // its arrows
+            return [e.placeholder, p.measureText(e.placeholder).width, room, e.clientHeight, parseFloat(style.lineHeight) || parseFloat(style.fontSize)];
+        }).filter(([, wide, room, high, line]) => wide > room || high < line)""")
+        check(not cut, "cut at", width, cut)
+        page.press("Escape")
+        page.until("!document.querySelector('dialog').open")
+    clean(page, server, "the placeholders")
+
+
+def the_chat_does_not_shift(browser, server):
+    for width, height in ((1280, 900), (390, 844)):
+        page = browser.page(width, height)
+        watch_shifts(page)
+        page.go(server.url + "/")
+        page.until(READY)
+        setting(page, temperature=1, seed=3, max_tokens=300)
+        with Busy(server):
+            for n in (2, 4, 6):
+                page.type("Tell me a story.")
+                page.press("Enter")
+                page.until(f"{TURNS} === {n}")
+                settle(page)
+        time.sleep(0.6)
+        no_shift(page, f"the chat at {width}")
+        page.run("localStorage.clear(); 0")
+        clean(page, server, "the chat")
+
+
+ATTACKS = """<script>window.hit = 1</script>
+
+<img src=x onerror="window.hit = 1"> and <svg onload=window.hit=1>
+
+[one](javascript:window.hit=1) [two](JaVaScRiPt:window.hit=1) [three](data:text/html,<script>window.hit=1</script>)
+[four](vbscript:x) [five]( javascript:window.hit=1) [six](java\tscript:window.hit=1) ![seven](http://127.0.0.1:1/x.png)
+[good](https://example.org/a?b=c) http://example.org/plain
+
+**<iframe src="javascript:window.hit=1"></iframe>** `<b>code</b>`
+
+```html"><script>window.hit=1</script>
+<script>window.hit = 1</script>
+```
+
+| a | <img src=x onerror=window.hit=1> |
+|---|---|
+| <script>window.hit=1</script> | b |
+"""
+
+
+def what_a_model_writes_stays_text(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    turns = [{"role": "user", "content": ATTACKS}, {"role": "assistant", "content": ATTACKS}]
+    page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
+    page.go(server.url + "/")
+    time.sleep(0.3)  # for what must not happen
+    check(page.run("window.hit") is None, "a script of the model ran")
+    check(page.run("document.querySelectorAll('.talk script, .talk img, .talk iframe, .talk svg, .talk [onerror], .talk [onload]').length") == 0, "markup came through")
+    links = page.run("[...document.querySelectorAll('.talk a')].map(a => [a.href, a.rel, a.protocol])")
+    check(all(protocol in ("http:", "https:") and "noopener" in rel for _, rel, protocol in links), links)
+    check(["https://example.org/a?b=c", "http://example.org/plain"] == [l[0] for l in links if "example.org" in l[0]], links)
+    check(page.run("document.querySelector('.turn.user').innerText").count("<script>") == ATTACKS.count("<script>"), "the question lost something")
+    check("<script>window.hit = 1</script>" in page.run("document.querySelector('.text pre').innerText"), "code is not shown as it is")
+    # The policy holds even if the page were wrong.
+    blocked = page.run("(() => { try { document.body.innerHTML = '<b>x</b>'; return false; } catch { return true; } })()")
+    check(blocked, "markup may be written into the page")
+    clean_before = [c for c in page.complaints if "TrustedHTML" not in c and "trusted" not in c.lower()]
+    check(not clean_before, clean_before)
+    for address in page.addresses:
+        check(address.startswith(server.url) or address.startswith("data:"), "asked", address)
+
+
+MARKDOWN = [  # what is written, the elements it becomes
+    ("one\ntwo", "p"), ("# Title #", "h3"), ("- a\n- b\n  - c\n\n- d", "ul>li,li>ul>li,li"), ("3. a\n4. b", "ol>li,li"),
+    ("```cpp\nint *a;\n```", "div>div>span,button,pre>code"), ("a `b*c*` d", "p>code"), ("**a *b* c**", "p>strong>em"),
+    ("***a***", "p>strong>em"), ("snake_case_name 2 * 3 * 4", "p"), ("> a\n> > b", "blockquote>p,blockquote>p"),
+    ("1. a\n2. b\n- c\n- d", "ol>li,li,ul>li,li"), ("1. a\n\n- b\n\n2. c", "ol>li,ul>li,ol>li"), ("- a\n* b", "ul>li,ul>li"), ("1. a\n   - b\n2. c", "ol>li>ul>li,li"),
+    ("~~a *b*~~ ~c~", "p>del>em"), ("- [ ] a\n- [x] b\n- [link] c", "ul>li>span,li>span,li"),
+    ("![alt](https://example.org/x.png) ![](https://example.org/y.png)", "p>a,a"), ("[![alt](https://example.org/x.png)](https://example.org)", "p>a"),
+    ("![alt](data:image/png;base64,x)", "p"),
+    (r"a \(x_1 * y_2 * z\) b \[c\] $\alpha$ d", "p>code,code,code"), ("it costs $5 *or* $6", "p>em"), ("\\[\n- a\n- b\n\\]\nc", "pre,p"), ("so\n$$\n# x\n$$", "p,pre"),
+    (r"\(never closed \*a\*", "p"), ("|a|b|c|\n|:-|:-:|-:|\n|1|2 \\| 3|4|", "div>table>tbody>tr>th,th,th,tr>td,td,td"),
+    ("---", "hr"), ("|a|b|\n|-|-|\n|1|2|", "div>table>tbody>tr>th,th,tr>td,td"), ("**unfinished", "p"), ("```\nunfinished", "div>div>span,button,pre>code"),
+]
+
+
+MARKDOWN_SAYS = [
+    (r"a \(x_1 * y_2 * z\) b", r"a \(x_1 * y_2 * z\) b"), (r"\[ \frac{a}{b}\, \{c\} \]", r"\[ \frac{a}{b}\, \{c\} \]"), ("$$\na_1 = *b*\n$$", "$$\na_1 = *b*\n$$"),
+    (r"\(never closed \*a\*", r"\(never closed *a*"), (r"$\{a\}$ and $5 or $6", r"$\{a\}$ and $5 or $6"), ("![alt](https://example.org/x.png)", "alt"),
+    ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
+    ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"),
+]
+
+
+def markdown_becomes_elements(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    shape = "(e => { const f = e => [...e.children].map(c => c.tagName.toLowerCase() + (c.children.length ? '>' + f(c) : '')).join(','); return f(e); })"
+    for text, wanted in MARKDOWN:
+        got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return {shape}(e); }})()")
+        check(got == wanted, repr(text), "became", got)
+    # What they say.
+    for text, wanted in MARKDOWN_SAYS:
+        got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return e.textContent; }})()")
+        check(got == wanted, repr(text), "says", repr(got))
+    sides = page.run(r"(() => { const e = document.createElement('div'); e.className = 'text'; document.body.append(e); drawMarkdown(e, '|a|b|c|\n|:-|:-:|-:|\n|1|2|3|'); "
+                     "const sides = [...e.querySelectorAll('td')].map(c => getComputedStyle(c).textAlign); e.remove(); return sides; })()")
+    check(sides == ["left", "center", "right"], "columns stand", sides)
+    # As it grows it is what it is at once, and nothing takes long.
+    text = "\n\n".join(text for text, _ in MARKDOWN) + ATTACKS
+    same = page.run(f"""(() => {{ const text = {json.dumps(text)}, a = document.createElement('div'), b = document.createElement('div');
+        for (let n = 0; n <= text.length; n += 3) drawMarkdown(a, text.slice(0, n));
+        drawMarkdown(a, text); drawMarkdown(b, text);
+        return a.isEqualNode(b); }})()""")
+    check(same, "a text that grew looks otherwise")
+    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n"):
+        page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
+    clean(page, server, "markdown")
+
+
+def a_key_is_asked_for(browser):
+    server = Server("--api-key", "open-sesame")
+    try:
+        for path in ("/", "/blocks.html"):
+            page = browser.page(width=420)
+            page.go(server.url + path)
+            page.until("!document.querySelector('.key').hidden")
+            check("key" in page.run("document.querySelector('.key label').textContent"), "no word of a key")
+            if path == "/":
+                page.screenshot(os.path.join(SHOTS, "key-420.png"))
+                no_overflow(page, "the chat")
+                page.click("#key-now")
+                page.type("wrong")
+                page.press("Enter")
+                page.until("/not accepted/.test(document.querySelector('.key label').textContent)")
+            page.click("#key-now")
+            page.type("open-sesame")
+            page.press("Enter")
+            page.until("document.querySelector('.key').hidden && document.querySelector('.bar .model').textContent")
+            if path == "/":
+                page.click("textarea")
+                page.type("Hello")
+                page.press("Enter")
+                page.until(TURNS + " === 2")
+                settle(page)
+                check(page.run(LAST), "no answer with the key")
+            else:
+                page.until("document.querySelector('.state').textContent === 'live'")
+            page.run("localStorage.clear(); 0")
+            refused = [c for c in page.complaints if "401" not in c]
+            check(not refused, refused)
+    finally:
+        server.close()
+    # A server that is gone is said, too.
+    page = browser.page()
+    server = Server()
+    page.go(server.url + "/")
+    page.until(READY)
+    server.close()
+    page.type("Hello")
+    page.press("Enter")
+    page.until("document.querySelector('.fault')")
+    check(page.run("document.querySelector('.fault').textContent") == "The server cannot be reached.", page.run("document.querySelector('.fault').textContent"))
+
+
+def a_missing_template_is_said(browser, server):
+    page = browser.page(width=420)
+    page.go(server.url + "/")
+    page.until(READY)
+    check(page.run("document.querySelector('.notice').hidden"), "a note about a template that is there")
+    bare = Server("-m", os.path.join(ROOT, "tests", "data", "models", "gpt2-F32.gguf"))
+    try:
+        page.go(bare.url + "/")
+        page.until("!document.querySelector('.notice').hidden")
+        check("no chat template" in page.run("document.querySelector('.notice').textContent"), "no word of the template")
+        page.screenshot(os.path.join(SHOTS, "no-template-420.png"))
+        no_overflow(page, "the chat")
+    finally:
+        bare.close()
+
+
+SHOWN = """PagedAttention keeps the **KV cache** in blocks of fixed size. A *block table* maps the logical blocks of a sequence to physical ones:
+
+1. A block is taken when the last one is full.
+2. Blocks of equal prefixes are **shared**, with a reference count.
+   - whoever writes to a shared block copies it first
+   - a block that nobody holds stays findable by its hash
+
+```cpp
+BlockId BlockManager::take() {
+    if (!free_plain_.empty()) return free_plain_.pop();
+    return evict(free_cached_.oldest()); // the least recently used, whatever else it may have been used for
+}
+```
+
+### In numbers
+
+| | contiguous | paged |
+|---|---|---|
+| internal waste | 60 to 80 % | under 4 % |
+| `n` answers | *n* prompts | one prompt |
+
+> What is shared is stored once. See [the paper](https://arxiv.org/abs/2309.06180)."""
+
+
+def it_can_be_shown(browser, server):
+    page = browser.page()
+    turns = [{"role": "user", "content": "How does paged attention store the KV cache?"},
+             {"role": "assistant", "content": SHOWN, "note": "23 prompt tokens (16 cached) · 214 tokens · 412.7 tokens/s · first after 0.02 s"}]
+    page.go(server.url + "/")
+    page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
+    for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
+        name = f"{width}-{'dark' if dark else 'light'}.png"
+        page.look(width, height, dark)
+        page.go(server.url + "/")
+        page.until("document.querySelector('.bar .model').textContent")
+        page.run("document.querySelector('.scroll').scrollTop = 0")
+        time.sleep(0.2)
+        page.screenshot(os.path.join(SHOTS, "chat-" + name))
+        no_overflow(page, "the chat")
+        readable(page, "the chat")
+        page.click(".set")
+        time.sleep(0.2)
+        page.screenshot(os.path.join(SHOTS, "settings-" + name))
+        page.press("Escape")
+        page.until("!document.querySelector('dialog').open")
+        page.run("document.querySelector('.new').click()")
+        time.sleep(0.1)
+        page.screenshot(os.path.join(SHOTS, "new-" + name))
+        page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
+    unnamed = page.run("[...document.querySelectorAll('button, input, textarea, a')].filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)")
+    check(not unnamed, "without a name:", unnamed)
+    clean(page, server, "the chat")
+
+
+TESTS = [
+    a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
+    a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
+    a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
+    markdown_becomes_elements, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
+]
