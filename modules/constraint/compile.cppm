@@ -2,7 +2,7 @@
 export module quire.constraint.compile;
 
 export import quire.constraint.constraint;
-export import quire.constraint.formats.answer;
+export import quire.constraint.formats.answer_grammar;
 import quire.constraint.formats.gbnf;
 export import quire.constraint.formats.json_schema;
 import quire.constraint.formats.structural_tag;

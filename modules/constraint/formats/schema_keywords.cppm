@@ -2,9 +2,9 @@
 // counts; and which keywords are not supported. Owns nothing.
 export module quire.constraint.formats.schema_keywords;
 
-import quire.constraint.formats.json_text;
+import quire.constraint.formats.json_scalars;
 import quire.constraint.formats.schema_references;
-import quire.constraint.formats.schema_values;
+import quire.constraint.formats.value_set;
 import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;

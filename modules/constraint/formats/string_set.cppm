@@ -1,7 +1,7 @@
 // quire.constraint.formats.string_set: the strings that a JSON Schema allows, as the text that they are and not as JSON. Owns nothing.
 export module quire.constraint.formats.string_set;
 
-import quire.constraint.formats.json_text;
+import quire.constraint.formats.json_scalars;
 import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;

@@ -3,7 +3,7 @@
 export module quire.serve.api.context;
 
 import quire.constraint.compile;
-import quire.constraint.formats.answer;
+import quire.constraint.formats.answer_grammar;
 import quire.constraint.memory;
 import quire.core.base;
 import quire.core.json;

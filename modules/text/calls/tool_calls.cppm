@@ -33,7 +33,7 @@ struct AnswerFormat {
     bool          reasoning    = false; // text between the marks of reasoning, at the beginning, is reasoning
     bool          in_reasoning = false; // the prompt ends with the first mark
     ReasoningForm marks{std::string(think_begin), std::string(think_end)};
-    // The text follows the grammar of answers (quire.constraint.formats.answer), so that a text that begins as a call is a call: its
+    // The text follows the grammar of answers (quire.constraint.formats.answer_grammar), so that a text that begins as a call is a call: its
     // arguments come in pieces, without white space, where they are JSON in the text.
     bool in_pieces = false;
 };

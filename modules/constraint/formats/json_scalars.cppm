@@ -1,5 +1,5 @@
-// quire.constraint.formats.json_text: numbers and strings of JSON as expressions: their shapes, ranges, multiples, formats. Owns nothing.
-export module quire.constraint.formats.json_text;
+// quire.constraint.formats.json_scalars: numbers and strings of JSON as expressions: their shapes, ranges, multiples, formats. Owns nothing.
+export module quire.constraint.formats.json_scalars;
 
 import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;

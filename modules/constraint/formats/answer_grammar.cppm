@@ -1,12 +1,12 @@
-// quire.constraint.formats.answer: the rules of a chat's answer: reasoning, then text, or calls of tools in the form in which the model writes
+// quire.constraint.formats.answer_grammar: the rules of a chat's answer: reasoning, then text, or calls of tools in the form in which the model writes
 // them. Owns nothing.
 //
 // The arguments of a call follow the tool's schema from the mark on with which a call begins; before it any text goes. A control token
 // stands in these texts as control_bytes() of its name, which no other text contains.
-export module quire.constraint.formats.answer;
+export module quire.constraint.formats.answer_grammar;
 
+import quire.constraint.formats.json_scalars;
 import quire.constraint.formats.json_schema;
-import quire.constraint.formats.json_text;
 import quire.constraint.formats.string_set;
 import quire.constraint.grammar.grammar;
 import quire.constraint.grammar.token_trie;

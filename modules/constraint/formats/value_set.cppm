@@ -1,8 +1,8 @@
-// quire.constraint.formats.schema_values: the JSON values that a JSON Schema allows, as a union: scalars as expressions, arrays and objects as
+// quire.constraint.formats.value_set: the JSON values that a JSON Schema allows, as a union: scalars as expressions, arrays and objects as
 // alternatives whose parts are terms that are resolved later. Plain values, and the arithmetic of sets on them.
-export module quire.constraint.formats.schema_values;
+export module quire.constraint.formats.value_set;
 
-import quire.constraint.formats.json_text;
+import quire.constraint.formats.json_scalars;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
