@@ -1,25 +1,18 @@
-// quire.constraint.formats.answer_grammar: the rules of a chat's answer: reasoning, then text, or calls of tools in the form in which the model writes
-// them. Owns nothing.
-//
-// The arguments of a call follow the tool's schema from the mark on with which a call begins; before it any text goes. A control token
-// stands in these texts as control_bytes() of its name, which no other text contains.
+// quire.constraint.formats.answer_grammar: the rules of a chat's answer: reasoning, then text, or calls of tools in the form in which the
+// model writes them. Owns nothing. The arguments of a call follow the tool's schema from the mark on with which a call begins; before it any
+// text goes.
 export module quire.constraint.formats.answer_grammar;
 
-import quire.constraint.formats.json_scalars;
-import quire.constraint.formats.json_schema;
-import quire.constraint.formats.string_set;
+import quire.constraint.formats.answer_texts;
+import quire.constraint.formats.call_arguments;
 import quire.constraint.grammar.grammar;
-import quire.constraint.grammar.token_trie;
-import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
-import quire.constraint.work;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
-import quire.text.calls.tool_parameter;
 
 export namespace quire {
 
@@ -76,16 +69,16 @@ constexpr std::array<std::string_view, 24> all_marks{"<think>",
 
 std::span<const std::string_view> answer_marks() { return all_marks; }
 
-class AnswerBuilder {
+class AnswerBuilder : AnswerTexts {
 public:
-    AnswerBuilder(Grammar& g, const AnswerRules& rules) : g_(g), pool_(g.pool), rules_(rules) {}
+    AnswerBuilder(Grammar& g, const AnswerRules& rules) : AnswerTexts(g, rules.controls, rules.ends), rules_(rules) {}
 
     Result<GrammarSymbol> answer(std::optional<GrammarSymbol> text) {
         GrammarSymbol body;
         if (rules_.tools.empty()) {
             body = behind_final(text ? *text : any_text());
         } else {
-            if (auto ok = read_tools(); !ok) return std::unexpected(ok.error());
+            read_tools();
             const Result<void> made = calls();
             if (!made) return std::unexpected(made.error());
             if (rules_.required) body = only_calls();
@@ -96,68 +89,19 @@ public:
     }
 
 private:
+    using Tool  = CallableTool;
     using Rule  = std::vector<GrammarSymbol>;
     using Rules = std::vector<Rule>;
 
-    struct Tool {
-        std::string   name;
-        const Json*   function = nullptr;
-        bool          exact    = false; // its schema has to be supported
-        GrammarSymbol arguments;        // as JSON; in the forms that have them so
-    };
     // A mark, and the rest of the text that begins with it.
     struct Opening {
         std::string   mark;
         GrammarSymbol rest;
     };
 
-    // -- parts
+    // -- forms
 
-    // Control tokens and ends in a text as they stand in answers: ends are no bytes of it.
-    std::string spelled(std::string_view text) const {
-        std::string out;
-        while (!text.empty()) {
-            std::string_view longest;
-            bool             is_end = false;
-            for (const auto* list : {&rules_.controls, &rules_.ends})
-                for (const std::string& mark : *list)
-                    if (text.starts_with(mark) && mark.size() > longest.size())
-                        longest = mark, is_end = list == &rules_.ends;
-            if (!longest.empty() && !is_end) out += control_bytes(longest);
-            if (longest.empty()) out += text[0];
-            text.remove_prefix(std::max<std::size_t>(longest.size(), 1));
-        }
-        return out;
-    }
-    RegexId literal(std::string_view text) { return pool_.literal(spelled(text)); }
-    RegexId pattern(std::string_view text) {
-        const Result<RegexId> made = parse_regex(pool_, text, TextSpelling::utf8, true);
-        check(made.has_value(), "a pattern of quire's own");
-        return *made;
-    }
-    RegexId join(std::initializer_list<RegexId> parts) {
-        RegexId all = RegexPool::blank;
-        for (const RegexId part : parts) all = pool_.concat(all, part);
-        return all;
-    }
-    GrammarSymbol symbol(RegexId regex) { return g_.optional(regex); }
-    RegexId       white() { return pattern("[ \\t\\r\\n]{0,4}"); }
-    RegexId       any() { return pool_.repeat(pool_.bytes(ByteSet::range(0, 255)), 0, RegexPool::endless); }
-    RegexId       some() { return pool_.repeat(pool_.bytes(ByteSet::range(0, 255)), 1, RegexPool::endless); }
-    GrammarSymbol any_text() { return symbol(any()); }
-    // Texts in which none of these stands.
-    RegexId without(const std::vector<RegexId>& marks) {
-        return marks.empty() ? any() : pool_.negate(join({any(), pool_.any_of(marks), any()}));
-    }
-    // Texts up to the first of these marks, which is `mark`.
-    RegexId up_to(RegexId mark, const std::vector<RegexId>& marks) {
-        return pool_.minus(join({any(), mark}), join({any(), pool_.any_of(marks), some()}));
-    }
-    RegexId up_to(std::string_view mark) { return up_to(literal(mark), {literal(mark)}); }
-
-    // -- arguments
-
-    Result<void> read_tools() {
+    void read_tools() {
         for (const Json& t : rules_.tools) {
             const Json& function = t["function"];
             const auto  strict   = function.find("strict");
@@ -166,237 +110,15 @@ private:
             tool.function        = &function;
             tool.exact           = rules_.required || (strict != function.end() && *strict == true);
         }
-        return {};
-    }
-    Error in_tool(const Tool& tool, const Error& error) const {
-        return {error.kind, cat("the parameters of the tool ", quote(tool.name), ": ", error.message)};
-    }
-    static Json parameters_of(const Tool& tool) {
-        const auto at = tool.function->find("parameters");
-        if (at == tool.function->end() || at->is_null()) // as OpenAI says: a function without parameters
-            return Json{{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
-        Json schema    = *at;
-        schema["type"] = "object";
-        return schema;
-    }
-    Result<GrammarSymbol> json_arguments(const Tool& tool) {
-        const Json            schema = parameters_of(tool);
-        Result<GrammarSymbol> made   = fail_with(ErrorKind::limit, "it is nested too deep");
-        try {
-            made = add_json_schema(g_, schema);
-        } catch (const WorkEnded& e) {
-            if (e.why != WorkEnded::Why::depth) throw;
-        }
-        // A schema that cannot be used may leave rules behind; no rule leads to them.
-        if (!made && !tool.exact) return add_json_schema(g_, Json{{"type", "object"}});
-        return made ? made : std::unexpected(in_tool(tool, made.error()));
-    }
-
-    // How a value is written that is not plain JSON.
-    enum class Spelling : std::uint8_t {
-        tagged, // strings as they stand, all else as JSON, and then a mark
-        python, // True, False and None, all else as JSON
-    };
-    // The texts before and behind a tagged value.
-    struct Surroundings {
-        struct Pair {
-            RegexId open = RegexPool::blank, close = RegexPool::blank;
-        };
-        Pair text, other; // strings, all else
-    };
-    struct Values {
-        const Tool&  tool;
-        const Json   root;
-        Spelling     spelling;
-        Surroundings around;
-        Rules        rules{};
-    };
-
-    void add_lexeme(Values& v, RegexId value, bool is_text) {
-        const Surroundings::Pair& around = is_text ? v.around.text : v.around.other;
-        v.rules.push_back({symbol(v.spelling == Spelling::tagged ? join({around.open, value, around.close}) : value)});
-    }
-    RegexId without_close(const Values& v) { return pool_.minus(any(), join({any(), v.around.text.close, any()})); }
-    void    add_any_text(Values& v) { add_lexeme(v, without_close(v), true); }
-    void    add_value(Values& v, const Json& value) {
-        if (v.spelling == Spelling::tagged && value.is_string())
-            add_lexeme(v, pool_.literal(value.get_ref<const std::string&>()), true);
-        else if (v.spelling == Spelling::python && value.is_boolean())
-            add_lexeme(v, pool_.literal(value.get<bool>() ? "True" : "False"), false);
-        else if (v.spelling == Spelling::python && value.is_null()) add_lexeme(v, pool_.literal("None"), false);
-        else add_lexeme(v, pool_.literal(json_dump(value)), false);
-    }
-    Result<void> add_json(Values& v, const Json& schema) {
-        Json whole = schema;
-        for (const char* defs : {"$defs", "definitions"})
-            if (v.root.contains(defs) && !whole.contains(defs)) whole[defs] = v.root[defs];
-        const Result<GrammarSymbol> made = add_json_schema(g_, whole);
-        if (!made) return std::unexpected(made.error());
-        if (v.spelling != Spelling::tagged) v.rules.push_back({*made});
-        else v.rules.push_back({symbol(v.around.other.open), *made, symbol(v.around.other.close)});
-        return {};
-    }
-    // A string as it stands.
-    Result<void> add_string(Values& v, const Json& schema) {
-        const Result<RegexId> allowed = strings_of(pool_, v.root, schema);
-        if (!allowed) return std::unexpected(allowed.error());
-        add_lexeme(v, pool_.all_of({without_close(v), *allowed}), true);
-        return {};
-    }
-    // Adds all values that the schema allows. Error: a part of the schema that is not supported.
-    Result<void> add_values(Values& v, const Json& schema, int depth) {
-        static const std::set<std::string, std::less<>> notes{"title",    "description", "default",      "examples",
-                                                              "$comment", "deprecated",  "x-order",      "nullable",
-                                                              "$defs",    "definitions", "propertyOrder"};
-        pool_.enter();
-        if (depth > 16) return fail("references and alternatives are nested too deep");
-        if (!schema.is_object()) return schema == Json(false) ? Result<void>() : add_json_like(v, Json::object());
-        std::size_t constraining = 0;
-        for (auto at = schema.begin(); at != schema.end(); ++at) constraining += !notes.contains(at.key());
-        if (const Json* to = referred(v.root, schema); to && constraining == 1) return add_values(v, *to, depth + 1);
-        for (const char* key : {"anyOf", "oneOf", "allOf"})
-            if (const auto list = schema.find(key);
-                list != schema.end() && list->is_array() && !list->empty() && constraining == 1) {
-                if (key == std::string_view("allOf") && list->size() > 1) break;
-                if (key == std::string_view("oneOf") && v.spelling == Spelling::tagged)
-                    break; // a value that two schemas allow is not allowed
-                for (const Json& one : *list)
-                    if (auto ok = add_values(v, one, depth + 1); !ok) return ok;
-                return {};
-            }
-        const JsonKinds kinds = kinds_of(v.root, schema);
-        const bool      alone = constraining == (schema.contains("type") ? 2u : 1u);
-        if (v.spelling == Spelling::tagged && !alone) return add_json_like(v, schema);
-        if (const auto list = schema.find("enum"); list != schema.end() && list->is_array()) {
-            for (const Json& one : *list)
-                if (kinds.has(one)) add_value(v, one);
-            return {};
-        }
-        if (const auto one = schema.find("const"); one != schema.end()) return add_value(v, *one), Result<void>();
-        return add_json_like(v, schema);
-    }
-    // Where only `type` says which kinds of values there are.
-    Result<void> add_json_like(Values& v, const Json& schema) {
-        const JsonKinds kinds = kinds_of(v.root, schema);
-        const bool      mixed = schema.contains("$ref") || schema.contains("anyOf") || schema.contains("oneOf") ||
-                           schema.contains("allOf") || schema.contains("not") || schema.contains("if");
-        Json rest = Json::array();
-        if (kinds.has(JsonKind::string)) {
-            if (v.spelling == Spelling::python) rest.push_back("string");
-            else if (auto ok = add_string(v, schema); !ok) return ok;
-        }
-        if (v.spelling == Spelling::python && !mixed) {
-            if (kinds.has(JsonKind::null)) add_value(v, nullptr);
-            if (kinds.has(JsonKind::boolean)) add_value(v, true), add_value(v, false);
-        } else {
-            if (kinds.has(JsonKind::null)) rest.push_back("null");
-            if (kinds.has(JsonKind::boolean)) rest.push_back("boolean");
-        }
-        if (kinds.has(JsonKind::number)) rest.push_back("number");
-        else if (kinds.has(JsonKind::integer)) rest.push_back("integer");
-        if (kinds.has(JsonKind::array)) rest.push_back("array");
-        if (kinds.has(JsonKind::object)) rest.push_back("object");
-        if (rest.empty()) return {};
-        Json narrowed = schema;
-        if (narrowed.contains("type") || !mixed) narrowed["type"] = std::move(rest);
-        else narrowed = Json{{"allOf", Json::array({schema, Json{{"type", std::move(rest)}}})}};
-        return add_json(v, narrowed);
-    }
-    // A value of the parameter, and its closing mark.
-    Result<GrammarSymbol> value(const Tool& tool, const Json& root, const Json& schema, Spelling spelling,
-                                const Surroundings& around) {
-        Values       v{tool, root, spelling, around};
-        Result<void> made = add_values(v, schema, 0);
-        if (!made && tool.exact) return std::unexpected(in_tool(tool, made.error()));
-        if (!made) {
-            v.rules.clear();
-            if (spelling == Spelling::tagged) add_any_text(v);
-            else if (auto ok = add_json(v, Json::object()); !ok) return std::unexpected(ok.error());
-        }
-        return g_.add_rules(std::move(v.rules));
-    }
-    struct Parameter {
-        std::string name;
-        const Json* schema;
-        bool        required;
-    };
-    // In the order of the schema. `root` is as parameters_of() has it.
-    Result<std::vector<Parameter>> parameters(const Tool& tool, const Json& root) const {
-        std::vector<Parameter> out;
-        const auto             properties = root.find("properties"), needed = root.find("required");
-        if (properties != root.end() && properties->is_object())
-            for (auto at = properties->begin(); at != properties->end(); ++at)
-                out.push_back({at.key(), &at.value(),
-                               needed != root.end() && needed->is_array() &&
-                                   std::ranges::find(*needed, Json(at.key())) != needed->end()});
-        for (const char* key : {"$ref", "anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties",
-                                "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas"})
-            if (tool.exact && root.contains(key))
-                return std::unexpected(
-                    in_tool(tool, Error{ErrorKind::input, cat(key, " is not supported in this form of calls")}));
-        return out;
-    }
-
-    // Parameters one behind another, with the marks of `m`: before each parameter, around strings, and around other values.
-    Result<GrammarSymbol> tagged_parameters(const Tool& tool, const CallMarks& m) {
-        const Json                           root = parameters_of(tool);
-        const Result<std::vector<Parameter>> list = parameters(tool, root);
-        if (!list) return std::unexpected(list.error());
-        const RegexId between = join({white(), loose(m.parameter_separator), white()});
-        // The rules from parameter i on, as the first parameter or behind another.
-        GrammarSymbol first = g_.add_rules({{}}), behind = first;
-        for (const Parameter& p : std::views::reverse(*list)) {
-            const auto spelled_for = [&](const std::string& mark) {
-                std::string out;
-                for (const char c : mark) out += c == key_mark ? p.name : std::string(1, c);
-                return literal(out);
-            };
-            const Surroundings          around{{spelled_for(m.text.open), spelled_for(m.text.close)},
-                                               {spelled_for(m.other.open), spelled_for(m.other.close)}};
-            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::tagged, around);
-            if (!v) return v;
-            const auto with_this = [&](RegexId before) {
-                return Rule{symbol(join({before, literal(m.parameter_open), pool_.literal(p.name)})), *v, behind};
-            };
-            Rules as_first{with_this(white())}, as_later{with_this(between)};
-            if (!p.required) as_first.push_back({first}), as_later.push_back({behind});
-            const GrammarSymbol next_first = g_.add_rules(std::move(as_first));
-            behind                         = g_.add_rules(std::move(as_later));
-            first                          = next_first;
-        }
-        return first;
     }
     // Tagged parameters whose values all stand in one way: `open` KEY `middle` VALUE `close`.
-    Result<GrammarSymbol> tagged_parameters(const Tool& tool, std::string_view open, std::string_view middle,
-                                            std::string_view close) {
+    Result<GrammarSymbol> uniform_parameters(const Tool& tool, std::string_view open, std::string_view middle,
+                                             std::string_view close) {
         CallMarks m;
         m.parameter_open = open;
         m.text = m.other = {std::string(middle), std::string(close)};
-        return tagged_parameters(tool, m);
+        return tagged_parameters(*this, tool, m);
     }
-
-    // KEY=VALUE with commas between.
-    Result<GrammarSymbol> python_parameters(const Tool& tool) {
-        const Json                           root = parameters_of(tool);
-        const Result<std::vector<Parameter>> list = parameters(tool, root);
-        if (!list) return std::unexpected(list.error());
-        // The rules from parameter i on, as the first parameter or behind another.
-        GrammarSymbol first = g_.add_rules({{}}), behind = first;
-        for (const Parameter& p : std::views::reverse(*list)) {
-            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::python, Surroundings());
-            if (!v) return v;
-            const RegexId key       = pool_.literal(cat(p.name, '='));
-            const auto    with_this = [&](RegexId before) { return Rule{symbol(join({before, key})), *v, behind}; };
-            Rules         as_first{with_this(RegexPool::blank)}, as_later{with_this(pattern(", ?"))};
-            if (!p.required) as_first.push_back({first}), as_later.push_back({behind});
-            const GrammarSymbol next_first = g_.add_rules(std::move(as_first));
-            behind                         = g_.add_rules(std::move(as_later));
-            first                          = next_first;
-        }
-        return first;
-    }
-
-    // -- forms
 
     // {"name": "NAME", "arguments": {…}}
     GrammarSymbol call_object(const Tool& tool, std::string_view key) {
@@ -416,29 +138,6 @@ private:
         return list;
     }
 
-    // A text of CallMarks, with the freedom that its reader allows.
-    RegexId loose(std::string_view mark, std::string_view key = {}) {
-        RegexId     all = RegexPool::blank;
-        std::string fixed;
-        const auto  add = [&](RegexId more) {
-            if (!fixed.empty()) all = pool_.concat(all, literal(std::exchange(fixed, "")));
-            all = pool_.concat(all, more);
-        };
-        for (std::size_t i = 0; i < mark.size(); i++) {
-            const char c        = mark[i];
-            const bool is_white = std::string_view(" \t\r\n").contains(c);
-            if (is_white && i > 0 && std::string_view(" \t\r\n").contains(mark[i - 1])) continue;
-            if (is_white || (loose_before(mark, i) && !std::string_view(" \t\r\n").contains(mark[i - 1])))
-                add(pattern("[ \\t\\r\\n]{0,16}"));
-            if (is_white) continue;
-            if (c == id_mark) add(pattern("[a-zA-Z0-9_.-]{1,64}"));
-            else if (c == index_mark) add(pattern("[0-9]{1,4}"));
-            else if (c == key_mark) fixed += key;
-            else fixed += c;
-        }
-        add(RegexPool::blank);
-        return all;
-    }
     // Calls as CallMarks says.
     Result<void> marked_calls() {
         const CallMarks&  m     = *rules_.form.marks;
@@ -450,8 +149,9 @@ private:
         for (const Tool& t : tools_) {
             GrammarSymbol arguments = t.arguments;
             if (m.arguments != CallMarks::Arguments::json) {
-                const Result<GrammarSymbol> list =
-                    m.arguments == CallMarks::Arguments::python ? python_parameters(t) : tagged_parameters(t, m);
+                const Result<GrammarSymbol> list = m.arguments == CallMarks::Arguments::python
+                                                       ? python_parameters(*this, t)
+                                                       : tagged_parameters(*this, t, m);
                 if (!list) return std::unexpected(list.error());
                 arguments = *list;
             }
@@ -481,7 +181,7 @@ private:
             case ToolForm::marked:
                 if (rules_.form.marks && rules_.form.marks->arguments != CallMarks::Arguments::json) break;
                 for (Tool& tool : tools_) {
-                    const Result<GrammarSymbol> made = json_arguments(tool);
+                    const Result<GrammarSymbol> made = json_arguments(*this, tool);
                     if (!made) return std::unexpected(made.error());
                     tool.arguments = *made;
                 }
@@ -547,7 +247,7 @@ private:
             case ToolForm::qwen3_coder: {
                 Rules bare, wrapped;
                 for (const Tool& t : tools_) {
-                    const Result<GrammarSymbol> all = tagged_parameters(t, "<parameter=", ">\n", "\n</parameter>");
+                    const Result<GrammarSymbol> all = uniform_parameters(t, "<parameter=", ">\n", "\n</parameter>");
                     if (!all) return std::unexpected(all.error());
                     const RegexId end = join({white(), literal("</function>")});
                     bare.push_back({symbol(pool_.literal(cat(t.name, '>'))), *all, symbol(end)});
@@ -562,7 +262,7 @@ private:
                 Rules all;
                 for (const Tool& t : tools_) {
                     const Result<GrammarSymbol> list =
-                        tagged_parameters(t, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>");
+                        uniform_parameters(t, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>");
                     if (!list) return std::unexpected(list.error());
                     all.push_back({symbol(join({pattern("\\n?"), pool_.literal(t.name), pattern("\\n?")})), *list,
                                    symbol(join({white(), literal("</tool_call>")}))});
@@ -573,7 +273,7 @@ private:
             case ToolForm::pythonic: {
                 Rules all;
                 for (const Tool& t : tools_) {
-                    const Result<GrammarSymbol> list = python_parameters(t);
+                    const Result<GrammarSymbol> list = python_parameters(*this, t);
                     if (!list) return std::unexpected(list.error());
                     all.push_back({symbol(pool_.literal(cat(t.name, '('))), *list, symbol(pool_.literal(")"))});
                     heads_.push_back(join({pattern("\\[[ \\t\\r\\n]*"), pool_.literal(cat(t.name, '('))}));
@@ -603,12 +303,6 @@ private:
         }
         return fail("the form of calls of tools is not known");
     }
-    RegexId any_of(std::initializer_list<std::string_view> texts) {
-        std::vector<RegexId> all;
-        for (const std::string_view text : texts) all.push_back(literal(text));
-        return pool_.any_of(std::move(all));
-    }
-
     // -- the answer
 
     // One call or more, and nothing else.
@@ -678,8 +372,6 @@ private:
         return g_.add_rules(std::move(rules));
     }
 
-    Grammar&             g_;
-    RegexPool&           pool_;
     const AnswerRules&   rules_;
     std::vector<Tool>    tools_;
     std::vector<Opening> openings_;
