@@ -74,9 +74,9 @@ public:
         };
         for (std::size_t i = 0; i < mark.size(); i++) {
             const char c        = mark[i];
-            const bool is_white = std::string_view(" \t\r\n").contains(c);
-            if (is_white && i > 0 && std::string_view(" \t\r\n").contains(mark[i - 1])) continue;
-            if (is_white || (loose_before(mark, i) && !std::string_view(" \t\r\n").contains(mark[i - 1])))
+            const bool is_white = white_space.contains(c);
+            if (is_white && i > 0 && white_space.contains(mark[i - 1])) continue;
+            if (is_white || (loose_before(mark, i) && !white_space.contains(mark[i - 1])))
                 add(pattern("[ \\t\\r\\n]{0,16}"));
             if (is_white) continue;
             if (c == id_mark) add(pattern("[a-zA-Z0-9_.-]{1,64}"));

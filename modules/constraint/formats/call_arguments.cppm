@@ -59,11 +59,7 @@ public:
         const Json root = parameters_of(tool);
         const auto open = [&](const Parameter& p) { return join({literal(m.parameter_open), pool_.literal(p.name)}); };
         const auto value_of = [&](const Parameter& p) {
-            const auto mark = [&](const std::string& text) {
-                std::string out;
-                for (const char c : text) out += c == key_mark ? p.name : std::string(1, c);
-                return literal(out);
-            };
+            const auto mark = [&](const std::string& text) { return literal(for_key(text, p.name)); };
             return value(tool, root, *p.schema, Spelling::tagged,
                          {{mark(m.text.open), mark(m.text.close)}, {mark(m.other.open), mark(m.other.close)}});
         };

@@ -41,7 +41,10 @@ struct CallMarks {
 std::string trigger_of(const CallMarks& marks, std::string_view other);
 
 // Characters in the marks for parts that differ from call to call: an id, the number of the call, the name of the parameter.
-constexpr char id_mark = '\x01', index_mark = '\x02', key_mark = '\x03';
+constexpr char             id_mark = '\x01', index_mark = '\x02', key_mark = '\x03';
+constexpr std::string_view white_space = " \t\r\n"; // that JSON allows between its parts
+// The text of a mark for the parameter of that name.
+std::string for_key(std::string_view mark, std::string_view key);
 
 // Whether white space may stand before this character of a mark though the template writes none: around the punctuation of JSON.
 bool loose_before(std::string_view mark, std::size_t at);
@@ -67,16 +70,22 @@ module :private;
 
 namespace quire {
 
-namespace {
-
-constexpr std::string_view white = " \t\r\n";
-
-std::string_view trimmed(std::string_view text) {
-    text.remove_prefix(std::min(text.find_first_not_of(white), text.size()));
-    return text.substr(0, text.find_last_not_of(white) + 1);
+std::string for_key(std::string_view mark, std::string_view key) {
+    std::string out;
+    for (const char c : mark) out += c == key_mark ? std::string(key) : std::string(1, c);
+    return out;
 }
 
-std::string_view without_white_end(std::string_view text) { return text.substr(0, text.find_last_not_of(white) + 1); }
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+    text.remove_prefix(std::min(text.find_first_not_of(white_space), text.size()));
+    return text.substr(0, text.find_last_not_of(white_space) + 1);
+}
+
+std::string_view without_white_end(std::string_view text) {
+    return text.substr(0, text.find_last_not_of(white_space) + 1);
+}
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -156,12 +165,12 @@ std::optional<Parts> parts_of(std::string_view block, std::string_view tool, std
     p.end       = value + probe::value.size();
     std::string compact;
     for (const char c : p.key_close)
-        if (!white.contains(c)) compact += c;
-    const std::size_t open = block.find_last_not_of(white, key - 2); // the brace of an object
+        if (!white_space.contains(c)) compact += c;
+    const std::size_t open = block.find_last_not_of(white_space, key - 2); // the brace of an object
     if (block[key - 1] == '"' && compact == "\":\"" && key >= 2 && open != std::string_view::npos &&
         block[open] == '{' && open >= name_end) {
         *arguments              = CallMarks::Arguments::json;
-        const std::size_t close = block.find_first_not_of(white, p.end + 1);
+        const std::size_t close = block.find_first_not_of(white_space, p.end + 1);
         if (close == std::string_view::npos || block[close] != '}' || block[p.end] != '"') return std::nullopt;
         p.begin = open;
         p.end   = close + 1;

@@ -40,8 +40,6 @@ namespace quire {
 
 namespace {
 
-constexpr std::string_view white = " \t\r\n";
-
 std::optional<std::string> rendered(const ChatTemplate& t, bool with_call) {
     ChatInput input;
     input.add_generation_prompt = false;
@@ -69,14 +67,14 @@ std::optional<std::string> rendered(const ChatTemplate& t, bool with_call) {
 
 // The mark that the text ends with.
 std::string_view last_mark(std::string_view text) {
-    text                    = text.substr(0, text.find_last_not_of(white) + 1);
+    text                    = text.substr(0, text.find_last_not_of(white_space) + 1);
     const std::size_t begin = text.find_last_of("<[");
     if (begin == std::string_view::npos || text.size() - begin > 64) return {};
     return text.substr(begin);
 }
 
 std::string_view first_mark(std::string_view text) {
-    text.remove_prefix(std::min(text.find_first_not_of(white), text.size()));
+    text.remove_prefix(std::min(text.find_first_not_of(white_space), text.size()));
     if (text.empty() || (text[0] != '<' && text[0] != '[')) return {};
     const std::size_t end = text.find(text[0] == '<' ? '>' : ']');
     return end == std::string_view::npos || end > 64 ? std::string_view() : text.substr(0, end + 1);
@@ -104,12 +102,12 @@ ReasoningForm reasoning_form(const ChatTemplate& chat_template) {
 
 PromptReasoning prompt_reasoning(const ReasoningForm& form, std::string_view prompt, std::string_view begun) {
     if (!form) return PromptReasoning::unsaid;
-    prompt               = prompt.substr(0, prompt.find_last_not_of(white) + 1);
+    prompt               = prompt.substr(0, prompt.find_last_not_of(white_space) + 1);
     PromptReasoning said = prompt.ends_with(form.begin) ? PromptReasoning::open
                            : prompt.ends_with(form.end) ? PromptReasoning::closed
                                                         : PromptReasoning::unsaid;
     // A text that has begun without reasoning has none before it any more.
-    const std::size_t first = begun.find_first_not_of(white);
+    const std::size_t first = begun.find_first_not_of(white_space);
     if (first == std::string_view::npos) return said;
     const std::string_view text = begun.substr(first);
     if (said == PromptReasoning::unsaid && text.starts_with(form.begin)) said = PromptReasoning::open;

@@ -5,6 +5,7 @@ export module quire.text.calls.tool_calls;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.calls.call_marks;
 import quire.text.calls.call_readers;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
@@ -89,8 +90,7 @@ namespace quire {
 
 namespace {
 
-constexpr std::string_view white        = " \t\r\n";
-constexpr std::size_t      longest_call = std::size_t(1) << 20; // bytes; a longer one is content
+constexpr std::size_t longest_call = std::size_t(1) << 20; // bytes; a longer one is content
 
 // Bytes at the end of `text` with which `mark` begins.
 std::size_t overlap(std::string_view text, std::string_view mark) {
@@ -164,7 +164,7 @@ std::vector<AnswerPart> AnswerParser::finish() {
 void AnswerParser::run(Parts& out, bool end) {
     while (!text_.empty()) {
         if (state_ == State::begin) {
-            const std::size_t  at    = std::min(text_.find_first_not_of(white), text_.size());
+            const std::size_t  at    = std::min(text_.find_first_not_of(white_space), text_.size());
             const auto         rest  = std::string_view(text_).substr(at);
             const std::string& think = format_.marks.begin;
             if (!end && rest.size() < think.size() && think.starts_with(rest)) return;
@@ -177,10 +177,10 @@ void AnswerParser::run(Parts& out, bool end) {
 // White space around the reasoning is no part of it.
 bool AnswerParser::run_reasoning(Parts& out, bool end) {
     const std::string& close = format_.marks.end;
-    if (blank_) text_.erase(0, text_.find_first_not_of(white));
+    if (blank_) text_.erase(0, text_.find_first_not_of(white_space));
     const std::size_t at   = text_.find(close);
     std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, close));
-    const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
+    const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white_space);
     const std::size_t kept = last == std::string::npos ? 0 : last + 1;
     append(out, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
     if (kept > 0) blank_ = false;
@@ -200,8 +200,8 @@ bool AnswerParser::run_reasoning(Parts& out, bool end) {
 void AnswerParser::emit(Parts& out, std::size_t n) {
     std::string_view part = std::string_view(text_).substr(0, n);
     if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
-        part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
-    if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
+        part.remove_prefix(std::min(part.find_first_not_of(white_space), part.size()));
+    if (part.find_first_not_of(white_space) != std::string_view::npos) blank_ = false;
     if (!(format_.one_call && n_calls_ > 0))
         append(out, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
     text_.erase(0, n);
@@ -212,7 +212,7 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     std::size_t at = std::string::npos;
     for (const std::string& mark : marks_.anywhere) at = std::min(at, text_.find(mark));
     if (blank_ && !marks_.first.empty()) {
-        const std::size_t begin = text_.find_first_not_of(white);
+        const std::size_t begin = text_.find_first_not_of(white_space);
         if (begin != std::string::npos && marks_.first.contains(text_[begin])) at = std::min(at, begin);
     }
     found = at != std::string::npos;
@@ -239,7 +239,7 @@ void AnswerParser::run_arguments(Parts& out) {
         if (in_string_) {
             if (c == '"' && !escaped_) in_string_ = false;
             escaped_ = c == '\\' && !escaped_;
-        } else if (white.contains(c)) continue;
+        } else if (white_space.contains(c)) continue;
         else if (c == '"') in_string_ = true;
         else if (c == '{' || c == '[') depth_++;
         else if (c == '}' || c == ']') depth_--;
@@ -257,7 +257,7 @@ bool AnswerParser::run_text(Parts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
     // White space alone is no text before a call.
-    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white) >= at && (found || !end)) {
+    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white_space) >= at && (found || !end)) {
         if (!found) return false;
         text_.erase(0, at);
     } else {
