@@ -4,8 +4,9 @@ export module quire.constraint.constraint;
 
 import quire.constraint.forced_tokens;
 import quire.constraint.grammar.grammar;
+import quire.constraint.grammar.lexeme_masks;
+import quire.constraint.grammar.mask_walk;
 import quire.constraint.grammar.recogniser;
-import quire.constraint.grammar.short_texts;
 export import quire.constraint.grammar.token_trie;
 import quire.constraint.memory;
 import quire.constraint.regex.lexer;
@@ -28,43 +29,17 @@ public:
 
 private:
     friend class ConstraintState;
-    // The tokens that may follow within one lexeme, and the nodes of the token trees at which the lexeme ends.
-    struct LexemeMask {
-        struct Exit {
-            const TokenTree* tree;
-            std::uint32_t    node;
-            RegexId          left; // behind the node
-        };
-        std::vector<std::uint64_t> bits;   // where they are many
-        std::vector<Token>         tokens; // the first of several with the same bytes
-        std::vector<Exit>          exits;
-    };
-    using SharedMask                             = std::shared_ptr<const LexemeMask>;
-    static constexpr std::size_t most_mask_bytes = std::size_t(16) << 20;
-
     bool        give_back() override;
     void        reset();
     std::size_t bytes() const;
     void        count(const Effort& effort);
 
-    static std::uint64_t key_of(RegexId relaxed, bool long_ones) {
-        return std::uint64_t(relaxed) << 1 | std::uint64_t(long_ones);
-    }
-    void       use(const TokenTrie& trie);
-    RegexId    relaxed(const TokenTrie& trie, RegexId left, bool long_ones);
-    SharedMask mask_of(const TokenTrie& trie, RegexId relaxed, bool long_ones);
-    void       walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask);
-    void       walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask);
-    LexerState usual_next(const TokenTrie& trie, LexerState start);
-    LexerState near_state(const TokenTrie& trie, LexerState start);
+    void use(const TokenTrie& trie);
     // Whole masks that took much work, such as masks of free text, where a lexeme may end anywhere.
     static constexpr std::size_t much_work = 16'384, most_whole_bytes = std::size_t(8) << 20;
 
-    Machine                                       machine_;
-    ShortTexts                                    short_texts_;
-    std::unordered_map<std::uint64_t, SharedMask> masks_;
-    std::size_t                                   mask_bytes_ = 0;
-    std::uint64_t                                 masks_of_   = 0; // id of the trie that all masks belong to
+    Machine                                                                machine_;
+    LexemeMasks                                                            masks_;
     std::unordered_map<StateKey, std::vector<std::uint64_t>, StateKeyHash> whole_;
     std::size_t                                                            whole_bytes_ = 0;
     std::uint64_t                             epoch_ = 1; // how often the automata began anew
@@ -181,23 +156,21 @@ private:
 };
 
 Constraint::Constraint(Grammar grammar, const GrammarLimits& limits)
-    : machine_(std::move(grammar), limits), short_texts_(machine_.pool(), TokenTrie::plain_character(machine_.pool())) {
+    : machine_(std::move(grammar), limits), masks_(machine_) {
     used();
     holds(bytes());
     join();
 }
 
 // Without the texts.
-std::size_t Constraint::bytes() const {
-    return machine_.bytes() + short_texts_.bytes() + mask_bytes_ + masks_.size() * 96 + whole_bytes_;
-}
+std::size_t Constraint::bytes() const { return machine_.bytes() + masks_.bytes() + whole_bytes_; }
 
 // Under the lock.
 void Constraint::reset() {
     epoch_++;
-    short_texts_.reset();
-    masks_ = {}, whole_ = {};
-    mask_bytes_ = whole_bytes_ = 0;
+    masks_.reset();
+    whole_       = {};
+    whole_bytes_ = 0;
     machine_.reset();
     holds(bytes() + *state_bytes_);
 }
@@ -224,272 +197,11 @@ void Constraint::count(const Effort& effort) {
     if (!memory.make_room(*this, own)) throw WorkEnded{Why::memory};
 }
 
-// All tokens with these bytes.
-void allow(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
-    for (; token >= 0; token = trie.next_same(token)) bits[std::size_t(token) / 64] |= std::uint64_t(1) << (token % 64);
-}
-
-void forbid(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
-    for (; token >= 0; token = trie.next_same(token))
-        bits[std::size_t(token) / 64] &= ~(std::uint64_t(1) << (token % 64));
-}
-
-// A lexeme's tokens do not depend on which lexeme it is: its masks are made with this in its place.
-constexpr RegexId any_lexeme = RegexPool::nothing;
-
 void Constraint::use(const TokenTrie& trie) {
-    if (masks_of_ == trie.id()) return;
-    masks_.clear();
+    if (!masks_.use(trie)) return;
     whole_.clear();
-    mask_bytes_ = whole_bytes_ = 0;
-    masks_of_                  = trie.id();
+    whole_bytes_ = 0;
 }
-
-RegexId Constraint::relaxed(const TokenTrie& trie, RegexId left, bool long_ones) {
-    return short_texts_.relaxed(left, long_ones ? trie.longest() : TokenTrie::short_bytes);
-}
-
-// The mask of a lexeme; `left`: the relaxed() expression for the rest of it.
-Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, bool long_ones) {
-    if (auto known = masks_.find(key_of(left, long_ones)); known != masks_.end()) return known->second;
-
-    auto             mask  = std::make_shared<LexemeMask>();
-    const LexerState start = machine_.lexer().only({any_lexeme, left});
-    if (start == GrammarLexer::dead) return mask;
-    if (long_ones) {
-        walk_all(trie, trie.long_ones(), start, *mask);
-    } else {
-        const ShortTexts::PlainRun run = short_texts_.plain_run(left);
-        const bool exact = std::min(run.least, TokenTrie::short_bytes) == std::min(run.most, TokenTrie::short_bytes);
-        if (exact && run.least > 0) mask->bits.assign(trie.plain(run.least).begin(), trie.plain(run.least).end());
-        const LexerState near = exact ? GrammarLexer::dead : near_state(trie, start);
-        if (near != GrammarLexer::dead) walk_difference(trie, start, near, *mask);
-        else walk_all(trie, exact ? trie.not_plain() : trie.short_ones(), start, *mask);
-    }
-    const std::size_t bytes =
-        mask->bits.size() * 8 + mask->tokens.size() * sizeof(Token) + mask->exits.size() * sizeof(LexemeMask::Exit);
-    if (mask_bytes_ + bytes > most_mask_bytes) {
-        masks_.clear();
-        mask_bytes_ = 0;
-    }
-    mask_bytes_ += bytes;
-    masks_.emplace(key_of(left, long_ones), mask);
-    return mask;
-}
-
-void Constraint::walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask) {
-    GrammarLexer&               lexer = machine_.lexer();
-    std::array<LexerState, 257> way{};
-    way[0]            = start;
-    const auto& nodes = tree.nodes;
-    for (std::size_t n = 0; n < nodes.size();) {
-        const TokenTree::Node& node = nodes[n];
-        machine_.pool().spend(1);
-        const LexerState next = lexer.step(way[node.depth - 1u], node.byte);
-        if (next == GrammarLexer::dead) {
-            n += node.size;
-        } else if (lexer.has_ends(next)) {
-            mask.exits.push_back({&tree, std::uint32_t(n), lexer.pairs(next)[0].left});
-            n += node.size;
-        } else {
-            if (node.token >= 0) mask.tokens.push_back(node.token);
-            way[node.depth] = next;
-            n++;
-        }
-    }
-    if (mask.bits.empty() && mask.tokens.size() * 16 < trie.words()) return;
-    mask.bits.resize(trie.words());
-    for (Token t : mask.tokens) allow(trie, t, mask.bits);
-    mask.tokens.clear();
-}
-
-// The state in which more than half of all tokens' first bytes end, if any.
-LexerState Constraint::usual_next(const TokenTrie& trie, LexerState start) {
-    GrammarLexer&                                     lexer = machine_.lexer();
-    const auto&                                       nodes = trie.short_ones().nodes;
-    std::vector<std::pair<LexerState, std::uint32_t>> found;
-    for (std::uint32_t n = 0; n < nodes.size(); n += nodes[n].size) {
-        machine_.pool().spend(1);
-        const LexerState next = lexer.step(start, nodes[n].byte);
-        if (next == GrammarLexer::dead || lexer.has_ends(next)) continue;
-        auto at = std::ranges::find(found, next, &std::pair<LexerState, std::uint32_t>::first);
-        if (at == found.end()) at = found.insert(at, {next, 0});
-        at->second += nodes[n].size;
-    }
-    for (const auto& [state, n] : found)
-        if (n > nodes.size() / 2) return state;
-    return GrammarLexer::dead;
-}
-
-// usual_next(), if the mask of that state exists already, or can be made without a third state's mask: because plain text may follow the
-// state, or most tokens lead back to it.
-LexerState Constraint::near_state(const TokenTrie& trie, LexerState start) {
-    const auto left_of = [&](LexerState state) { return relaxed(trie, machine_.lexer().pairs(state)[0].left, false); };
-    const LexerState near = usual_next(trie, start);
-    if (near == GrammarLexer::dead) return near;
-    const RegexId left = left_of(near);
-    if (left == left_of(start)) return GrammarLexer::dead;
-    const LexerState same = machine_.lexer().only({any_lexeme, left});
-    if (same == GrammarLexer::dead || masks_.contains(key_of(left, false))) return same;
-    if (short_texts_.plain_run(left).least >= TokenTrie::short_bytes) return same;
-    const LexerState next = usual_next(trie, same);
-    return next != GrammarLexer::dead && left_of(next) == left ? same : GrammarLexer::dead;
-}
-
-// The mask of `start` from the mask of `near`, by a walk where the two differ: below a node at which both come to one state, both allow the
-// same tokens.
-void Constraint::walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask) {
-    constexpr LexerState none  = GrammarLexer::dead; // of near: no token below the node
-    GrammarLexer&        lexer = machine_.lexer();
-    machine_.pool().enter();
-    const SharedMask            known = mask_of(trie, relaxed(trie, lexer.pairs(near)[0].left, false), false);
-    const TokenTree&            tree  = trie.short_ones();
-    std::array<LexerState, 257> way{}, near_way{};
-    struct Range {
-        std::uint32_t first, last;
-    };
-    std::vector<Range> changed; // where the exits of near do not hold
-    mask.bits = known->bits;
-    mask.bits.resize(trie.words());
-    for (Token t : known->tokens) allow(trie, t, mask.bits);
-    way[0]      = start;
-    near_way[0] = near;
-    for (std::uint32_t n = 0; n < tree.nodes.size();) {
-        const TokenTree::Node& node = tree.nodes[n];
-        machine_.pool().spend(2);
-        const LexerState s = way[node.depth - 1u], f = near_way[node.depth - 1u];
-        const LexerState to = lexer.step(s, node.byte), near_to = f == none ? none : lexer.step(f, node.byte);
-        if (f != none && to == near_to) {
-            n += node.size;
-            continue;
-        }
-        if (to == GrammarLexer::dead || lexer.has_ends(to)) {
-            changed.push_back({n, n + node.size});
-            if (to != GrammarLexer::dead) mask.exits.push_back({&tree, n, lexer.pairs(to)[0].left});
-            for (const std::uint32_t end = n + node.size; n < end; n++)
-                if (tree.nodes[n].token >= 0) forbid(trie, tree.nodes[n].token, mask.bits);
-            continue;
-        }
-        changed.push_back({n, n + 1});
-        if (node.token >= 0) allow(trie, node.token, mask.bits);
-        way[node.depth]      = to;
-        near_way[node.depth] = near_to == none || lexer.has_ends(near_to) ? none : near_to;
-        n++;
-    }
-    const auto place = [&](const LexemeMask::Exit& e) { return e.tree == &tree ? e.node : trie.places()[e.node]; };
-    auto       range = changed.begin();
-    for (const LexemeMask::Exit& e : known->exits) {
-        while (range != changed.end() && range->last <= place(e)) range++;
-        if (range == changed.end() || place(e) < range->first) mask.exits.push_back(e);
-    }
-}
-
-// One mask: a walk over the trie, with rows at the end of the state's own. **Owns** its stack.
-class MaskWalk {
-public:
-    MaskWalk(Machine& machine, Rows& rows, const TokenTrie& trie, std::span<std::uint64_t> bits)
-        : machine_(machine), rows_(rows), trie_(trie), bits_(bits) {}
-
-    // Walks the nodes first..last of a tree; `threads`: the threads behind the nodes' parents.
-    void walk(const TokenTree& tree, std::uint32_t first, std::uint32_t last, std::span<const Thread> threads) {
-        if (first == last) return;
-        const std::uint32_t top = tree.nodes[first].depth - 1u;
-        stack_.assign(threads.begin(), threads.end());
-        from_[top] = 0, to_[top] = std::uint32_t(stack_.size());
-        for (std::uint32_t n = first; n < last;) {
-            const TokenTree::Node& node = tree.nodes[n];
-            const std::uint32_t    up = from_[node.depth - 1u], end = to_[node.depth - 1u];
-            machine_.pool().spend(1 + end - up);
-            stack_.resize(end);
-            bool alive = false;
-            if (end - up == 1) { // the usual case
-                const Thread     t = stack_[up];
-                const LexerState s = machine_.lexer().step(t.state, node.byte);
-                if (s != GrammarLexer::dead && !machine_.lexer().has_ends(s)) {
-                    stack_.push_back({t.row, s});
-                    alive = true;
-                } else if (s != GrammarLexer::dead) {
-                    alive = end_lexemes({t.row, s});
-                }
-            } else {
-                next_.clear();
-                all_ended_.clear();
-                for (const Thread& t : std::span(stack_).subspan(up, end - up)) {
-                    const LexerState s = machine_.lexer().step(t.state, node.byte);
-                    if (s == GrammarLexer::dead) continue;
-                    if (machine_.lexer().goes_on(s)) next_.push_back({t.row, s});
-                    if (machine_.lexer().has_ends(s)) all_ended_.push_back({t.row, s});
-                }
-                bool ends = false;
-                if (!all_ended_.empty()) {
-                    const std::int32_t row   = row_behind(all_ended_);
-                    const Thread       begun = rows_.start_of(row);
-                    ends                     = rows_.ends(row);
-                    if (begun.state != GrammarLexer::dead && std::ranges::find(next_, begun) == next_.end())
-                        next_.push_back(begun);
-                }
-                stack_.insert(stack_.end(), next_.begin(), next_.end());
-                alive = ends || !next_.empty();
-            }
-            if (!alive) {
-                n += node.size;
-                continue;
-            }
-            if (node.token >= 0) allow(trie_, node.token, bits_);
-            from_[node.depth] = end;
-            to_[node.depth]   = std::uint32_t(stack_.size());
-            n += stack_.size() == end ? node.size : 1;
-        }
-    }
-
-    // Walks a node where a lexeme that began in row `row` ends, and the nodes below it.
-    void exit(const TokenTree& tree, std::uint32_t node, std::int32_t row, RegexId lexeme, RegexId left) {
-        machine_.pool().spend(1);
-        if (row != row_ || !(ended_ == GrammarLexer::Pair{lexeme, left})) { // most calls have one lexeme and rest
-            const LexerState state = machine_.lexer().only({lexeme, left});
-            row_                   = row;
-            ended_                 = {lexeme, left};
-            stack_.clear();
-            follows_ = end_lexemes({row, state});
-            behind_threads_.assign(stack_.begin(), stack_.end());
-        }
-        if (!follows_) return;
-        const TokenTree::Node& n = tree.nodes[node];
-        if (n.token >= 0) allow(trie_, n.token, bits_);
-        if (n.size > 1 && !behind_threads_.empty()) walk(tree, node + 1, node + n.size, behind_threads_);
-    }
-
-private:
-    // Pushes the threads that go on behind ended lexemes. False: nothing follows, and the text cannot end.
-    bool end_lexemes(Thread ended) {
-        const std::int32_t row     = row_behind({&ended, 1});
-        const Thread       begun   = rows_.start_of(row);
-        const bool         goes_on = machine_.lexer().goes_on(ended.state);
-        if (goes_on) stack_.push_back(ended);
-        if (begun.state != GrammarLexer::dead) stack_.push_back(begun);
-        return goes_on || begun.state != GrammarLexer::dead || rows_.ends(row);
-    }
-    // The row behind lexemes that end together, made once: very many tokens lead to a few such rows.
-    std::int32_t row_behind(std::span<const Thread> ended) {
-        StateKey key;
-        for (const Thread& t : ended) key.add(std::uint64_t(std::uint32_t(t.row)) << 32 | std::uint32_t(t.state));
-        if (const auto known = behind_.find(key); known != behind_.end()) return known->second;
-        const std::int32_t row = rows_.row_after(machine_, ended);
-        behind_.emplace(key, row);
-        return row;
-    }
-
-    Machine&                                                 machine_;
-    Rows&                                                    rows_;
-    const TokenTrie&                                         trie_;
-    std::span<std::uint64_t>                                 bits_;
-    std::vector<Thread>                                      stack_, next_, all_ended_, behind_threads_;
-    std::int32_t                                             row_ = -1; // of the last exit
-    GrammarLexer::Pair                                       ended_{};
-    bool                                                     follows_ = false;
-    std::array<std::uint32_t, 257>                           from_, to_; // of the stack, for each depth
-    std::unordered_map<StateKey, std::int32_t, StateKeyHash> behind_;
-};
 
 // -- the state of a text
 
@@ -653,14 +365,14 @@ void ConstraintState::make_mask(std::span<std::uint64_t> bits) {
             pairs.assign(of_thread.begin(), of_thread.end());
             for (const GrammarLexer::Pair& p : pairs)
                 for (const bool long_ones : {false, true}) {
-                    const RegexId                left = c.relaxed(*tokens_, p.left, long_ones);
-                    const Constraint::SharedMask mask = c.mask_of(*tokens_, left, long_ones);
+                    const RegexId             left = c.masks_.relaxed(*tokens_, p.left, long_ones);
+                    const LexemeMasks::Shared mask = c.masks_.mask_of(*tokens_, left, long_ones);
                     m.pool().spend(1 + used.size() / 8);
-                    if (std::ranges::find(used, Constraint::key_of(left, long_ones)) == used.end()) {
+                    if (std::ranges::find(used, LexemeMasks::key_of(left, long_ones)) == used.end()) {
                         for (std::size_t w = 0; w < mask->bits.size(); w++) bits[w] |= mask->bits[w];
-                        for (Token token : mask->tokens) allow(*tokens_, token, bits);
+                        for (Token token : mask->tokens) tokens_->allow(token, bits);
                         m.pool().spend(1 + mask->bits.size() / 16 + mask->tokens.size());
-                        used.push_back(Constraint::key_of(left, long_ones));
+                        used.push_back(LexemeMasks::key_of(left, long_ones));
                     }
                     for (const auto& exit : mask->exits) walk.exit(*exit.tree, exit.node, t.row, p.lexeme, exit.left);
                 }

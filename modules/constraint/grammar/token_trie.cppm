@@ -50,6 +50,13 @@ public:
     }
     // The next token with the same bytes, or -1.
     inline Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
+    // Sets or clears the bits of the token `t` and of all tokens with the same bytes.
+    inline void allow(Token t, std::span<std::uint64_t> bits) const {
+        for (; t >= 0; t = next_same(t)) bits[std::size_t(t) / 64] |= std::uint64_t(1) << (t % 64);
+    }
+    inline void forbid(Token t, std::span<std::uint64_t> bits) const {
+        for (; t >= 0; t = next_same(t)) bits[std::size_t(t) / 64] &= ~(std::uint64_t(1) << (t % 64));
+    }
 
     // Whether some token begins with these bytes and goes on.
     bool has_longer(std::string_view bytes) const;
