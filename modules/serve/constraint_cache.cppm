@@ -16,8 +16,8 @@ export namespace quire {
 // Any thread.
 class ConstraintCache {
 public:
-    // The state at the beginning of a text, with its first mask. Error: of compile_constraint() or of the mask, or that too many other
-    // constraints take long. Ends early when `stop` becomes true.
+    // The state at the beginning of a text, with its first mask. Error: compile_constraint() or the mask failed, or too many other
+    // constraints are being compiled. Ends early when `stop` becomes true.
     Result<ConstraintState> begin(const ConstraintSpec& spec, const std::shared_ptr<const TokenTrie>& tokens,
                                   const std::atomic<bool>& stop);
 

@@ -22,7 +22,7 @@ void keep_reserve(std::size_t bytes);
 // Takes the reserve back if it was given away and there is room. Any thread; cheap when nothing is to be done.
 void refill_reserve();
 
-// While it lives, allocations of this thread that find no memory throw at once, or (false) use the reserve again.
+// While this object lives, an allocation of its thread that finds no memory throws at once (`may`), or uses the reserve (not `may`).
 class MayFail {
 public:
     explicit MayFail(bool may);

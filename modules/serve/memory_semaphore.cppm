@@ -24,7 +24,7 @@ public:
         std::size_t      amount_;
     };
 
-    // Waits for `amount` (at most for the whole), in order of arrival, up to so many seconds and until `gone`. None: not granted.
+    // Waits for `amount`, or for the whole if `amount` is more, in the order of arrival. Nothing: `seconds` have passed, or `gone` is true.
     std::optional<Pass> enter(std::size_t amount, double seconds, const std::function<bool()>& gone);
 
 private:

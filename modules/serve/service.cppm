@@ -30,7 +30,7 @@ enum class Refused : std::uint8_t { invalid, full, draining, broken };
 struct Refusal {
     Refused     why = Refused::invalid;
     Error       error;
-    std::size_t n_tokens = 0; // of the prompt that is refused, when invalid
+    std::size_t n_tokens = 0; // of the prompt, where `why` is `invalid`
 };
 
 // A queue from the engine's thread, which appends, to a caller's thread, which takes all deltas at once.
@@ -57,7 +57,7 @@ public:
     // Cancels one answer.
     void      cancel(RequestId id, int index);
     TimePoint submitted() const { return submitted_; }
-    // Of each prompt, ascending.
+    // The id of each prompt's request, ascending.
     const std::vector<RequestId>& ids() const { return ids_; }
     std::size_t                   prompt_of(const Output& output) const {
         return std::size_t(std::ranges::lower_bound(ids_, output.id) - ids_.begin());
@@ -121,9 +121,10 @@ public:
 
     // The KV memory between two steps, up to a tenth of a second from now; null when the engine does not answer in time.
     std::shared_ptr<const Snapshot> snapshot(double seconds = 5);
-    // The first one after that with `serial`, which is set to its own; null when the time is up. listen() first.
+    // The first snapshot after the one with the number `serial`, which is set to its number. Null: none came in time. The caller has called
+    // listen().
     std::shared_ptr<const Snapshot> next_snapshot(std::uint64_t& serial, double seconds);
-    bool                            listen(); // false: too many do
+    bool                            listen(); // false: there are too many listeners
     void                            unlisten();
 
     // From now on no requests are accepted.
@@ -167,7 +168,7 @@ private:
     // The engine thread's.
     bool        logging_ = false, moved_ = false;
     TimePoint   last_snapshot_{};
-    double      snapshot_seconds_ = 0; // the last one took
+    double      snapshot_seconds_ = 0; // that the last snapshot took
     std::thread thread_;
 };
 
@@ -322,8 +323,8 @@ void Service::deliver(std::vector<Output>& events) {
     if (queues_.empty()) idle_cv_.notify_all();
 }
 
-// A snapshot looks at every block of the pool. So all that want one share it, at most ten are taken a second, and all together take at
-// most a twentieth of the engine's time.
+// A snapshot looks at every block of the pool. So all callers share one snapshot, the engine takes at most ten a second, and they take
+// at most a twentieth of its time.
 TimePoint Service::next_snapshot_at() const {
     constexpr double least_apart = 0.1; // seconds
     return last_snapshot_ +

@@ -107,7 +107,7 @@ public:
     virtual std::string ping() { return std::string(comment_event); }
 };
 
-// Characters of valid UTF-8.
+// The number of characters of a text in UTF-8.
 std::size_t count_characters(std::string_view text);
 // A finite number for JSON, which has none for -inf and NaN.
 double finite_logprob(float logprob);

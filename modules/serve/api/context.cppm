@@ -111,7 +111,7 @@ void ApiContext::refuse_too_large(HttpExchange& e) const {
 }
 
 void ApiContext::refuse(HttpExchange& e, const ApiError& why) const {
-    // Values in a message are cut where it is made; no message is long, whoever made it.
+    // A message's values are cut where it is made. This limit holds for every message.
     ApiError error    = why;
     error.message     = cut_short(error.message, longest_message);
     error.param       = cut_short(error.param, 128);

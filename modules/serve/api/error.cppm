@@ -22,7 +22,7 @@ enum class ErrorForm : std::uint8_t {
     openai,    // {"error": {message, type, param, code}}
     anthropic, // {"type": "error", "error": {type, message}}
 };
-// Of the API that has this path.
+// The form of the API that has this path.
 ErrorForm error_form(std::string_view path);
 
 std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai);
@@ -34,7 +34,7 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
 
 // The error of a request that ends, or cannot begin, because no step runs any more: another server may take the request.
 ApiError engine_failed(std::string message);
-// That the model's numbers ended a request.
+// The error of a request that the model's numbers ended.
 ApiError model_failed(std::string message);
 
 } // namespace quire

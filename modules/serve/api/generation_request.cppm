@@ -64,8 +64,7 @@ struct GenerationRequest {
     std::vector<std::string>       unknown;    // unknown fields, for the log
 };
 
-// Sets max_tokens and min_tokens of an engine request with one of the prompts: as `from` asks, at most as many as the context has room
-// for.
+// Sets max_tokens and min_tokens of `request`, which has its prompt, to the numbers of `from`, or to the room that the context has.
 void limit_tokens(const GenerationRequest& from, int context, Request& request);
 
 } // namespace quire

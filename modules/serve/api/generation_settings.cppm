@@ -17,7 +17,7 @@ double decimal(float value);
 // The settings of the requests that run. Any thread.
 class RunningSettings {
 public:
-    // The settings of these requests, until the result is let go of. This must outlive it.
+    // Keeps the settings of these requests as long as the result lives. This object must outlive the result.
     std::shared_ptr<void> add(std::vector<RequestId> ids, Json settings);
     // Null: nothing is known of that request.
     std::shared_ptr<const Json> find(RequestId id) const;

@@ -23,7 +23,7 @@ std::string text_in(const Json& object, const char* name) {
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
-// The members of a request's object. The first error is kept; whoever reads checks for it once, at the end.
+// The members of a request's object. The first error is kept, so that a reader of many members checks once, at the end.
 class JsonFields {
 public:
     explicit JsonFields(const Json& object) : object_(object) {}

@@ -38,7 +38,7 @@ public:
     // The input of a reranker: both texts in the file's template `rerank`, or, for a model that sees a text as a whole, one behind the
     // other: [CLS] a [SEP] b [SEP], <s> a </s> </s> b </s>.
     Parsed<std::vector<Token>> encode_ranked(std::string_view query, std::string_view document, bool causal) const;
-    // A text in the middle of another.
+    // The tokens of a text in the middle of another text.
     std::vector<Token> encode_inside(std::string_view text) const;
 
     // Whether so many bytes can fit the context, however they are split into tokens. `completion`: tokens asked for.
@@ -55,7 +55,7 @@ private:
     std::size_t          longest_token_ = 1; // bytes
 };
 
-// Of the parts that are text.
+// The bytes of the prompt's texts.
 std::size_t text_bytes(const Prompt& prompt);
 
 } // namespace quire

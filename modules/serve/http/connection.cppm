@@ -44,8 +44,8 @@ struct Connection : HttpPeer {
     SSL*              ssl = nullptr;
     std::string       remote;
     Phase             phase   = Phase::head;
-    Clock::time_point since   = Clock::now(); // idle, or of the first byte of the request
-    bool              begun   = false;        // a request has
+    Clock::time_point since   = Clock::now(); // when it became idle, or the first byte of its request came
+    bool              begun   = false;        // a request has begun
     std::size_t       blank   = 0;            // empty lines before it
     std::size_t       drained = 0;            // bytes discarded
     std::string       in;                     // received and not yet parsed
@@ -56,13 +56,13 @@ struct Connection : HttpPeer {
     std::size_t       counted = 0; // bytes of this connection in `sum`: of `in` and `body`, then of the handler
 
     std::atomic<std::size_t>* sum   = nullptr; // bytes that all connections hold
-    std::size_t               limit = 0;       // of it
+    std::size_t               limit = 0;       // of `sum`, in bytes
 
     std::shared_ptr<Connection> next; // in a ConnectionList
     bool                        go_on = false;
 
     std::atomic<bool>     hung_up = false;
-    std::mutex            mutex; // of notice, held while it runs
+    std::mutex            mutex; // guards `notice`, held while `notice` runs
     std::function<void()> notice;
 
     bool gone() const override { return hung_up; }

@@ -26,8 +26,8 @@ public:
     // `notice` runs once when the peer is gone, on another thread; at once if the peer is gone already. An empty `notice` removes the last
     // one, which is not running any more when when_gone() returns.
     virtual void when_gone(std::function<void()> notice) = 0;
-    // The memory that the request takes until it is answered; replaces the size of its body. False: all requests together
-    // hold too much.
+    // Counts `bytes` of memory for the request until it is answered, in place of the size of its body. False: all requests
+    // together hold too much.
     virtual bool count_memory(std::size_t bytes) = 0;
 };
 

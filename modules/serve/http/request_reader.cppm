@@ -8,7 +8,7 @@ import quire.serve.http.parser;
 
 export namespace quire {
 
-// Appends n received bytes to those that the connection has not parsed yet.
+// Appends n received bytes to the connection's bytes that are not parsed yet.
 void append_received(Connection& c, const char* bytes, std::size_t n);
 // Parses as much as has been received. Returns whether the request is complete. Error: the response that refuses it.
 std::expected<bool, HttpError> read_request(Connection& c, const HttpLimits& limits);

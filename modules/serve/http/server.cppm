@@ -63,14 +63,14 @@ public:
 
     // Before start(). A path stands for itself; HEAD goes where GET goes.
     void route(const std::string& method, const std::string& path, HttpHandler handler);
-    // Returns the port, another than 0. Error: the address, and why it cannot be had.
+    // Returns the port; where `port` is 0, the system chooses it. Error: the address, and why it cannot be had.
     Result<int>  listen(const std::string& host, int port);
     Result<void> listen_unix(const std::string& path);
     // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them.
     Result<int>  bind(const std::string& host, int port);
     Result<void> listen();
 
-    void start(); // its threads; SIGPIPE is ignored from now on
+    void start(); // starts the threads; SIGPIPE is ignored from now on
     // Closes all connections and returns when all handlers have returned.
     void stop();
 
@@ -133,17 +133,17 @@ struct HttpServer::Impl {
     // Of the epoll thread.
     int                                              epoll = -1, wake = -1;
     std::vector<int>                                 listeners;
-    std::vector<std::pair<int, std::string>>         bound; // to where, and not listened on yet
+    std::vector<std::pair<int, std::string>>         bound; // sockets before listen(), and their addresses
     std::vector<std::string>                         unix_paths;
     std::unordered_map<std::uint64_t, ConnectionPtr> connections;
     std::uint64_t                                    next_key = first_key;
-    std::optional<Clock::time_point>                 paused_since; // the listeners: no descriptors were left
-    Clock::time_point                                swept = Clock::now();
-    std::thread                                      epoll_thread;
-    std::atomic<int>                                 n_connections = 0, n_answering = 0;
-    std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
-    std::string                                      no_memory;    // a complete response, made in advance
-    std::shared_ptr<HttpWorkers>                     workers;
+    std::optional<Clock::time_point> paused_since; // when the listeners were paused: no descriptors were left
+    Clock::time_point                swept = Clock::now();
+    std::thread                      epoll_thread;
+    std::atomic<int>                 n_connections = 0, n_answering = 0;
+    std::atomic<std::size_t>         buffered = 0; // bytes that requests hold
+    std::string                      no_memory;    // a complete response, made in advance
+    std::shared_ptr<HttpWorkers>     workers;
 
     static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
     static constexpr std::uint64_t wake_key  = first_key - 1;

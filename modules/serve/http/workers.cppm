@@ -23,13 +23,13 @@ export namespace quire {
 // Any thread. A worker holds a reference, so that this outlives the last worker.
 class HttpWorkers : public std::enable_shared_from_this<HttpWorkers> {
 public:
-    // `answer` runs on a worker and throws nothing. `answered` runs behind it, when take_answered() has the connection.
+    // `answer` runs on a worker and throws nothing. `answered` runs after it, when take_answered() has the connection.
     HttpWorkers(int most, std::function<void(Connection&)> answer, std::function<void()> answered)
         : most_(most), answer_(std::move(answer)), answered_(std::move(answered)) {}
 
     void           push(const ConnectionPtr& c); // its request is complete
     ConnectionList take_answered();
-    // Starts the worker whose start failed when its request came.
+    // Starts a worker if requests wait and no worker is idle: its start may have failed when the request came.
     void try_again();
     void stop(); // no request is begun any more
     void join(); // behind stop(): returns when all workers have ended

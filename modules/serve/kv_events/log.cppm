@@ -20,7 +20,7 @@ struct KvBatch {
     std::string  bytes;
 };
 
-// Kept to be handed out again, and waiting for one consumer, at most.
+// The most batches that are kept for consumers, and that wait for one consumer.
 inline constexpr int most_kv_batches = 10'000;
 
 class KvEventLog {

@@ -40,11 +40,11 @@ public:
     const std::string& replay_endpoint() const { return replay_at_; }
 
 private:
-    // A consumer that has asked for batches, and which is the next one.
+    // A consumer that has asked for batches, and the number of its next batch.
     struct Replay {
         std::string  consumer;
         std::int64_t next = 0;
-        Stopwatch    since; // it took one
+        Stopwatch    since; // it took a batch
     };
     // A socket: the monitor where libzmq reports its connections; its TCP connections: libzmq's descriptor → our duplicate of it.
     struct Watched {
@@ -106,7 +106,7 @@ constexpr std::uint64_t most_received    = 16 << 10;
 constexpr std::size_t   most_connections = 256; // of each socket
 constexpr long          look_again       = 20;  // milliseconds
 
-// At once, whatever the other side or libzmq still wants to send or read; libzmq closes its descriptor then.
+// Ends a connection at once, whatever the other side or libzmq still wants to send or read; libzmq then closes its descriptor.
 static void reset(int connection) {
     sockaddr nowhere{};
     nowhere.sa_family = AF_UNSPEC;

@@ -15,7 +15,7 @@ import quire.text.calls.tool_calls;
 export namespace quire {
 
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage);
-// Chunks of a stream, as JSON. The first of each answer of a chat.
+// Chunks of a stream, as JSON. An answer of a chat begins with render_first_chunk().
 std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 // Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
@@ -30,7 +30,7 @@ std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
                               int n_tokens);
-// The best first; at most top_n of them (0: all).
+// The documents with the best scores first, at most top_n of them (0: all).
 std::string render_rerank(const std::string& model, std::span<const float> scores,
                           std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
 
@@ -171,7 +171,7 @@ void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage,
     else if (head.include_usage) chunk["usage"] = nullptr;
 }
 
-// Of all answers together: their tokens, and the time of the longest.
+// The tokens of all answers, and the time of the longest answer.
 std::optional<Timings> all_timings(std::span<const Choice> choices) {
     std::optional<Timings> all;
     for (const Choice& c : choices) {

@@ -176,7 +176,7 @@ private:
         send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
     }
 
-    // They go to the text that comes next: which token belongs to which text is not known.
+    // The log-probabilities go to the text that comes next: it is not known which token belongs to which text.
     void add_logprobs(std::span<const SpelledPosition> positions) {
         const auto one = [](const SpelledLogprob& t) {
             return Json{{"token", t.bytes}, {"logprob", finite_logprob(t.logprob)}, {"bytes", bytes_json(t.bytes)}};

@@ -34,7 +34,7 @@ bool is_name(std::string_view name) {
     });
 }
 
-// False: the tool is malformed, which was said.
+// False: the tool is malformed, and `f` has the error.
 bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
     const std::string param = cat("tools[", i, "]");
     const auto        wrong = [&](const std::string& what, const std::string& message) {
@@ -113,7 +113,7 @@ std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, con
     return open;
 }
 
-// {"type": "function", "function": {"name": …}}: that one of the tools.
+// {"type": "function", "function": {"name": …}}: puts the tool of that name into `named`.
 void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named) {
     const auto function = choice.find("function");
     if (text_in(choice, "type") != "function" || function == choice.end() || !function->is_object() ||

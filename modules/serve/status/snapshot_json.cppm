@@ -9,7 +9,7 @@ import quire.paging.snapshot;
 
 export namespace quire {
 
-// By MemoryEventKind and ViewStatus.
+// The names of MemoryEventKind and ViewStatus.
 constexpr std::string_view event_names[]  = {"admit",     "fork",  "copy", "swap_out", "swap_in",
                                              "recompute", "evict", "free", "finish",   "pin"};
 constexpr std::string_view status_names[] = {"waiting", "running", "swapped", "preempted", "pinned"};
@@ -43,7 +43,7 @@ Json to_json(const BlockView& b) {
     return block;
 }
 
-// All but the blocks.
+// The members of to_json(), without `blocks`.
 Json without_blocks(const Snapshot& s) {
     const MemoryTotals t         = totals(s);
     Json               sequences = Json::array(), events = Json::array();

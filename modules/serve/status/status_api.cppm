@@ -82,7 +82,7 @@ void answer_props(ApiContext& api, HttpExchange& e) {
     const EngineOptions& o = api.service.engine_options();
     const Tokenizer&     t = api.service.tokenizer();
     const ApiLimits&     l = api.options.limits;
-    GenerationRequest    usual; // one that says nothing
+    GenerationRequest    usual; // a request without any field
     usual.request.sampling = l.samplers.params;
     usual.dry_breakers     = l.samplers.dry_breakers;
     if (l.default_tokens >= 0) usual.max_tokens = l.default_tokens;

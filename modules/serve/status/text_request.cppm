@@ -23,7 +23,7 @@ struct TextRequest {
     std::string                 cache_salt;
 };
 Parsed<TextRequest> parse_text_request(std::string_view json, const ApiLimits& limits);
-// Its tokens.
+// The tokens of its text or conversation.
 Parsed<std::vector<Token>> encode(const PromptEncoder& encoder, const TextRequest& request);
 
 // /detokenize.
