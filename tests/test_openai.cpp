@@ -10,7 +10,7 @@ import quire.serve.api.error;
 import quire.serve.api.generation_request;
 import quire.serve.api.limits;
 import quire.serve.http.server_sent_events;
-import quire.serve.openai.embedding_request;
+import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
 import quire.serve.status.text_request;

@@ -14,7 +14,7 @@ import quire.serve.api.generation_request;
 import quire.serve.api.limits;
 import quire.serve.http.exchange;
 import quire.serve.http.parser;
-import quire.serve.openai.embedding_request;
+import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
 import quire.serve.openai.responses_request;

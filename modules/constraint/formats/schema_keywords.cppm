@@ -60,16 +60,12 @@ ValueSet SchemaKeywords::text_rule(RegexId only, bool negated) const {
 Result<std::optional<ValueSet>> SchemaKeywords::values(const Json& schema, const std::string& key, const Json& value,
                                                        bool negated) const {
     using Set        = std::optional<ValueSet>;
-    const auto given = [](Result<ValueSet> v) -> Result<Set> {
-        if (!v) return std::unexpected(v.error());
-        return Set(std::move(*v));
-    };
     const auto count = [&]() -> Result<std::uint32_t> {
         if (!value.is_number() || value.get<double>() < 0 || value.get<double>() != std::floor(value.get<double>()))
             return references_.wrong(schema, key, "is not a number of 0 or more");
         return std::uint32_t(std::min(value.get<double>(), 1e9));
     };
-    if (key == "type") return given(type(schema, value, negated));
+    if (key == "type") return type(schema, value, negated);
     if (key == "minimum" || key == "maximum" || key == "exclusiveMinimum" || key == "exclusiveMaximum") {
         if (value.is_boolean()) return Set(); // draft 4: of the keyword beside it
         if (!value.is_number()) return references_.wrong(schema, key, "is not a number");
@@ -141,7 +137,7 @@ Result<std::optional<ValueSet>> SchemaKeywords::values(const Json& schema, const
     if (key == "required") {
         if (value.is_boolean()) return Set(); // draft 3: of the member
         if (!value.is_array()) return references_.wrong(schema, key, "is not an array");
-        return given(required(schema, value, negated));
+        return required(schema, value, negated);
     }
     if (key == "uniqueItems") {
         if (value.is_boolean() && !value.get<bool>()) return Set();

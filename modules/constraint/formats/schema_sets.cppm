@@ -300,26 +300,22 @@ Result<ValueSet> SchemaSets::refused(const Json& schema) {
 // Nothing: the keyword asks for nothing.
 Result<std::optional<ValueSet>> SchemaSets::keyword(const Json& schema, const std::string& key, const Json& value,
                                                     bool negated) {
-    using Set        = std::optional<ValueSet>;
-    const auto given = [](Result<ValueSet> v) -> Result<Set> {
-        if (!v) return std::unexpected(v.error());
-        return Set(std::move(*v));
-    };
+    using Set       = std::optional<ValueSet>;
     const auto term = [&](const Json& sub, bool not_it) { return values_of({&sub, not_it != negated}); };
-    if (key == "const") return given(one_of_values(Json::array({value}), negated));
+    if (key == "const") return one_of_values(Json::array({value}), negated);
     if (key == "enum") {
         if (!value.is_array()) return references_.wrong(schema, key, "is not an array");
-        return given(one_of_values(value, negated));
+        return one_of_values(value, negated);
     }
     if (key == "allOf" || key == "anyOf" || key == "oneOf") {
         if (!value.is_array() || value.empty()) return references_.wrong(schema, key, "is not an array of schemas");
-        if (key == "oneOf") return given(one_of(value, negated));
-        return given(combined(value, (key == "allOf") != negated, negated));
+        if (key == "oneOf") return one_of(value, negated);
+        return combined(value, (key == "allOf") != negated, negated);
     }
-    if (key == "not") return given(term(value, true));
-    if (key == "if") return given(conditional(schema, negated));
+    if (key == "not") return term(value, true);
+    if (key == "if") return conditional(schema, negated);
     if (key == "dependencies" || key == "dependentRequired" || key == "dependentSchemas")
-        return given(dependencies(schema, key, value, negated));
+        return dependencies(schema, key, value, negated);
     if (key == "propertyNames") {
         if (negated) return Set(); // fewer are accepted
         Result<ValueSet> names = values_of({&value, false});

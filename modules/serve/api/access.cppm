@@ -95,13 +95,6 @@ std::optional<ApiError> Access::preflight(HttpExchange& e) const {
 
 namespace {
 
-std::string lower(std::string_view text) {
-    std::string out(text);
-    for (char& c : out)
-        if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
-    return out;
-}
-
 // A Host header, port and all, that names the machine itself; none, as HTTP/1.0 may have it.
 bool is_local_name(std::string_view host) {
     if (host.starts_with('[')) host = host.substr(0, host.find(']') + 1);

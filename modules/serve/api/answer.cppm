@@ -112,6 +112,8 @@ std::size_t count_characters(std::string_view text);
 // A finite number for JSON, which has none for -inf and NaN.
 double finite_logprob(float logprob);
 Json   bytes_json(std::string_view bytes);
+// The positions that have a log-probability: of each the JSON that `one` makes of its token, with `top_logprobs` of the same JSON.
+Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one);
 
 } // namespace quire
 
@@ -172,6 +174,18 @@ double finite_logprob(float logprob) { return logprob > -9999 ? double(logprob) 
 Json bytes_json(std::string_view bytes) {
     Json list = Json::array();
     for (char c : bytes) list.push_back(int(static_cast<unsigned char>(c)));
+    return list;
+}
+
+Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one) {
+    Json list = Json::array();
+    for (const SpelledPosition& p : positions) {
+        if (!p.chosen) continue;
+        Json item = one(*p.chosen), top = Json::array();
+        for (const SpelledLogprob& t : p.top) top.push_back(one(t));
+        item["top_logprobs"] = std::move(top);
+        list.push_back(std::move(item));
+    }
     return list;
 }
 

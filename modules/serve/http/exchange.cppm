@@ -56,6 +56,8 @@ using HttpHandler = std::function<void(HttpExchange&)>;
 
 // The first value of that name, in lower case; "" when there is none.
 std::string_view find_field(const HttpFields& fields, std::string_view name);
+// With ASCII's letters in lower case.
+std::string lower(std::string_view text);
 
 } // namespace quire
 
@@ -67,6 +69,13 @@ std::string_view find_field(const HttpFields& fields, std::string_view name) {
     for (const auto& [key, value] : fields)
         if (key == name) return value;
     return {};
+}
+
+std::string lower(std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+        if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+    return out;
 }
 
 std::string_view HttpRequest::header(std::string_view name) const { return find_field(headers, name); }

@@ -124,15 +124,7 @@ private:
                         {"bytes", bytes_json(t.bytes)},
                         {"logprob", finite_logprob(t.logprob)}};
         };
-        Json list = Json::array();
-        for (const SpelledPosition& p : c.logprobs) {
-            if (!p.chosen) continue;
-            Json item = one(*p.chosen), top = Json::array();
-            for (const SpelledLogprob& t : p.top) top.push_back(one(t));
-            item["top_logprobs"] = std::move(top);
-            list.push_back(std::move(item));
-        }
-        return list;
+        return logprobs_json(c.logprobs, one);
     }
 
     ResponseHead             head_;

@@ -5,6 +5,7 @@ export module quire.serve.openai.response;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.core.unicode;
 import quire.schedule.request;
 import quire.serve.api.answer;
 import quire.serve.api.error;
@@ -28,12 +29,6 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
 // The renderer of completions and chats.
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
 
-std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
-                              int n_tokens);
-// The documents with the best scores first, at most top_n of them (0: all).
-std::string render_rerank(const std::string& model, std::span<const float> scores,
-                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
-
 } // namespace quire
 
 module :private;
@@ -46,26 +41,10 @@ constexpr std::string_view fingerprint = "quire-0.1";
 
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
-bool is_utf8(std::string_view s) {
-    for (std::size_t i = 0; i < s.size();) {
-        const auto c = static_cast<unsigned char>(s[i]);
-        const int  n = c < 0x80                ? 1
-                       : c >= 0xc2 && c < 0xe0 ? 2
-                       : c >= 0xe0 && c < 0xf0 ? 3
-                       : c >= 0xf0 && c < 0xf5 ? 4
-                                               : 0;
-        if (n == 0 || i + std::size_t(n) > s.size()) return false;
-        for (int k = 1; k < n; k++)
-            if ((static_cast<unsigned char>(s[i + std::size_t(k)]) & 0xc0) != 0x80) return false;
-        i += std::size_t(n);
-    }
-    return true;
-}
-
 // A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
 std::string spell(const SpelledLogprob& t, bool as_ids) {
     if (as_ids) return cat("token_id:", t.token);
-    if (is_utf8(t.bytes)) return t.bytes;
+    if (utf8_valid(t.bytes)) return t.bytes;
     std::string out = "bytes:";
     for (char c : t.bytes) {
         char hex[5];
@@ -102,15 +81,7 @@ Json chat_logprobs(const ResponseHead& head, std::span<const SpelledPosition> po
                     {"logprob", finite_logprob(t.logprob)},
                     {"bytes", bytes_json(t.bytes)}};
     };
-    Json content = Json::array();
-    for (const SpelledPosition& p : positions) {
-        if (!p.chosen) continue;
-        Json item = one(*p.chosen), top = Json::array();
-        for (const SpelledLogprob& t : p.top) top.push_back(one(t));
-        item["top_logprobs"] = std::move(top);
-        content.push_back(std::move(item));
-    }
-    return {{"content", std::move(content)}, {"refusal", nullptr}};
+    return {{"content", logprobs_json(positions, one)}, {"refusal", nullptr}};
 }
 
 // vLLM's shape: of each position the log-probabilities by token id.
@@ -395,50 +366,6 @@ private:
 
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head) {
     return std::make_unique<OpenAiRenderer>(std::move(head));
-}
-
-std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
-                              int n_tokens) {
-    const auto encode = [](const std::vector<float>& v) {
-        constexpr std::string_view alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        const auto*                bytes    = reinterpret_cast<const unsigned char*>(v.data());
-        const std::size_t          n        = v.size() * sizeof(float);
-        std::string                out;
-        for (std::size_t i = 0; i < n; i += 3) {
-            const auto    at    = [&](std::size_t k) { return k < n ? std::uint32_t(bytes[k]) : 0u; };
-            std::uint32_t three = at(i) << 16 | at(i + 1) << 8 | at(i + 2);
-            for (std::size_t k = 0; k < 4; k++) out += i + k <= n ? alphabet[three >> (18 - 6 * k) & 63] : '=';
-        }
-        return out;
-    };
-    Json data = Json::array();
-    for (std::size_t i = 0; i < vectors.size(); i++)
-        data.push_back({{"object", "embedding"},
-                        {"index", i},
-                        {"embedding", base64 ? Json(encode(vectors[i])) : Json(vectors[i])}});
-    return json_dump(Json{{"object", "list"},
-                          {"data", std::move(data)},
-                          {"model", model},
-                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
-}
-
-std::string render_rerank(const std::string& model, std::span<const float> scores,
-                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens) {
-    std::vector<std::size_t> order(scores.size());
-    std::iota(order.begin(), order.end(), std::size_t(0));
-    std::ranges::sort(
-        order, [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-    if (top_n > 0 && std::size_t(top_n) < order.size()) order.resize(std::size_t(top_n));
-    Json results = Json::array();
-    for (std::size_t i : order) {
-        Json result{{"index", i}, {"relevance_score", scores[i]}};
-        if (return_documents) result["document"] = Json{{"text", documents[i]}};
-        results.push_back(std::move(result));
-    }
-    return json_dump(Json{{"object", "list"},
-                          {"model", model},
-                          {"results", std::move(results)},
-                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
 }
 
 } // namespace quire

@@ -181,13 +181,7 @@ private:
         const auto one = [](const SpelledLogprob& t) {
             return Json{{"token", t.bytes}, {"logprob", finite_logprob(t.logprob)}, {"bytes", bytes_json(t.bytes)}};
         };
-        for (const SpelledPosition& p : positions) {
-            if (!p.chosen) continue;
-            Json item = one(*p.chosen), top = Json::array();
-            for (const SpelledLogprob& t : p.top) top.push_back(one(t));
-            item["top_logprobs"] = std::move(top);
-            logprobs_.push_back(std::move(item));
-        }
+        for (Json& item : logprobs_json(positions, one)) logprobs_.push_back(std::move(item));
     }
 
     // `usage`: of a response that is complete.

@@ -12,8 +12,7 @@ import quire.serve.api.error;
 import quire.serve.api.generation_request;
 import quire.serve.api.prompt_encoder;
 import quire.serve.http.exchange;
-import quire.serve.openai.embedding_request;
-import quire.serve.openai.response;
+import quire.serve.openai.embeddings;
 import quire.serve.service;
 
 export namespace quire {

@@ -33,37 +33,36 @@ module :private;
 
 namespace quire {
 
+namespace {
+
+Json model_json(const ApiContext& api, const std::string& id) {
+    return {{"id", id},
+            {"object", "model"},
+            {"created", api.started},
+            {"owned_by", "quire"},
+            {"root", api.options.aliases[0]},
+            {"parent", nullptr},
+            {"max_model_len", api.options.limits.context}};
+}
+
+} // namespace
+
 void answer_models(ApiContext& api, HttpExchange& e) {
     const ModelConfig& c    = api.service.config();
     Json               data = Json::array();
-    for (const std::string& alias : api.options.aliases)
-        data.push_back({{"id", alias},
-                        {"object", "model"},
-                        {"created", api.started},
-                        {"owned_by", "quire"},
-                        {"root", api.options.aliases[0]},
-                        {"parent", nullptr},
-                        {"max_model_len", api.options.limits.context},
-                        {"permission", Json::array()},
-                        {"meta",
-                         {{"architecture", c.architecture_name},
-                          {"n_vocab", c.vocab_size},
-                          {"n_ctx", api.options.limits.context},
-                          {"n_ctx_train", c.context_length},
-                          {"n_embd", c.hidden_size},
-                          {"n_layer", c.n_layers}}}});
-    if (e.request.path.ends_with("/models")) answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
+    for (const std::string& alias : api.options.aliases) {
+        Json model          = model_json(api, alias);
+        model["permission"] = Json::array();
+        model["meta"]       = {
+            {"architecture", c.architecture_name}, {"n_vocab", c.vocab_size}, {"n_ctx", api.options.limits.context},
+            {"n_ctx_train", c.context_length},     {"n_embd", c.hidden_size}, {"n_layer", c.n_layers}};
+        data.push_back(std::move(model));
+    }
+    answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
 }
 
 void answer_model(ApiContext& api, HttpExchange& e) {
-    const std::string id = e.request.path.substr(std::string_view("/v1/models/").size());
-    answer_json(e, Json{{"id", id},
-                        {"object", "model"},
-                        {"created", api.started},
-                        {"owned_by", "quire"},
-                        {"root", api.options.aliases[0]},
-                        {"parent", nullptr},
-                        {"max_model_len", api.options.limits.context}});
+    answer_json(e, model_json(api, e.request.path.substr(std::string_view("/v1/models/").size())));
 }
 
 void answer_health(ApiContext& api, HttpExchange& e) {

@@ -1,5 +1,5 @@
-// quire.serve.openai.embedding_request: the bodies of /v1/embeddings and /v1/rerank. Owns nothing.
-export module quire.serve.openai.embedding_request;
+// quire.serve.openai.embeddings: /v1/embeddings and /v1/rerank as values: JSON → request, vectors and scores → JSON. Owns nothing.
+export module quire.serve.openai.embeddings;
 
 import quire.core.base;
 import quire.core.json;
@@ -33,6 +33,12 @@ struct RerankRequest {
     std::vector<std::string> unknown;
 };
 Parsed<RerankRequest> parse_rerank_request(std::string_view json, const ApiLimits& limits);
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens);
+// The documents with the best scores first, at most top_n of them (0: all).
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
 
 } // namespace quire
 
@@ -87,6 +93,50 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
     out.unknown = f.unknown();
     if (f.failed()) return f.error();
     return out;
+}
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens) {
+    const auto encode = [](const std::vector<float>& v) {
+        constexpr std::string_view alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        const auto*                bytes    = reinterpret_cast<const unsigned char*>(v.data());
+        const std::size_t          n        = v.size() * sizeof(float);
+        std::string                out;
+        for (std::size_t i = 0; i < n; i += 3) {
+            const auto    at    = [&](std::size_t k) { return k < n ? std::uint32_t(bytes[k]) : 0u; };
+            std::uint32_t three = at(i) << 16 | at(i + 1) << 8 | at(i + 2);
+            for (std::size_t k = 0; k < 4; k++) out += i + k <= n ? alphabet[three >> (18 - 6 * k) & 63] : '=';
+        }
+        return out;
+    };
+    Json data = Json::array();
+    for (std::size_t i = 0; i < vectors.size(); i++)
+        data.push_back({{"object", "embedding"},
+                        {"index", i},
+                        {"embedding", base64 ? Json(encode(vectors[i])) : Json(vectors[i])}});
+    return json_dump(Json{{"object", "list"},
+                          {"data", std::move(data)},
+                          {"model", model},
+                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
+}
+
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens) {
+    std::vector<std::size_t> order(scores.size());
+    std::iota(order.begin(), order.end(), std::size_t(0));
+    std::ranges::sort(
+        order, [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+    if (top_n > 0 && std::size_t(top_n) < order.size()) order.resize(std::size_t(top_n));
+    Json results = Json::array();
+    for (std::size_t i : order) {
+        Json result{{"index", i}, {"relevance_score", scores[i]}};
+        if (return_documents) result["document"] = Json{{"text", documents[i]}};
+        results.push_back(std::move(result));
+    }
+    return json_dump(Json{{"object", "list"},
+                          {"model", model},
+                          {"results", std::move(results)},
+                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
 }
 
 } // namespace quire
