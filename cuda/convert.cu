@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
+
 #include "kernels.h"
 #include "warp.cuh"
 
@@ -198,6 +200,20 @@ __global__ void dequantize_kernel(Weight w, __half* out, std::int64_t n) {
     *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(v);
 }
 
+// The largest absolute scale, as the bits of a float; of Q4_K that of a superblock with the largest of 6 bits.
+__global__ void largest_scale_kernel(Weight w, std::int64_t n, unsigned* largest) {
+    float most = 0;
+    for (std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+         i += std::int64_t(gridDim.x) * blockDim.x) {
+        const float scale = w.form == WeightForm::q4_k ? 63 * fp16_at(static_cast<const Byte*>(w.data) + i * 144)
+                            : w.float_scales           ? static_cast<const float*>(w.scales)[i]
+                                                       : __half2float(static_cast<const __half*>(w.scales)[i]);
+        most              = fmaxf(most, fabsf(scale));
+    }
+    most = warp_max(most);
+    if (threadIdx.x % 32 == 0) atomicMax(largest, __float_as_uint(most));
+}
+
 template <std::uint32_t Type, int Group, bool FloatScales>
 void run_i8(const void* blocks, const std::int8_t* points, std::int8_t* q, void* scales, float* mins, std::int64_t n,
             Context& gpu) {
@@ -246,6 +262,19 @@ void to_i8(std::uint32_t type, const void* blocks, const std::int8_t* points, st
         TO_I8(IQ2_XS, 16, true)
 #undef TO_I8
     }
+}
+
+int scale_exponent_of(const Weight& weight, Context& gpu) {
+    const std::int64_t n = weight.rows * weight.cols / (weight.form == WeightForm::q4_k ? 256 : weight.group);
+    gpu.note(cudaMemsetAsync(gpu.next_tile, 0, sizeof(unsigned), gpu.stream));
+    run_in_order(largest_scale_kernel, dim3(unsigned(gpu.n_sms)), 256, 0, gpu, weight, n, gpu.next_tile);
+    float largest = 0;
+    gpu.note(cudaMemcpyAsync(&largest, gpu.next_tile, sizeof(float), cudaMemcpyDeviceToHost, gpu.stream));
+    gpu.note(cudaMemsetAsync(gpu.next_tile, 0, sizeof(unsigned), gpu.stream));
+    gpu.note(cudaStreamSynchronize(gpu.stream));
+    int exponent = 0;
+    if (std::isfinite(largest) && largest > 0) std::frexp(largest, &exponent);
+    return exponent;
 }
 
 void dequantize(const Weight& weight, Half* out, Context& gpu) {

@@ -87,11 +87,12 @@ enum class WeightForm : int {
 struct Weight {
     WeightForm   form = WeightForm::f16;
     std::int64_t rows = 0, cols = 0; // N, K
-    const void*  data         = nullptr;
-    const void*  scales       = nullptr; // i8: [rows × cols / group], fp16 or float32
-    const void*  mins         = nullptr; // i8: float32, or null
-    int          group        = 32;      // i8: 16 or 32
-    bool         float_scales = false;
+    const void*  data           = nullptr;
+    const void*  scales         = nullptr; // i8: [rows × cols / group], fp16 or float32
+    const void*  mins           = nullptr; // i8: float32, or null
+    int          group          = 32;      // i8: 16 or 32
+    bool         float_scales   = false;
+    int          scale_exponent = 0; // i8, q4_k: all scales are below 2^scale_exponent
 };
 
 // -- convert.cu: GGUF's blocks → the forms above. `type` is ggml_type's number.
@@ -102,6 +103,8 @@ void to_i8(std::uint32_t type, const void* blocks, const std::int8_t* points, st
            std::int64_t n, Context& gpu);
 // The layout that to_i8() makes of a type: the group, whether scales are float32, whether there are mins.
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
+// The least exponent for Weight::scale_exponent; waits for the launches before.
+int scale_exponent_of(const Weight& weight, Context& gpu);
 // Any form → fp16, for GEMMs with many tokens.
 void dequantize(const Weight& weight, Half* out, Context& gpu);
 
@@ -440,14 +443,17 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
 
 // -- fused/layer_kernel.cu: all operations between two attentions of a step of 2 to 128 tokens, as one persistent kernel
 
-// At most four GEMMs (fp16 weights), each of which reads the result of the one before, with their epilogues: RMS norms that add a
-// GEMM's result to the residual, SwiGLU, RoPE and KV store. A result that only an epilogue reads is not written to memory.
+// At most four GEMMs (all weights in fp16, or all quantised), each of which reads the result of the one before, with their epilogues: RMS
+// norms that add a GEMM's result to the residual, SwiGLU, RoPE and KV store. A result that only an epilogue reads is not written to memory.
 constexpr int max_layer_kernel_rows = 128;
+// With quantised weights a step of more tokens runs in passes of up to 256: reading the weights again costs less than making fp16 of
+// them in memory.
+constexpr int max_quantised_layer_rows = 768;
 // Takes the workspace, once; its bytes, 0 where this GPU has no such kernel. The kernel has grid barriers: it is launched
 // cooperatively but where begin_launches() said true.
 std::size_t prepare_layer_kernel(Context& gpu);
-// How many of these operations, from the first one on, one launch runs in a step of 2 to 128 tokens; 0: none. Launches nothing.
-int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu);
+// How many of these operations, from the first one on, the kernel runs in a step of 2 to n_tokens tokens; 0: none. Launches nothing.
+int match_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Context& gpu);
 // Runs the operations that match_layer_kernel() counts and returns their number, or 0 where the launch is impossible now.
 int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu);
 

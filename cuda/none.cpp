@@ -49,6 +49,7 @@ bool convertible(std::uint32_t) { return false; }
 void to_f16(std::uint32_t, const void*, Half*, std::int64_t, Context&) {}
 void to_i8(std::uint32_t, const void*, const std::int8_t*, std::int8_t*, void*, float*, std::int64_t, Context&) {}
 void i8_layout(std::uint32_t, int&, bool&, bool&) {}
+int  scale_exponent_of(const Weight&, Context&) { return 0; }
 void dequantize(const Weight&, Half*, Context&) {}
 
 void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
@@ -113,7 +114,7 @@ void*       make_decode_megakernel(const Operation*, int, Context&) { return nul
 bool        run_decode_megakernel(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }
 void        destroy_decode_megakernel(void*) {}
 std::size_t prepare_layer_kernel(Context&) { return 0; }
-int         match_layer_kernel(const Operation*, int, const Context&) { return 0; }
+int         match_layer_kernel(const Operation*, int, int, const Context&) { return 0; }
 int         run_layer_kernel(const Operation*, int, int, const Plan&, Context&) { return 0; }
 
 int match_prefill_gemm(const Operation*, int, const Context&) { return 0; }

@@ -4,7 +4,7 @@
 # order begin when the kernel before has ended; those are named here.
 set -eu
 cd "$(dirname "$0")/.."
-in_order=" to_i8_kernel to_f16_kernel dequantize_kernel copy_blocks_kernel report_compiled decode_megakernel "
+in_order=" to_i8_kernel to_f16_kernel largest_scale_kernel dequantize_kernel copy_blocks_kernel report_compiled decode_megakernel "
 
 find cuda -name '*.cu' -o -name '*.cuh' | sort | xargs awk -v in_order="$in_order" '
     # The word in front of the parameters: the first open parenthesis that is not that of the launch bounds.

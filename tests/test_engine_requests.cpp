@@ -114,7 +114,6 @@ TEST_CASE("a request that leaves no token to draw is refused", "[engine]") {
         r.sampling.allowed_tokens.clear();
         for (Token t = 0; t < engine.config().vocab_size; t++) r.sampling.logit_bias.emplace_back(t, never);
     }
-    CHECK(!engine.can_draw(r));
     CHECK(!engine.submit(r));
     r.max_tokens = r.min_tokens = 0; // nothing is drawn
     CHECK(engine.submit(r));

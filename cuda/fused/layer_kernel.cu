@@ -1,11 +1,11 @@
 // The layer kernel: everything between two attention operations of a step with 2 to 128 tokens, as one persistent,
-// warp-specialised kernel with wgmma and TMA. GEMMs (fp16 weights, stream-K) alternate with their epilogues: residual and RMS
-// norm, SwiGLU or GeGLU, RoPE and KV store. A grid barrier separates the phases; while the CTAs wait there, the weights of the next GEMM
+// warp-specialised kernel with wgmma and TMA. GEMMs (stream-K) alternate with their epilogues: residual and RMS norm, SwiGLU or GeGLU,
+// RoPE and KV store. A grid barrier separates the phases; while the CTAs wait there, the weights of the next GEMM
 // are already being loaded into the shared-memory pipeline, so memory is always busy. With a grid barrier all CTAs have to run
 // at once: beside another engine this is a cooperative launch.
 //
 // Stream-K: a GEMM has output tiles of 128 rows of the weights (N) by all tokens (M); the tiles are cut along K into units of
-// 64 columns, which are dealt out evenly and in order over the CTAs. If several CTAs share a tile, the one that has its first
+// 64 columns (of quantised weights 256), which are dealt out evenly and in order over the CTAs. If several CTAs share a tile, the one that has its first
 // unit does the fix-up: it adds the others' partial sums in the order of K, and runs the epilogue. Only before a norm, which
 // needs whole rows, all partial sums are left in memory. So the sums of a token depend only on the number of SMs.
 //
@@ -13,12 +13,18 @@
 // pair. TMA loads them in an order that gives both sums of a pair to the same thread.
 //
 // The warps of a CTA: two warpgroups multiply (wgmma: 64 rows of the weights by all tokens), one warp loads weights, one loads
-// x, one signals partial sums to other CTAs, one waits for such signals; all but the two producers compute norms.
+// x, one signals partial sums to other CTAs, one waits for such signals. fp16 weights are an operand in shared memory, and all warps but the
+// two producers compute norms. Quantised weights come as they are in memory; the warps that multiply make fp16 of them in registers
+// (unpack.cuh), the other operand of wgmma. That takes more registers, so that only these eight warps compute norms.
 //
-// Limits: Hopper; up to 128 tokens; fp16 weights, K a multiple of 8, N of 16 (gate and up: of 8); RMS norms of up to 8,192
-// columns; head_dim 16 to 128, a power of two, RoPE on all of it.
+// Limits: Hopper; all weights in fp16, K a multiple of 8, up to 128 tokens, or all quantised, K of 128 (Q4_K: of 256), up to 256; N of 16 (gate and
+// up: of 8); RMS norms of up to 8,192 columns; head_dim 16 to 128, a power of two, RoPE on all of it.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "../gemm/stream_k_range.cuh"
 #include "../paged_kv.cuh"
@@ -54,30 +60,32 @@ __device__ void  wait_for(const unsigned* counter, unsigned n) {
     wait_until([&] { return read_acquire(counter) >= n; });
 }
 
-using Team = FirstThreads<team>;
+template <class L>
+using Team = FirstThreads<L::team>;
 
 // The grid barrier: all CTAs wait for each other. Arriving and waiting are separate, as work can be done in between.
+template <class L>
 struct GridBarrier {
     unsigned* counter;
 
     __device__ void arrive() const { // by the team
-        Team::sync();
+        Team<L>::sync();
         if (threadIdx.x == 0) signal(counter);
     }
     // Until all have arrived that often: by one thread; by the team.
     __device__ void wait(unsigned round) const { wait_for(counter, round * gridDim.x); }
     __device__ void wait_all(unsigned round) const {
         if (threadIdx.x == 0) wait(round);
-        Team::sync();
+        Team<L>::sync();
     }
 };
 
-template <int N>
-__device__ void load_weights(const Params& params, const Pipeline<weight_stages(N)>& pipeline) {
+template <class L>
+__device__ void load_weights(const Params& params, const Pipeline<L::weight_stages>& pipeline) {
     for (int p = 0; p < params.n_phases; p++)
         for (int k = 0; k < params.phase[p].n_projections; k++) tma_prefetch(params.phase[p].weight[k]);
     const std::uint64_t             policy = l2_evict_first();
-    PipelineState<weight_stages(N)> at     = pipeline.producer_start();
+    PipelineState<L::weight_stages> at     = pipeline.producer_start();
     for (int p = 0; p < params.n_phases; p++) {
         const Phase&       phase = params.phase[p];
         const StreamKRange range = stream_k_of(phase);
@@ -85,22 +93,29 @@ __device__ void load_weights(const Params& params, const Pipeline<weight_stages(
         for (int i = range.begin; i < range.end; i++) {
             const int which      = projection_of(phase, tile),
                       coordinate = (tile - phase.first_tile[which]) * phase.tile_step[which];
-            pipeline.producer_acquire(at);
-            mbarrier_arrive_expect_tx(pipeline.full + at.stage, weight_bytes);
-            tma_copy_5d(pipeline.memory + at.stage * weight_bytes, phase.weight[which], step * tile_k,
-                        phase.tile_dim[which] == 3 ? coordinate : 0, phase.tile_dim[which] == 4 ? coordinate : 0,
-                        pipeline.full + at.stage, policy);
-            at.advance();
+            const auto load      = [&](int first, int row_bytes) { // the columns from `first` on
+                pipeline.producer_acquire(at);
+                mbarrier_arrive_expect_tx(pipeline.full + at.stage, unsigned(tile_n * row_bytes));
+                tma_copy_5d(pipeline.memory + at.stage * L::weight_bytes, phase.weight[which], first,
+                            phase.tile_dim[which] == 3 ? coordinate : 0, phase.tile_dim[which] == 4 ? coordinate : 0,
+                                 pipeline.full + at.stage, policy);
+                at.advance();
+            };
+            if (!L::quantised) load(step * tile_k, tile_k * 2);
+            else if (phase.quantised[which].kind == kind_q4_k) load(step * 144, 144);
+            else
+                for (int half = 0; half < 2; half++) load(step * 256 + half * 128, 128);
             if (++step == phase.k_tiles) step = 0, tile++;
         }
     }
 }
 
-template <int N>
-__device__ void load_x(const Params& params, const Pipeline<x_stages(N)>& pipeline, const GridBarrier& grid_barrier) {
+template <class L>
+__device__ void load_x(const Params& params, const Pipeline<L::x_stages>& pipeline,
+                       const GridBarrier<L>& grid_barrier) {
     for (int p = 0; p < params.n_phases; p++) tma_prefetch(params.phase[p].x);
     wait_for_inputs();
-    PipelineState<x_stages(N)> at    = pipeline.producer_start();
+    PipelineState<L::x_stages> at    = pipeline.producer_start();
     unsigned                   round = 0;
     for (int p = 0; p < params.n_phases; p++) {
         const Phase&       phase = params.phase[p];
@@ -111,10 +126,13 @@ __device__ void load_x(const Params& params, const Pipeline<x_stages(N)>& pipeli
         }
         int step = range.begin % phase.k_tiles;
         for (int i = range.begin; i < range.end; i++) {
-            pipeline.producer_acquire(at);
-            mbarrier_arrive_expect_tx(pipeline.full + at.stage, x_bytes(N));
-            tma_copy_2d(pipeline.memory + at.stage * x_bytes(N), phase.x, step * tile_k, 0, pipeline.full + at.stage);
-            at.advance();
+            for (int c = 0; c < L::chunks; c++) {
+                pipeline.producer_acquire(at);
+                mbarrier_arrive_expect_tx(pipeline.full + at.stage, L::x_bytes);
+                tma_copy_2d(pipeline.memory + at.stage * L::x_bytes, phase.x, (step * L::chunks + c) * tile_k, 0,
+                            pipeline.full + at.stage);
+                at.advance();
+            }
             if (++step == phase.k_tiles) step = 0;
         }
         round += phase.epilogue == Epilogue::add_norm ? 2 : 1;
@@ -138,6 +156,7 @@ struct StepTokens {
     std::int64_t row[max_tokens];
     float        position[max_tokens];
 
+    template <class L>
     __device__ void init(const Params& params) { // by the team
         const RopeStore& a = params.rope;
         const int        t = int(threadIdx.x);
@@ -147,7 +166,7 @@ struct StepTokens {
             row[t]                  = slot < 0 ? -1 : at;
             position[t]             = float(params.plan.positions[t]);
         }
-        Team::sync();
+        Team<L>::sync();
     }
 };
 
@@ -221,53 +240,150 @@ struct FixUp {
 };
 
 // The state of both pipelines.
-template <int N>
+template <class L>
 struct PipelinePosition {
-    PipelineState<weight_stages(N)> w;
-    PipelineState<x_stages(N)>      x;
+    PipelineState<L::weight_stages> w;
+    PipelineState<L::x_stages>      x;
 };
 
-// The CTA's range of a phase's GEMM.
-template <int N>
-__device__ void gemm(const Phase& phase, const Params& params, const StepTokens& tokens,
-                     const Pipeline<weight_stages(N)>& weights, const Pipeline<x_stages(N)>& xs,
-                     PipelinePosition<N>& at, FixUp& fix_up_barriers) {
-    constexpr int       words = N / 8, cta_stride = words * mma_warps * 32; // of a CTA's partial sums
+// `n` units of a tile, from unit `first` of the tile on: d = x times fp16 weights.
+template <class L>
+__device__ void multiply(int n, const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
+                         PipelinePosition<L>& at, float (&d)[L::tokens / 2]) {
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
-    const StreamKRange  range  = stream_k_of(phase);
-    const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16,
-                                               1024),
+    const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * L::weight_bytes / 2,
+                                               16, 1024),
                         x0 = matrix_descriptor(shared_address(xs.memory), 16, 1024);
-    float d[N / 2];
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) d[i] = 0;
     int        released_w = 0, released_x = 0; // stages that the previous wgmma reads
     const auto free = [&] {
         if (leader) weights.consumer_release(released_w), xs.consumer_release(released_x);
     };
+    for (int i = 0; i < n; i++) {
+        weights.consumer_wait(at.w);
+        xs.consumer_wait(at.x);
+        const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * L::weight_bytes),
+                            x = advance(x0, unsigned(uniform(at.x.stage)) * L::x_bytes);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < tile_k / 16; k++)
+            wgmma_ss<L::tokens>(d, advance(w, unsigned(k) * 32), advance(x, unsigned(k) * 32), k > 0 || i > 0);
+        wgmma_commit();
+        if (i > 0) {
+            wgmma_wait<1>();
+            free();
+        }
+        released_w = at.w.stage, released_x = at.x.stage;
+        at.w.advance(), at.x.advance();
+    }
+    wgmma_wait<0>();
+    wgmma_pin(d);
+    free();
+}
+
+// The same with quantised weights, made into fp16 in registers while the tensor cores work on the columns before.
+template <class L, Kind K>
+__device__ void multiply_quantised(const Phase& phase, int tile, int first, int n,
+                                   const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
+                                   PipelinePosition<L>& at, float (&d)[L::tokens / 2]) {
+    constexpr int batch = L::tokens >= 64 ? 1 : 4, chunks = stage_chunks(K), stages = L::chunks / chunks; // of a unit
+    const int     warp = uniform(int(threadIdx.x) / 32), lane = int(threadIdx.x) % 32;
+    const bool    leader           = threadIdx.x % 128 == 0;
+    const int     which            = projection_of(phase, tile);
+    const Quantised&    q          = phase.quantised[which];
+    const unsigned      w0         = shared_address(weights.memory) + unsigned(warp * 16) * stage_row_bytes(K);
+    const std::uint64_t x0         = matrix_descriptor(shared_address(xs.memory), 16, 1024);
+    const int           last_stage = (phase.cols - 1) / (64 * chunks); // beyond it the weights are 0
+    const int           n_pairs    = phase.result[which].rows / (is_gated(phase.epilogue) ? 1 : 2),
+              pair           = min((tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread(), n_pairs - 1);
+    const std::int64_t group = (pair / q.half * 2 * q.half + pair % q.half) * std::int64_t(q.row_groups);
+    ScaleRows          rows;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        rows.scales[i] = static_cast<const char*>(q.scales[i]) + group * (K == kind_i8 ? 2 : 4),
+        rows.mins[i] = static_cast<const char*>(q.mins[i]) + group * 4, rows.shift[i] = q.shift[i];
+    Unpack<K> unpack;
+    unpack.begin(rows);
+    unpack.template fetch<0>(first * stages);
+    std::uint32_t a[2][batch][4];
+    int           released = -1; // the stage of x that the wgmma before read
+    // The next stage of weights, `stage` of its unit, and the scales of the one after it.
+    const auto begin_stage = [&]<int Stage>(std::integral_constant<int, Stage>, int following) {
+        weights.consumer_wait(at.w);
+        const unsigned address = w0 + unsigned(at.w.stage) * L::weight_bytes;
+        unpack.stage(address, lane);
+        unpack.load(address, 0, lane);
+        unpack.template fetch<(Stage + 1) % stages>(min(following, last_stage));
+    };
+    const auto multiply_stage = [&]<int Stage>(std::integral_constant<int, Stage>, int unit) {
+#pragma unroll
+        for (int c = 0; c < chunks; c++) {
+            unpack.template scale<Stage>(c);
+            xs.consumer_wait(at.x);
+            const std::uint64_t x = advance(x0, unsigned(uniform(at.x.stage)) * L::x_bytes);
+#pragma unroll
+            for (int s = 0; s < 4; s += batch) {
+                auto& now = a[(c * 4 + s) / batch % 2];
+#pragma unroll
+                for (int i = 0; i < batch; i++) unpack.words(s + i, now[i]);
+                if (s + batch == 4) { // the chunk's bytes are used: the next chunk's
+                    if (c + 1 < chunks) unpack.load(w0 + unsigned(at.w.stage) * L::weight_bytes, c + 1, lane);
+                    else {
+                        __syncwarp();
+                        if (lane == 0) weights.consumer_release(at.w.stage);
+                        at.w.advance();
+                        if (Stage + 1 < stages || unit + 1 < first + n)
+                            begin_stage(std::integral_constant<int, (Stage + 1) % stages>{}, unit * stages + Stage + 2);
+                    }
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < batch; i++) wgmma_rs_rows<L::tokens>(d, now[i], advance(x, unsigned(s + i) * 32));
+                wgmma_commit();
+                wgmma_wait<1>();
+                if (s == 0 && released >= 0 && leader) xs.consumer_release(released);
+            }
+            released = at.x.stage;
+            at.x.advance();
+        }
+    };
+    begin_stage(std::integral_constant<int, 0>{}, first * stages + 1);
+    for (int unit = first; unit < first + n; unit++) {
+        multiply_stage(std::integral_constant<int, 0>{}, unit);
+        if constexpr (stages == 2) multiply_stage(std::integral_constant<int, 1>{}, unit);
+    }
+    wgmma_wait<0>();
+    wgmma_pin(d);
+    if (leader) xs.consumer_release(released);
+#pragma unroll
+    for (int i = 0; i < L::tokens / 2; i++) d[i] *= q.unscale[i / 2 % 2];
+}
+
+// The CTA's range of a phase's GEMM.
+template <class L>
+__device__ void gemm(const Phase& phase, const Params& params, const StepTokens& tokens,
+                     const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
+                     PipelinePosition<L>& at, FixUp& fix_up_barriers) {
+    constexpr int      N = L::tokens, words = N / 8, cta_stride = words * mma_warps * 32; // of a CTA's partial sums
+    const StreamKRange range = stream_k_of(phase);
+    float              d[N / 2];
     for (int unit = range.begin, tile = range.first_tile(); unit < range.end; tile++) {
         const int n = min(range.end, (tile + 1) * phase.k_tiles) - unit;
-        for (int i = 0; i < n; i++) {
-            weights.consumer_wait(at.w);
-            xs.consumer_wait(at.x);
-            const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
-                                x = advance(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
-            wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < tile_k / 16; k++)
-                wgmma_ss<N>(d, advance(w, unsigned(k) * 32), advance(x, unsigned(k) * 32), k > 0 || i > 0);
-            wgmma_commit();
-            if (i > 0) {
-                wgmma_wait<1>();
-                free();
+        for (int i = 0; i < N / 2; i++) d[i] = 0;
+        if constexpr (L::quantised) {
+            const int first = unit - tile * phase.k_tiles;
+            switch (phase.quantised[projection_of(phase, tile)].kind) {
+                case kind_i8: multiply_quantised<L, kind_i8>(phase, tile, first, n, weights, xs, at, d); break;
+                case kind_i8_float:
+                    multiply_quantised<L, kind_i8_float>(phase, tile, first, n, weights, xs, at, d);
+                    break;
+                case kind_i8_float_min:
+                    multiply_quantised<L, kind_i8_float_min>(phase, tile, first, n, weights, xs, at, d);
+                    break;
+                default: multiply_quantised<L, kind_q4_k>(phase, tile, first, n, weights, xs, at, d); break;
             }
-            released_w = at.w.stage, released_x = at.x.stage;
-            at.w.advance(), at.x.advance();
-        }
-        wgmma_wait<0>();
-        wgmma_pin(d);
-        free();
+        } else multiply<L>(n, weights, xs, at, d);
         unit += n;
         if (phase.epilogue == Epilogue::add_norm) {
             float* to = params.partial_sums + std::int64_t(int(blockIdx.x) + tile) * params.n_tokens * tile_n;
@@ -288,13 +404,19 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens&
                 const int last = stream_k_of(phase).last_cta(tile);
 #pragma unroll 1
                 for (int cta = int(blockIdx.x) + 1; cta <= last; cta++) {
-                    const float4* from = params.fix_up + std::int64_t(cta) * cta_stride + threadIdx.x;
-                    float4        v[words];
+                    const float4* from    = params.fix_up + std::int64_t(cta) * cta_stride + threadIdx.x;
+                    constexpr int at_once = words < 16 ? words : 16;
 #pragma unroll
-                    for (int i = 0; i < words; i++) v[i] = __ldcg(from + i * mma_warps * 32);
+                    for (int first = 0; first < words; first += at_once) {
+                        float4 v[at_once];
 #pragma unroll
-                    for (int i = 0; i < words; i++)
-                        d[4 * i] += v[i].x, d[4 * i + 1] += v[i].y, d[4 * i + 2] += v[i].z, d[4 * i + 3] += v[i].w;
+                        for (int i = 0; i < at_once; i++) v[i] = __ldcg(from + (first + i) * mma_warps * 32);
+#pragma unroll
+                        for (int i = 0; i < at_once; i++) {
+                            float* to = d + 4 * (first + i);
+                            to[0] += v[i].x, to[1] += v[i].y, to[2] += v[i].z, to[3] += v[i].w;
+                        }
+                    }
                 }
             }
             epilogue<N>(phase, params, tokens, tile, d);
@@ -332,8 +454,8 @@ __device__ PartialSums partial_sums_of(const StreamK& stream_k, const Params& pa
 }
 
 // Epilogue add_norm: residual += scale · partial sums, and its RMS norm. A CTA per token, PerThread times four columns a thread.
-template <int PerThread>
-__device__ void add_norm(const Phase& phase, const Params& params, const GridBarrier& grid_barrier, unsigned round,
+template <class L, int PerThread>
+__device__ void add_norm(const Phase& phase, const Params& params, const GridBarrier<L>& grid_barrier, unsigned round,
                          float* scratch) {
     const int   cols = phase.result[0].rows, stride = params.n_tokens * tile_n;
     const float by     = phase.result[0].scale;
@@ -348,7 +470,7 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
         int         n_parts = 0;
 #pragma unroll
         for (int i = 0; i < PerThread; i++) {
-            const int c = (int(threadIdx.x) + i * team) * 4;
+            const int c = (int(threadIdx.x) + i * L::team) * 4;
             from[i]     = {nullptr, 0};
             v[i] = w[i] = {0, 0, 0, 0};
             if (c >= cols) continue;
@@ -360,16 +482,17 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
             if (phase.result[0].bias) add(v[i], *reinterpret_cast<const float4*>(phase.result[0].bias + c), by);
         }
         wait();
-        for (int p = 0; p < n_parts; p += 3) { // many loads in flight
-            float4 u[3][PerThread];
+        constexpr int at_once = PerThread <= 4 ? 3 : 1; // many loads in flight
+        for (int p = 0; p < n_parts; p += at_once) {
+            float4 u[at_once][PerThread];
 #pragma unroll
-            for (int q = 0; q < 3; q++)
+            for (int q = 0; q < at_once; q++)
 #pragma unroll
                 for (int i = 0; i < PerThread; i++)
                     u[q][i] =
                         p + q < from[i].n ? load_cg(from[i].first + std::int64_t(p + q) * stride) : float4{0, 0, 0, 0};
 #pragma unroll
-            for (int q = 0; q < 3; q++)
+            for (int q = 0; q < at_once; q++)
 #pragma unroll
                 for (int i = 0; i < PerThread; i++) add(v[i], u[q][i], by);
         }
@@ -377,10 +500,10 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
 #pragma unroll
         for (int i = 0; i < PerThread; i++)
             squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-        const float scale = rsqrtf(cta_sum<Team>(squares, scratch) / float(cols) + phase.eps);
+        const float scale = rsqrtf(cta_sum<Team<L>>(squares, scratch) / float(cols) + phase.eps);
 #pragma unroll
         for (int i = 0; i < PerThread; i++) {
-            const int c = (int(threadIdx.x) + i * team) * 4;
+            const int c = (int(threadIdx.x) + i * L::team) * 4;
             if (c >= cols) continue;
             const std::int64_t at                                                    = std::int64_t(t) * cols + c;
             *reinterpret_cast<float4*>(phase.residual + at)                          = v[i];
@@ -393,47 +516,65 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
 
 #endif
 
-template <int N>
-__global__ void __launch_bounds__(threads, 1) layer_kernel(const __grid_constant__ Params params) {
+template <int N, bool Q>
+__global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using L = Layout<N, Q>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], fix_up_memory[2];
+    __shared__ std::uint64_t barriers[2 * (L::weight_stages + L::x_stages)], fix_up_memory[2];
     __shared__ float         scratch[32];
     __shared__ StepTokens    tokens;
     reads_early(); // weights
-    const Pipeline<weight_stages(N)> weights{memory, barriers, barriers + weight_stages(N)};
-    const Pipeline<x_stages(N)>      xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
-                                   barriers + 2 * weight_stages(N) + x_stages(N)};
-    const GridBarrier                grid_barrier{params.grid_barrier};
+    const Pipeline<L::weight_stages> weights{memory, barriers, barriers + L::weight_stages};
+    const Pipeline<L::x_stages>      xs{memory + L::weight_stages * L::weight_bytes, barriers + 2 * L::weight_stages,
+                                   barriers + 2 * L::weight_stages + L::x_stages};
+    const GridBarrier<L>             grid_barrier{params.grid_barrier};
     const int                        warp = uniform(int(threadIdx.x) / 32);
     if (threadIdx.x == 0) {
-        weights.init(1, 2), xs.init(1, 2);
+        weights.init(1, Q ? mma_warps : 2), xs.init(1, 2);
         mbarrier_init(fix_up_memory, mma_warps), mbarrier_init(fix_up_memory + 1, 1);
         mbarrier_init_fence();
     }
     __syncthreads();
-    if (warp >= weight_warp) {
-        if (threadIdx.x % 32 != 0) return;
-        if (warp == weight_warp) load_weights<N>(params, weights);
-        else load_x<N>(params, xs, grid_barrier);
+    FixUp fix_up_barriers{fix_up_memory, fix_up_memory + 1};
+    if (warp * 32 >= L::team) { // what computes no norms
+        // 40 + 2 · 232 are the 3 · 168 registers of the launch.
+        if constexpr (L::takes_registers) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp >= L::weight_warp) {
+            if (threadIdx.x % 32 != 0) return;
+            if (warp == L::weight_warp) load_weights<L>(params, weights);
+            else load_x<L>(params, xs, grid_barrier);
+            return;
+        }
+        wait_for_inputs();
+        for (int p = 0; p < params.n_phases; p++) {
+            const Phase& phase = params.phase[p];
+            if (StreamKRange(stream_k_of(phase)).empty()) continue;
+            if (warp == signal_warp) signal_fix_up(phase, params, fix_up_barriers);
+            else await_fix_up(phase, params, fix_up_barriers);
+        }
         return;
     }
+    if constexpr (L::takes_registers) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_inputs();
-    tokens.init(params);
-    PipelinePosition<N> at;
-    FixUp               fix_up_barriers{fix_up_memory, fix_up_memory + 1};
+    tokens.init<L>(params);
+    PipelinePosition<L> at;
     unsigned            round = 0; // of the grid barrier
     for (int p = 0; p < params.n_phases; p++) {
         const Phase& phase = params.phase[p];
         if (StreamKRange(stream_k_of(phase)).empty()) grid_barrier.wait_all(round);
-        else if (warp < mma_warps) gemm<N>(phase, params, tokens, weights, xs, at, fix_up_barriers);
+        else if (warp < mma_warps) gemm<L>(phase, params, tokens, weights, xs, at, fix_up_barriers);
         else if (warp == signal_warp) signal_fix_up(phase, params, fix_up_barriers);
         else if (warp == fix_up_warp) await_fix_up(phase, params, fix_up_barriers);
         if (phase.epilogue == Epilogue::add_norm) {
             grid_barrier.arrive();
             round++;
-            if (phase.result[0].rows <= 3 * team * 4) add_norm<3>(phase, params, grid_barrier, round, scratch);
-            else add_norm<4>(phase, params, grid_barrier, round, scratch);
+            constexpr int most = max_norm_cols / L::team / 4;
+            if (phase.result[0].rows <= most / 2 * L::team * 4)
+                add_norm<L, most / 2>(phase, params, grid_barrier, round, scratch);
+            else if (phase.result[0].rows <= most * 3 / 4 * L::team * 4)
+                add_norm<L, most * 3 / 4>(phase, params, grid_barrier, round, scratch);
+            else add_norm<L, most>(phase, params, grid_barrier, round, scratch);
         }
         if (p + 1 == params.n_phases) break;
         fence_async_global();
@@ -447,13 +588,14 @@ __global__ void __launch_bounds__(threads, 1) layer_kernel(const __grid_constant
 }
 
 // False: something else holds some of the SMs, so that not all CTAs can run at once.
-template <int N>
+template <int N, bool Q>
 bool launch(const Params& params, Context& gpu) {
-    if (prepare_kernel(gpu, layer_kernel<N>, threads, shared_bytes(N)) < 1) return false;
+    using L = Layout<N, Q>;
+    if (prepare_kernel(gpu, layer_kernel<N, Q>, L::threads, L::shared_bytes) < 1) return false;
     // Alone on the device all CTAs will run in any case: the kernels before this one in the stream end by themselves.
     const cudaError_t status =
-        launch_kernel(gpu.alone_in_step ? Launch::programmatic : Launch::cooperative, layer_kernel<N>,
-                      dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, params);
+        launch_kernel(gpu.alone_in_step ? Launch::programmatic : Launch::cooperative, layer_kernel<N, Q>,
+                      dim3(unsigned(gpu.n_sms)), L::threads, L::shared_bytes, gpu, params);
     if (status == cudaErrorCooperativeLaunchTooLarge) {
         cudaGetLastError(); // the caller falls back
         return false;
@@ -474,15 +616,32 @@ std::size_t prepare_layer_kernel(Context& gpu) {
     if (!gpu.sm90 || !gpu.cooperative || gpu.layer.grid_barrier != nullptr) return 0;
     constexpr std::size_t tile   = std::size_t(max_tokens) * tile_n * sizeof(float);
     const std::size_t     before = gpu.bytes;
-    gpu.layer.partial_sums       = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + max_tiles) * tile));
-    gpu.layer.fix_up             = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
-    gpu.layer.fix_up_arrivals    = static_cast<unsigned*>(gpu.take(max_tiles * sizeof(unsigned)));
-    gpu.layer.grid_barrier       = static_cast<unsigned*>(gpu.take(256));
+    gpu.layer.partial_sums    = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + max_norm_cols / tile_n) * tile));
+    gpu.layer.fix_up          = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
+    gpu.layer.fix_up_arrivals = static_cast<unsigned*>(gpu.take(max_tiles * sizeof(unsigned)));
+    gpu.layer.grid_barrier    = static_cast<unsigned*>(gpu.take(256));
     return gpu.bytes - before;
 }
 
-int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
-    if (n_tokens < 1 || n_tokens > max_tokens) return 0;
+namespace {
+
+// The operation on the tokens from `first` on.
+Operation from_token(Operation op, int first) {
+    const auto move = [&](auto*& at, std::int64_t bytes) {
+        if (at != nullptr)
+            at = reinterpret_cast<std::remove_reference_t<decltype(at)>>(std::intptr_t(at) + first * bytes);
+    };
+    move(op.x, op.cols * (op.x_is_float ? 4 : 2));
+    move(op.residual, op.cols * 4);
+    move(op.out, op.cols * 2);
+    for (Projection& p : op.projection) move(p.out, p.weight.rows * (p.out_is_float ? 4 : 2));
+    move(op.rope.q, op.rope.n_heads * op.rope.q_dim * 2);
+    move(op.rope.k, op.rope.n_kv_heads * op.rope.head_dim * 2);
+    move(op.rope.v, op.rope.n_kv_heads * op.rope.value_dim * 2);
+    return op;
+}
+
+int run_pass(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
     Params    params{};
     const int done = compile(ops, n_ops, n_tokens, gpu, params);
     if (done == 0) return 0;
@@ -493,16 +652,42 @@ int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& 
     params.fix_up          = room.fix_up;
     params.fix_up_arrivals = room.fix_up_arrivals;
     params.grid_barrier    = room.grid_barrier;
-    const auto run         = [&] {
+    const auto run         = [&]<bool Q>(std::bool_constant<Q>) {
         switch (rounded(n_tokens)) {
-            case 8: return launch<8>(params, gpu);
-            case 16: return launch<16>(params, gpu);
-            case 32: return launch<32>(params, gpu);
-            case 64: return launch<64>(params, gpu);
-            default: return launch<128>(params, gpu);
+            case 8: return launch<8, Q>(params, gpu);
+            case 16: return launch<16, Q>(params, gpu);
+            case 32: return launch<32, Q>(params, gpu);
+            case 64: return launch<64, Q>(params, gpu);
+            case 128: return launch<128, Q>(params, gpu);
+            default: return launch<256, true>(params, gpu);
         }
     };
-    return run() ? done : 0;
+    const bool ran = params.quantised ? run(std::true_type{}) : run(std::false_type{});
+    return ran ? done : 0;
+}
+
+} // namespace
+
+int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
+    if (n_tokens < 1) return 0;
+    if (n_tokens <= max_tokens) return run_pass(ops, n_ops, n_tokens, plan, gpu);
+    // All passes or none: beside another engine the launch of a later one could be impossible.
+    const int n = match_layer_kernel(ops, n_ops, n_tokens, gpu);
+    if (n == 0 || !gpu.alone_in_step) return 0;
+    const int n_passes = (n_tokens + max_tokens - 1) / max_tokens,
+              each     = (n_tokens + 8 * n_passes - 1) / (8 * n_passes) * 8;
+    for (int first = 0; first < n_tokens; first += each) {
+        std::vector<Operation> some;
+        for (int i = 0; i < n; i++) some.push_back(from_token(ops[i], first));
+        Plan rest = plan;
+        if (rest.positions != nullptr) rest.positions += first;
+        if (rest.slots != nullptr) rest.slots += first;
+        if (run_pass(some.data(), n, std::min(each, n_tokens - first), rest, gpu) != n) {
+            gpu.note(cudaErrorLaunchFailure);
+            return n;
+        }
+    }
+    return n;
 }
 
 } // namespace quire::cuda

@@ -1,5 +1,6 @@
 // Matches operations to the layer kernel, on the host, and describes their weights to TMA.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "../context.cuh"
@@ -10,12 +11,42 @@ namespace quire::cuda::layer_kernel {
 
 namespace {
 
-// A tensor map of weights whose tiles are 128 rows in pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third`
-// apart][n4, `fourth` apart], box3 · box4 of the last two. Distances are in elements.
-bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
-                  std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
-    return encode_tensor_map<5>(map, data, {cols, 8, 2, n3, n4}, {row, pair, third, fourth},
-                                {tile_k, 8, 2, box3, box4});
+std::int64_t row_bytes(const Weight& w) {
+    return w.form == WeightForm::f16 ? w.cols * 2 : w.form == WeightForm::q4_k ? w.cols / 256 * 144 : w.cols;
+}
+
+// A tensor map of weights whose tiles are 128 rows in pairs: [the columns of a stage][8 rows, `row` apart][2, `pair` apart][n3, `third`
+// apart][n4, `fourth` apart], box3 · box4 of the last two. Distances are in bytes.
+bool encode_pairs(CUtensorMap& map, const Weight& w, std::int64_t row, std::int64_t pair, std::int64_t n3,
+                  std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
+    const bool fp16 = w.form == WeightForm::f16;
+    return encode_tensor_map<5>(map, w.data, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                                {fp16 ? w.cols : row_bytes(w), 8, 2, n3, n4}, {row, pair, third, fourth},
+                                {fp16 ? tile_k : stage_row_bytes(kind_of(w)), 8, 2, box3, box4},
+                                w.form == WeightForm::q4_k ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+// The scales of the pairs of two matrices, or of one. half: see Quantised; 0: the pairs are equal rows of the two.
+Quantised quantised_pairs(const Weight& a, const Weight& b, int half) {
+    Quantised q{};
+    q.kind = kind_of(a);
+    q.half = half > 0 ? half : 1 << 30;
+    if (q.kind != kind_q4_k) q.row_groups = int(a.cols / a.group);
+    for (int i = 0; i < 2; i++) {
+        const Weight&      w     = i == 0 ? a : b;
+        const std::int64_t first = half > 0 && i == 1 ? std::int64_t(half) * q.row_groups : 0;
+        q.scales[i]              = static_cast<const char*>(w.scales) + first * (w.float_scales ? 4 : 2);
+        q.mins[i]                = static_cast<const char*>(w.mins) + first * 4;
+        q.shift[i]               = std::ldexp(1.0f, shift_of(w));
+        q.unscale[i]             = unscale_of(w);
+    }
+    return q;
+}
+
+// Whether the kernel can read these weights.
+bool readable(const Weight& w) {
+    return w.form == WeightForm::f16 || (w.form == WeightForm::i8 && w.cols % 128 == 0) ||
+           (w.form == WeightForm::q4_k && w.cols % 256 == 0);
 }
 
 // Whether `rope` rotates the results of this GEMM, whole heads of q and k.
@@ -27,7 +58,7 @@ bool fuses_rope(const RopeStore& rope, const Operation& op) {
 bool adds_norm(const Operation& norm, const Operation& op) {
     return op.kind == Operation::gemm && op.n_projections == 1 && norm.x == op.projection[0].out &&
            !op.projection[0].out_is_float && norm.residual != nullptr && norm.cols == op.projection[0].weight.rows &&
-           norm.cols <= 4 * team * 4;
+           norm.cols <= max_norm_cols;
 }
 
 // Appends the phase of the GEMM `op`, with `next` as its epilogue if that is possible. Returns how many of the two operations
@@ -36,10 +67,18 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
     Phase&             phase = params.phase[params.n_phases];
     const std::int64_t cols  = op.cols;
     if (cols % 8 != 0 || (op.kind != Operation::gemm && op.kind != Operation::gated_gemm)) return 0;
+    const bool quantised = op.projection[0].weight.form != WeightForm::f16;
+    if ((params.n_phases > 0 && quantised != params.quantised) || (!quantised && n_tokens > max_layer_kernel_rows))
+        return 0;
     for (int k = 0; k < op.n_projections; k++)
-        if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
+        if (const Weight& w = op.projection[k].weight;
+            w.cols != cols || !readable(w) || quantised != (w.form != WeightForm::f16))
+            return 0;
+    const int unit      = quantised ? 256 : tile_k; // columns
+    params.quantised    = quantised;
+    phase.cols          = int(cols);
     phase.n_projections = op.n_projections;
-    phase.k_tiles       = int((cols + tile_k - 1) / tile_k);
+    phase.k_tiles       = int((cols + unit - 1) / unit);
     phase.epilogue      = Epilogue::store;
     phase.first_tile[0] = 0;
     if (!encode_matrix(phase.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
@@ -48,12 +87,15 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
             (op.activation != Activation::silu && op.activation != Activation::gelu_tanh))
             return 0;
         const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
-        const std::int64_t distance = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
+        const std::int64_t distance = static_cast<const char*>(up.data) - static_cast<const char*>(gate.data);
         phase.up_first              = distance < 0;
+        const Weight &     a = phase.up_first ? up : gate, &b = phase.up_first ? gate : up;
+        const std::int64_t bytes = row_bytes(gate);
         if (gate.rows != up.rows || gate.rows % 8 != 0 || op.projection[0].out_is_float ||
-            !encode_pairs(phase.weight[0], phase.up_first ? up.data : gate.data, cols, cols, std::abs(distance),
-                          gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
+            kind_of(gate) != kind_of(up) ||
+            !encode_pairs(phase.weight[0], a, bytes, std::abs(distance), gate.rows / 8, 8 * bytes, 8, 1, 8 * bytes, 1))
             return 0;
+        if (quantised) phase.quantised[0] = quantised_pairs(a, b, 0);
         phase.epilogue      = op.activation == Activation::silu ? Epilogue::swiglu : Epilogue::geglu;
         phase.n_projections = 1;
         phase.tile_dim[0]   = 3;
@@ -77,11 +119,13 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
         const int          D    = params.rope.head_dim;
         const bool         neox = phase.epilogue == Epilogue::rope_store && k < 2 &&
                           params.rope.neox; // the rows of a pair are half a head apart
-        if (rows % 16 != 0 || !(neox ? encode_pairs(phase.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
-                                                    8 * cols, D / 16, rows / D, D * cols, tile_n / D)
-                                     : encode_pairs(phase.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
-                                                    16 * cols, 8, 1, 16 * cols, 1)))
+        const std::int64_t bytes = row_bytes(p.weight);
+        if (rows % 16 != 0 || !(neox ? encode_pairs(phase.weight[k], p.weight, bytes, D / 2 * bytes, D / 16, 8 * bytes,
+                                                    D / 16, rows / D, D * bytes, tile_n / D)
+                                     : encode_pairs(phase.weight[k], p.weight, 2 * bytes, bytes, rows / 16, 16 * bytes,
+                                                    8, 1, 16 * bytes, 1)))
             return 0;
+        if (quantised) phase.quantised[k] = quantised_pairs(p.weight, p.weight, neox ? D / 2 : 1);
         phase.tile_dim[k]  = neox ? 4 : 3;
         phase.tile_step[k] = neox ? tile_n / D : 8;
         phase.result[k] = {p.bias, phase.epilogue == Epilogue::add_norm ? next->out : p.out, int(rows), p.out_is_float,
@@ -114,9 +158,9 @@ namespace quire::cuda {
 
 using namespace layer_kernel;
 
-int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu) {
+int match_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Context& gpu) {
     Params params{};
-    return compile(ops, n_ops, max_tokens, gpu, params);
+    return n_tokens <= max_quantised_layer_rows ? compile(ops, n_ops, std::min(n_tokens, max_tokens), gpu, params) : 0;
 }
 
 } // namespace quire::cuda

@@ -5,22 +5,45 @@
 #include <cuda.h>
 
 #include "../epilogue.cuh"
+#include "../gemm/unpack.cuh"
 #include "../kernels.h"
 #include "../ptx/tma.cuh"
 
 namespace quire::cuda::layer_kernel {
 
-constexpr int                  max_phases = 4, max_tokens = max_layer_kernel_rows, max_tiles = 1024;
-constexpr int                  tile_n = 128, weight_bytes = tile_n * tile_k * 2;
-constexpr int                  team = 16 * 32, threads = team + 64; // the threads that compute norms, and all threads
-[[maybe_unused]] constexpr int mma_warps   = 8;
-[[maybe_unused]] constexpr int signal_warp = 8, fix_up_warp = 9, weight_warp = 16, x_warp = 17;
+constexpr int                  max_phases = 4, max_tokens = 256, max_tiles = 1024; // tokens: with quantised weights
+constexpr int                  tile_n = 128, max_norm_cols = 8192;
+[[maybe_unused]] constexpr int mma_warps = 8, signal_warp = 8, fix_up_warp = 9;
 
-// Bytes and numbers of pipeline stages, for N tokens.
-constexpr __host__ __device__ int x_bytes(int N) { return N * tile_k * 2; }
-constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
-constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
-constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
+// How a launch for N tokens uses a CTA: with weights in fp16, or with quantised ones, which need more registers and so fewer threads.
+template <int N, bool Quantised>
+struct Layout {
+    static constexpr int  tokens    = N;
+    static constexpr bool quantised = Quantised;
+    // Stages of the pipelines, and their bytes. A stage of x has 64 columns, and so has one of fp16 weights; one of quantised weights has
+    // 128 or 256.
+    static constexpr int x_bytes = N * tile_k * 2, weight_bytes = tile_n * (Quantised ? 144 : tile_k * 2);
+    static constexpr int x_stages      = N == 256   ? 3
+                                         : N == 128 ? (Quantised ? 5 : 4)
+                                         : N == 64  ? 6
+                                                    : (N == 8 && Quantised ? 16 : 8),
+                         weight_stages = Quantised ? (N <= 16    ? 11
+                                                      : N <= 32  ? 10
+                                                      : N <= 64  ? 9
+                                                      : N <= 128 ? 7
+                                                                 : 6)
+                                                   : (N <= 16   ? 13
+                                                      : N <= 32 ? 12
+                                                      : N <= 64 ? 11
+                                                                : 9);
+    static constexpr int shared_bytes  = weight_stages * weight_bytes + x_stages * x_bytes;
+    static constexpr int chunks        = Quantised ? 4 : 1; // of 64 columns, of a unit of stream-K
+    // The threads that compute norms, and all threads.
+    static constexpr int team = Quantised ? 8 * 32 : 16 * 32, weight_warp = Quantised ? 10 : 16,
+                         x_warp = weight_warp + 1, threads = (x_warp + 1) * 32;
+    // Whether the warps that multiply take registers from the others.
+    static constexpr bool takes_registers = Quantised;
+};
 
 struct Result {
     const float* bias;
@@ -30,13 +53,24 @@ struct Result {
     float        scale;
 };
 
+// The scales of a projection's quantised weights: of the first and the second row of pair 0 of a tile's pairs. Pair p is `half` or less
+// behind a multiple of `half`, and as many rows behind twice that multiple.
+struct Quantised {
+    Kind        kind;
+    const void *scales[2], *mins[2];
+    int         row_groups, half;     // groups of a row
+    float       shift[2], unscale[2]; // unpack.cuh
+};
+
 // A phase: the GEMM of some projections of one x, and its epilogue.
 struct Phase {
     CUtensorMap weight[max_projections], x; // tiles of 128 rows, in pairs; of all tokens
     int         tile_dim[max_projections],
         tile_step[max_projections];       // along which dimension of a map the tiles follow, and by which step
     Result       result[max_projections]; // add_norm: the first one's `to` gets the norm
-    int          first_tile[max_projections + 1], n_projections, k_tiles; // of a tile
+    Quantised    quantised[max_projections];
+    int          first_tile[max_projections + 1], n_projections, k_tiles; // units of a tile
+    int          cols;
     Epilogue     epilogue;
     bool         up_first; // up comes before gate in memory
     const float* norm_weight;
@@ -49,6 +83,7 @@ struct Params {
     RopeStore rope;
     Plan      plan;
     int       n_phases, n_tokens;
+    bool      quantised;       // all weights, or none
     float*    partial_sums;    // add_norm: of a CTA's part of a tile, [tokens × 128], at CTA + tile
     float4*   fix_up;          // of a CTA's first tile, for the CTA that does the fix-up; as the threads hold them
     unsigned* fix_up_arrivals; // of each tile, how many have written there; zero before and after
@@ -56,7 +91,12 @@ struct Params {
 };
 
 constexpr int rounded(int n_tokens) {
-    return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
+    return n_tokens <= 8     ? 8
+           : n_tokens <= 16  ? 16
+           : n_tokens <= 32  ? 32
+           : n_tokens <= 64  ? 64
+           : n_tokens <= 128 ? 128
+                             : 256;
 }
 
 // Matches as many operations as one launch runs, from the first one on; returns how many, 0: none.

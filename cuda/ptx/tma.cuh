@@ -32,18 +32,27 @@ inline TensorMapEncoder tensor_map_encoder() {
     return found;
 }
 
-// An fp16 array of Rank dimensions, the first one contiguous, in boxes that arrive in the 128-byte swizzle (see wgmma.cuh);
-// zeros beyond its edges. Strides, of the other dimensions, are in elements. False: not possible, as of an unaligned array.
+// An array of Rank dimensions, the first one contiguous, in boxes; zeros beyond its edges. Strides, of the other dimensions, are in bytes.
+// swizzle: how the boxes arrive in shared memory. False: not possible, as of an unaligned array.
 template <int Rank>
-bool encode_tensor_map(CUtensorMap& map, const void* data, const std::int64_t (&sizes)[Rank],
-                       const std::int64_t (&strides)[Rank - 1], const int (&box)[Rank]) {
+bool encode_tensor_map(CUtensorMap& map, const void* data, CUtensorMapDataType type, const std::int64_t (&sizes)[Rank],
+                       const std::int64_t (&strides)[Rank - 1], const int (&box)[Rank], CUtensorMapSwizzle swizzle) {
     cuuint64_t n[Rank], bytes[Rank - 1];
     cuuint32_t of_box[Rank], steps[Rank];
     for (int i = 0; i < Rank; i++) n[i] = cuuint64_t(sizes[i]), of_box[i] = cuuint32_t(box[i]), steps[i] = 1;
-    for (int i = 0; i < Rank - 1; i++) bytes[i] = cuuint64_t(strides[i]) * 2;
-    return tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, Rank, const_cast<void*>(data), n, bytes, of_box,
-                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    for (int i = 0; i < Rank - 1; i++) bytes[i] = cuuint64_t(strides[i]);
+    return tensor_map_encoder()(&map, type, Rank, const_cast<void*>(data), n, bytes, of_box, steps,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+// An fp16 array in boxes that arrive in the 128-byte swizzle (see wgmma.cuh); strides are in elements.
+template <int Rank>
+bool encode_tensor_map(CUtensorMap& map, const void* data, const std::int64_t (&sizes)[Rank],
+                       const std::int64_t (&strides)[Rank - 1], const int (&box)[Rank]) {
+    std::int64_t bytes[Rank - 1];
+    for (int i = 0; i < Rank - 1; i++) bytes[i] = strides[i] * 2;
+    return encode_tensor_map<Rank>(map, data, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, sizes, bytes, box,
+                                   CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 // A matrix [rows × cols] in tiles of box_rows × 64, the K of one pipeline stage. cols is a multiple of 8.

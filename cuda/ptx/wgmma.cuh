@@ -131,6 +131,42 @@ __device__ inline void wgmma_rs(float (&d)[32], const std::uint32_t (&a)[4], std
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// d [64 × N] += A [64 × 16] in registers · B [N × 16]ᵀ in shared memory.
+template <int N>
+__device__ void wgmma_rs_rows(float (&d)[N / 2], const std::uint32_t (&a)[4], std::uint64_t b) {
+    if constexpr (N == 8)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;\n"
+                     : F4(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else if constexpr (N == 16)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, 1, 1, "
+            "1, 0;\n"
+            : F4(d, 0), F4(d, 4)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else if constexpr (N == 32)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;\n"
+            : F16(d, 0)
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else if constexpr (N == 64)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D32
+                     "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;\n"
+                     : F16(d, 0), F16(d, 16)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else if constexpr (N == 128)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64
+                     "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;\n"
+                     : F64(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" D128
+                     "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;\n"
+                     : F64(d, 0), F64(d, 64)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 #undef D32
 #undef D64
 #undef D128

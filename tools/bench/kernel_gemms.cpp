@@ -75,48 +75,58 @@ void layer_kernels(Gpu& gpu, const Arguments& a) {
     if (!wanted(a, {"layer kernel"})) return;
     constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::max_layer_kernel_rows;
     const auto             fp16 = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.fp16(std::size_t(n))); };
-    auto *                 attended = fp16(most * hidden), *delta = fp16(most * hidden), *normed = fp16(most * hidden),
-         *gate = fp16(most * ff), *up = fp16(most * ff), *q = fp16(most * hidden), *k = fp16(most * hidden),
-         *v        = fp16(most * hidden);
-    auto *residual = static_cast<float*>(gpu.zeros(most * hidden * 4)),
-         *norm     = static_cast<float*>(gpu.zeros(hidden * 4));
     struct Layer {
         cuda::Projection o, gate, up, down, q, k, v;
     };
-    const auto projection = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
-        cuda::Projection p;
-        p.weight.rows = rows, p.weight.cols = cols, p.weight.data = fp16(rows * cols), p.out = out;
-        return p;
-    };
-    std::vector<Layer> layers;
-    for (int i = 0; i < 4; i++)
-        layers.push_back({projection(hidden, hidden, delta), projection(ff, hidden, gate), projection(ff, hidden, up),
-                          projection(hidden, ff, delta), projection(hidden, hidden, q), projection(hidden, hidden, k),
-                          projection(hidden, hidden, v)});
-    const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
-    for (int n : {4, 8, 16, 32, 64, 128}) {
-        const auto run = [&](const Layer& l) {
-            cuda::Operation ops[6];
-            const auto gemm = [&](cuda::Operation& op, const void* x, std::initializer_list<cuda::Projection> list) {
-                op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
-                for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
-            };
-            for (cuda::Operation* op : {&ops[1], &ops[4]}) {
-                op->kind = cuda::Operation::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
-                op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
-            }
-            gemm(ops[0], attended, {l.o});
-            gemm(ops[2], normed, {l.gate, l.up});
-            ops[2].kind = cuda::Operation::gated_gemm;
-            gemm(ops[3], gate, {l.down});
-            gemm(ops[5], normed, {l.q, l.k, l.v});
-            return cuda::run_layer_kernel(ops, 6, n, {}, gpu.context());
+    constexpr double n_weights = double(4 * hidden * hidden + 3 * hidden * ff);
+    for (const auto& [form, name, bits] :
+         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)}) {
+        auto *attended = fp16(most * hidden), *delta = fp16(most * hidden), *normed = fp16(most * hidden),
+             *gate = fp16(most * ff), *up = fp16(most * ff), *q = fp16(most * hidden), *k = fp16(most * hidden),
+             *v               = fp16(most * hidden);
+        auto *residual        = static_cast<float*>(gpu.zeros(most * hidden * 4)),
+             *norm            = static_cast<float*>(gpu.zeros(hidden * 4));
+        const auto projection = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
+            cuda::Projection p;
+            p.weight.form = form, p.weight.rows = rows, p.weight.cols = cols, p.out = out;
+            p.weight.data = fp16(std::int64_t(double(rows * cols) * bits / 16) + 64);
+            if (form == cuda::WeightForm::i8) p.weight.scales = fp16(rows * cols / 32);
+            if (form != cuda::WeightForm::f16)
+                p.weight.scale_exponent = cuda::scale_exponent_of(p.weight, gpu.context());
+            return p;
         };
-        if (run(layers[0]) == 0) break;
-        const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
-        kernel_line("layer kernel f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
+        std::vector<Layer> layers;
+        for (int i = 0; i < 4; i++)
+            layers.push_back({projection(hidden, hidden, delta), projection(ff, hidden, gate),
+                              projection(ff, hidden, up), projection(hidden, ff, delta), projection(hidden, hidden, q),
+                              projection(hidden, hidden, k), projection(hidden, hidden, v)});
+        for (int n : {4, 8, 16, 32, 64, 128}) {
+            const auto run = [&](const Layer& l) {
+                cuda::Operation ops[6];
+                const auto      gemm = [&](cuda::Operation& op, const void* x,
+                                      std::initializer_list<cuda::Projection> list) {
+                    op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
+                    for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
+                };
+                for (cuda::Operation* op : {&ops[1], &ops[4]}) {
+                    op->kind = cuda::Operation::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
+                    op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
+                }
+                gemm(ops[0], attended, {l.o});
+                gemm(ops[2], normed, {l.gate, l.up});
+                ops[2].kind = cuda::Operation::gated_gemm;
+                gemm(ops[3], gate, {l.down});
+                gemm(ops[5], normed, {l.q, l.k, l.v});
+                return cuda::run_layer_kernel(ops, 6, n, {}, gpu.context());
+            };
+            if (run(layers[0]) == 0) break;
+            const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
+            kernel_line(cat("layer kernel ", name), cat(n, " rows, a layer of 13 B"), s, n_weights * bits / 8,
+                        2 * n * n_weights, a);
+        }
+        gpu.clear();
     }
-    gpu.clear();
 }
 
 // The GEMMs of a layer of the 13 B shape for a prompt's tokens, in the sm90 kernel and in cuBLASLt: for some tenths of a second, so

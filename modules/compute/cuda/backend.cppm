@@ -153,7 +153,7 @@ private:
     const Activations*            values_  = nullptr;
     std::vector<LoweredOperation> lowered_;
     std::vector<cuda::Operation>  operations_; // LoweredOperation::device of each, side by side as kernels read them
-    std::vector<FusionGroup>      plain_, few_rows_, many_rows_;
+    std::vector<FusionGroup>      plain_, few_rows_, some_rows_, many_rows_;
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
     void                          run_operations();
     void                          run_group(const FusionGroup& group);
@@ -338,11 +338,17 @@ StepKind CudaBackend::kind_of_step() const {
     const int rows = step_.shape().tokens;
     if (rows == 1) return StepKind::one_token;
     if (rows <= cuda::max_layer_kernel_rows) return StepKind::few_rows;
-    return rows < min_prefill_rows ? StepKind::some_rows : StepKind::many_rows;
+    if (rows <= cuda::max_quantised_layer_rows) return StepKind::some_rows;
+    return rows < min_prefill_rows ? StepKind::more_rows : StepKind::many_rows;
 }
 
 const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
-    return kind == StepKind::few_rows ? few_rows_ : kind == StepKind::many_rows ? many_rows_ : plain_;
+    switch (kind) {
+        case StepKind::few_rows: return few_rows_;
+        case StepKind::some_rows: return some_rows_;
+        case StepKind::many_rows: return many_rows_;
+        default: return plain_;
+    }
 }
 
 void CudaBackend::run_operations() {
@@ -395,17 +401,22 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
-    few_rows_ = many_rows_ = plain_;
+    few_rows_ = some_rows_ = many_rows_ = plain_;
     rank_.compile(program, lowered_, limits_.max_tokens, memory_);
     if (options_.deterministic || !options_.fusion) return;
-    if (has_layer_kernel_)
-        few_rows_ = fuse(lowered_, FusedKernel::layer_kernel, [&](std::span<const cuda::Operation> ops) {
-            return cuda::match_layer_kernel(ops.data(), int(ops.size()), *gpu_);
+    const auto by_layer_kernel = [&](int n_tokens) {
+        return fuse(lowered_, FusedKernel::layer_kernel, [&](std::span<const cuda::Operation> ops) {
+            return cuda::match_layer_kernel(ops.data(), int(ops.size()), n_tokens, *gpu_);
         });
+    };
+    if (has_layer_kernel_) {
+        few_rows_  = by_layer_kernel(cuda::max_layer_kernel_rows);
+        some_rows_ = by_layer_kernel(cuda::max_quantised_layer_rows);
+    }
     many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
-    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
+    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &some_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
     // Argmax comes after the megakernel, which runs no operation that only plain kernels know.
     if (step_.n_tables() == 1 &&
@@ -441,7 +452,8 @@ std::string CudaBackend::explain() const {
     for (const Kind& kind :
          {Kind{StepKind::one_token, 1, 1, "one token"},
           Kind{StepKind::few_rows, 2, cuda::max_layer_kernel_rows, "2 to 128 rows"},
-          Kind{StepKind::some_rows, cuda::max_layer_kernel_rows + 1, min_prefill_rows - 1, "129 to 1535 rows"},
+          Kind{StepKind::some_rows, cuda::max_layer_kernel_rows + 1, cuda::max_quantised_layer_rows, "129 to 768 rows"},
+          Kind{StepKind::more_rows, cuda::max_quantised_layer_rows + 1, min_prefill_rows - 1, "769 to 1535 rows"},
           Kind{StepKind::many_rows, min_prefill_rows, limits_.max_tokens, "1536 rows and more"}}) {
         std::vector<std::string> labels(lowered_.size());
         for (const FusionGroup& group : groups_of(kind.kind))

@@ -38,7 +38,8 @@ struct LoweredOperation {
 enum class StepKind : std::uint8_t {
     one_token, // of one sequence, with its logits
     few_rows,  // up to max_layer_kernel_rows
-    some_rows,
+    some_rows, // up to max_quantised_layer_rows
+    more_rows,
     many_rows, // min_prefill_rows and more: prompts
 };
 

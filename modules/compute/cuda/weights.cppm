@@ -223,6 +223,8 @@ Result<WeightHandle> DeviceWeights::prepare(const TensorView& view) {
         cuda::upload(data, all.data(), std::size_t(n) * 2, gpu_);
         w.data = data;
     }
+    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
+        w.scale_exponent = cuda::scale_exponent_of(w, gpu_);
     if (const char* error = cuda::last_error(gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     weights_.push_back(w);
     return WeightHandle{view.type, view.rows, view.cols, int(weights_.size()) - 1};

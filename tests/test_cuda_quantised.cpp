@@ -1,0 +1,177 @@
+// The layer kernel with quantised weights against itself with the same weights in fp16. Without a GPU these tests print that and pass.
+#include <catch2/catch_test_macros.hpp>
+
+#include "../cuda/kernels.h"
+#include "process.h"
+#include "reference.h"
+
+import quire.compute.cuda.weights;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants;
+
+#include "cuda_tools.h"
+#include "odd_model.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+// The widths of a layer: of what attention gives, hidden, feed-forward, q, k and v; and head_dim.
+struct Widths {
+    int from, hidden, ff, q, kv, D;
+};
+
+// A layer between two attentions.
+class Layer {
+public:
+    enum { o, gate, up, down, q, k, v, n_weights };
+
+    Layer(const Gpu& gpu, const Widths& widths, int n, int mode, std::mt19937& random)
+        : gpu_(gpu), w_(widths), n_(n), mode_(mode), x_(gpu, random_fp16(std::size_t(n * w_.from), random)),
+          bias_(gpu, floats_of(random_fp16(std::size_t(w_.hidden), random))),
+          norm_(gpu, floats_of(random_fp16(std::size_t(w_.hidden), random))),
+          residual_(floats_of(random_fp16(std::size_t(n * w_.hidden), random))) {
+        for (int t = 0; t < n; t++) { // the last of several has no slot
+            positions_.push_back(37 * t);
+            slots_.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
+        }
+        for (int i = 0; i < w_.D / 2; i++) frequencies_.push_back(float(std::pow(10000.0, -2.0 * i / w_.D)));
+    }
+
+    // All that the layer leaves in memory. Empty: this GPU does not have the kernel.
+    std::vector<std::vector<float>> run(std::span<const cuda::Weight> weights) const {
+        const auto fp16 = [&](int width) {
+            return OnDevice<std::uint16_t>(gpu_, std::vector<std::uint16_t>(std::size_t(n_ * width), fp16_nan));
+        };
+        const OnDevice<std::uint16_t> delta = fp16(w_.hidden), a = fp16(w_.hidden), g = fp16(w_.ff), u = fp16(w_.ff),
+                                      b = fp16(w_.hidden), q_out = fp16(w_.q), k_out = fp16(w_.kv), v_out = fp16(w_.kv);
+        const std::vector<std::uint16_t> cache(std::size_t(70) * 4 * std::size_t(w_.kv), fp16_nan);
+        const OnDevice<std::uint16_t>    cache_k(gpu_, cache), cache_v(gpu_, cache);
+        const OnDevice<float>            residual(gpu_, residual_), frequencies(gpu_, frequencies_);
+        const OnDevice<std::int32_t>     positions(gpu_, positions_), slots(gpu_, slots_);
+        std::vector<cuda::Operation>     ops(6);
+        const auto gemm = [&](cuda::Operation& op, const void* x, std::initializer_list<cuda::Projection> list) {
+            op.kind = cuda::Operation::gemm, op.x = x, op.rows = n_, op.cols = list.begin()->weight.cols;
+            for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
+        };
+        const auto norm = [&](cuda::Operation& op, void* out) {
+            op.kind = cuda::Operation::norm, op.x = delta.data, op.residual = residual.data,
+            op.norm_weight = norm_.data;
+            op.eps = 1e-5f, op.out = out, op.rows = n_, op.cols = w_.hidden;
+        };
+        gemm(ops[0], x_.data, {{weights[o], bias_.data, delta.data, false, n_ % 4 < 2 ? 1.0f : 0.25f}});
+        norm(ops[1], a.data);
+        gemm(ops[2], a.data, {{weights[gate], nullptr, g.data}, {weights[up], nullptr, u.data}});
+        ops[2].kind       = cuda::Operation::gated_gemm;
+        ops[2].activation = n_ % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;
+        gemm(ops[3], g.data, {{weights[down], nullptr, delta.data}});
+        norm(ops[4], b.data);
+        gemm(ops[5], b.data,
+             {{weights[q], nullptr, q_out.data}, {weights[k], nullptr, k_out.data}, {weights[v], nullptr, v_out.data}});
+        cuda::Plan plan;
+        plan.positions = positions.data, plan.slots = slots.data;
+        if (mode_ > 0) {
+            cuda::RopeStore& rope = ops.emplace_back().rope;
+            ops.back().kind       = cuda::Operation::rope_and_store;
+            rope.q = q_out.data, rope.k = k_out.data, rope.v = v_out.data;
+            rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = frequencies.data;
+            rope.n_pairs = w_.D / 2, rope.n_heads = w_.q / w_.D, rope.n_kv_heads = w_.kv / w_.D, rope.head_dim = w_.D;
+            rope.block_size = 4, rope.neox = mode_ == 2, rope.q_dim = rope.value_dim = w_.D;
+        }
+        for (int round = 0; round < 2; round++) { // the counters are ready for the next launch
+            cuda::upload(residual.data, residual_.data(), residual_.size() * sizeof(float), gpu_);
+            const int done = cuda::run_layer_kernel(ops.data(), int(ops.size()), n_, plan, gpu_);
+            if (done == 0) return {};
+            REQUIRE(done == int(ops.size()));
+            cuda::synchronize(gpu_);
+        }
+        std::vector<std::vector<float>> out{residual.back(gpu_)};
+        for (const OnDevice<std::uint16_t>* values : {&a, &g, &b, &q_out}) out.push_back(floats_of(values->back(gpu_)));
+        for (const OnDevice<std::uint16_t>* values : {mode_ > 0 ? &cache_k : &k_out, mode_ > 0 ? &cache_v : &v_out})
+            out.push_back(floats_of(values->back(gpu_)));
+        return out;
+    }
+
+private:
+    const Gpu& gpu_;
+    Widths     w_;
+    int        n_, mode_; // what becomes of q, k and v: nothing, RoPE with interleaved pairs, or with NeoX pairs
+    const OnDevice<std::uint16_t> x_;
+    const OnDevice<float>         bias_, norm_;
+    std::vector<float>            residual_, frequencies_;
+    std::vector<std::int32_t>     positions_, slots_;
+};
+
+// Equal where neither is NaN, and NaN at the same places.
+double difference(const std::vector<float>& got, const std::vector<float>& want) {
+    std::vector<float>  some;
+    std::vector<double> wanted;
+    for (std::size_t i = 0; i < want.size(); i++) {
+        if (std::isnan(got[i]) && std::isnan(want[i])) continue;
+        some.push_back(got[i]), wanted.push_back(double(want[i]));
+    }
+    return relative_error(some, wanted);
+}
+
+} // namespace
+
+TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the same weights in fp16", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(11);
+    cuda::prepare_layer_kernel(gpu);
+    constexpr DType types[] = {DType::Q8_0, DType::Q4_0, DType::Q5_0,   DType::Q4_K,  DType::Q5_K,
+                               DType::Q6_K, DType::Q3_K, DType::IQ4_XS, DType::MXFP4, DType::IQ4_NL};
+    int             mode    = 0;
+    // One type, or one for each weight; then widths that are no multiple of a stage.
+    for (int pass = 0; pass < int(std::size(types)) + 4; pass++)
+        for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 100, 128}) {
+            const bool   mixed = pass >= int(std::size(types)), odd = pass == int(std::size(types)) + 3;
+            const Widths widths = odd ? Widths{384, 640, 896, 128, 64, 64} : Widths{512, 768, 1280, 512, 256, 128};
+            mode                = (mode + 1) % 3;
+            const Layer layer(gpu, widths, n, mode, random);
+            CAPTURE(pass, n, mode);
+            const int rows[] = {widths.hidden, widths.ff, widths.ff, widths.hidden, widths.q, widths.kv, widths.kv},
+                      cols[] = {widths.from,   widths.hidden, widths.hidden, widths.ff,
+                                widths.hidden, widths.hidden, widths.hidden};
+            const std::size_t         first = odd ? 0 : random();
+            DeviceMemory              memory(gpu);
+            DeviceWeights             on_device(gpu, memory, std::size_t(1) << 30);
+            std::vector<cuda::Weight> weights, in_fp16;
+            std::size_t               n_values = 0;
+            for (int i = 0; i < Layer::n_weights; i++) {
+                const std::size_t kind   = odd     ? 0
+                                           : mixed ? first + std::size_t(i == Layer::up ? Layer::gate : i)
+                                                   : std::size_t(pass);
+                const DType       type   = types[kind % std::size(types)];
+                const auto        blocks = random_rows(type, rows[i], cols[i], random);
+                const auto        view   = on_device.prepare({type, rows[i], cols[i], blocks.data()});
+                REQUIRE(view);
+                weights.push_back(on_device.of(*view));
+                n_values += std::size_t(rows[i] * cols[i]);
+            }
+            const OnDevice<std::uint16_t> values(gpu, std::vector<std::uint16_t>(n_values, fp16_nan));
+            n_values = 0;
+            for (const cuda::Weight& w : weights) {
+                cuda::dequantize(w, values.data + n_values, gpu);
+                cuda::Weight& made = in_fp16.emplace_back();
+                made.rows = w.rows, made.cols = w.cols, made.data = values.data + n_values;
+                n_values += std::size_t(w.rows * w.cols);
+            }
+            const auto want = layer.run(in_fp16);
+            if (want.empty()) {
+                WARN("not tested: only Hopper has this kernel");
+                return;
+            }
+            const auto got = layer.run(weights);
+            REQUIRE(got.size() == want.size()); // no kernel but this one
+            for (std::size_t i = 0; i < want.size(); i++) {
+                CAPTURE(i);
+                CHECK(difference(got[i], want[i]) < 3e-3);
+            }
+        }
+}
