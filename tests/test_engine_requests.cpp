@@ -114,6 +114,9 @@ TEST_CASE("a request that leaves no token to draw is refused", "[engine]") {
         r.sampling.allowed_tokens.clear();
         for (Token t = 0; t < engine.config().vocab_size; t++) r.sampling.logit_bias.emplace_back(t, never);
     }
+    const auto fault = engine.find_fault(r);
+    REQUIRE(fault);
+    CHECK(fault->field == (r.sampling.allowed_tokens.empty() ? "logit_bias" : "allowed_token_ids"));
     CHECK(!engine.submit(r));
     r.max_tokens = r.min_tokens = 0; // nothing is drawn
     CHECK(engine.submit(r));
