@@ -36,42 +36,37 @@ bool wants_gpu(const EngineOptions& o) {
     return o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty());
 }
 
-// One for each rank of this process.
-Result<std::vector<std::unique_ptr<Backend>>> make_backends(EngineOptions& o, const std::shared_ptr<RankGroup>& group) {
-    if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
-        return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
-    if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
-    std::vector<std::unique_ptr<Backend>> ranks(std::size_t(group->n_local()));
-    if (wants_gpu(o)) {
-        if (o.tensor_parallel > 1) announce_cuda_ranks();
-        // Processes of one host take them in turn; where each sees its own alone, they are numbered alike.
-        const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * int(ranks.size());
-        for (std::size_t r = 0; r < ranks.size(); r++) {
-            const int index = o.processes.n > 1 ? (before + int(r)) % n_gpus : int(r) / o.ranks_per_gpu;
-            Result<std::unique_ptr<Backend>> gpu =
-                make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1});
-            if (gpu) {
-                ranks[r] = std::move(*gpu);
-                continue;
-            }
-            if (o.device == "cuda" || r > 0) return std::unexpected(gpu.error());
-            break;
-        }
-        if (ranks[0]) {
-            o.device = "cuda";
-            return ranks;
-        }
+using Backends = std::vector<std::unique_ptr<Backend>>;
+
+// A GPU for each of n ranks. None: there is no GPU, and the options do not ask for one.
+Result<Backends> gpu_backends(const EngineOptions& o, int n) {
+    if (o.tensor_parallel > 1) announce_cuda_ranks();
+    Backends gpus;
+    // Processes of one host take the GPUs in turn; where each process sees its own GPU alone, all have the number 0.
+    const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * n;
+    for (int r = 0; r < n; r++) {
+        const int                        index = o.processes.n > 1 ? (before + r) % n_gpus : r / o.ranks_per_gpu;
+        Result<std::unique_ptr<Backend>> gpu =
+            make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1});
+        if (!gpu && o.device != "cuda" && r == 0) break;
+        if (!gpu) return std::unexpected(gpu.error());
+        gpus.push_back(std::move(*gpu));
     }
-    o.device          = "cpu";
+    return gpus;
+}
+
+// A part of the CPU's threads for each rank of a group.
+Result<Backends> cpu_backends(const EngineOptions& o, const std::shared_ptr<RankGroup>& group) {
+    Backends  cpus;
     const int threads = o.threads > 0 ? o.threads : physical_cores();
     for (int r = 0; r < group->n_local(); r++) {
         Result<std::unique_ptr<Backend>> cpu =
             make_cpu_backend(std::max(1, threads / group->n_local()), o.isa, o.tune && o.tensor_parallel == 1,
                              o.tensor_parallel > 1 ? group : nullptr, group->first() + r);
         if (!cpu) return std::unexpected(cpu.error());
-        ranks[std::size_t(r)] = std::move(*cpu);
+        cpus.push_back(std::move(*cpu));
     }
-    return ranks;
+    return cpus;
 }
 
 Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const ModelConfig& config,
@@ -79,15 +74,18 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const 
     if (config.family->encoder && o.device == "cuda")
         return fail(path, ": the family ", config.family->name, " runs on the CPU only");
     if (config.family->encoder) o.device = "cpu";
-    const bool gpus       = wants_gpu(o);
-    const auto make_group = [&](double seconds) {
-        const int n_local = o.tensor_parallel / o.processes.n;
-        return std::make_shared<RankGroup>(o.tensor_parallel, seconds, o.processes.rank * n_local, n_local, processes);
-    };
-    auto group    = make_group(o.rank_seconds > 0 ? o.rank_seconds : gpus ? processes ? 20 : 10 : 60);
-    auto backends = make_backends(o, group);
+    if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
+        return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
+    if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
+    const int        n_local  = o.tensor_parallel / o.processes.n;
+    Result<Backends> backends = wants_gpu(o) ? gpu_backends(o, n_local) : Backends();
     if (!backends) return std::unexpected(backends.error());
-    if (o.device == "cpu" && gpus) group = make_group(60);
+    o.device           = backends->empty() ? "cpu" : "cuda";
+    const double usual = o.device == "cpu" ? 60 : processes ? 20 : 10;
+    const auto   group = std::make_shared<RankGroup>(o.tensor_parallel, o.rank_seconds > 0 ? o.rank_seconds : usual,
+                                                     o.processes.rank * n_local, n_local, processes);
+    if (o.device == "cpu") backends = cpu_backends(o, group);
+    if (!backends) return std::unexpected(backends.error());
     if (processes) {
         const std::uint64_t         on_gpus = o.device == "cuda" ? 1 : 0;
         const Result<std::uint64_t> least   = processes->all_reduce_min(on_gpus),
@@ -96,7 +94,7 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const 
         if (*least != on_gpus || *most != 1 - on_gpus)
             return fail("some processes have a GPU, others have none: start all of them with --device cpu");
     }
-    return Devices{std::move(group), std::move(*backends)};
+    return Devices{group, std::move(*backends)};
 }
 
 } // namespace quire
