@@ -58,58 +58,23 @@ namespace quire {
 
 // Whether no module reads this key of the model.
 static bool is_unknown(std::string_view key, std::string_view prefix) {
-    static constexpr std::array<std::string_view, 46> known{"context_length",
-                                                            "embedding_length",
-                                                            "block_count",
-                                                            "feed_forward_length",
-                                                            "vocab_size",
-                                                            "attention.head_count",
-                                                            "attention.head_count_kv",
-                                                            "attention.key_length",
-                                                            "attention.value_length",
-                                                            "attention.key_length_mla",
-                                                            "attention.value_length_mla",
-                                                            "attention.layer_norm_epsilon",
-                                                            "attention.layer_norm_rms_epsilon",
-                                                            "attention.sliding_window",
-                                                            "attention.sliding_window_pattern",
-                                                            "attention.scale",
-                                                            "attention.causal",
-                                                            "attention.kv_lora_rank",
-                                                            "attention.q_lora_rank",
-                                                            "attn_logit_softcapping",
-                                                            "final_logit_softcapping",
-                                                            "rope.dimension_count",
-                                                            "rope.freq_base",
-                                                            "rope.freq_base_swa",
-                                                            "rope.scale_linear",
-                                                            "rope.scaling.type",
-                                                            "rope.scaling.factor",
-                                                            "rope.scaling.attn_factor",
-                                                            "rope.scaling.original_context_length",
-                                                            "rope.scaling.yarn_beta_fast",
-                                                            "rope.scaling.yarn_beta_slow",
-                                                            "rope.scaling.yarn_log_multiplier",
-                                                            "rope.scaling.finetuned",
-                                                            "embedding_scale",
-                                                            "residual_scale",
-                                                            "logit_scale",
-                                                            "expert_count",
-                                                            "expert_used_count",
-                                                            "expert_feed_forward_length",
-                                                            "expert_shared_feed_forward_length",
-                                                            "expert_shared_count",
-                                                            "expert_weights_norm",
-                                                            "expert_weights_scale",
-                                                            "expert_gating_func",
-                                                            "expert_group_count",
-                                                            "leading_dense_block_count"};
-    static constexpr std::array<std::string_view, 8>  others{
-        "pooling_type",         "token_type_count",      "classifier.output_labels", "position_offset",
-        "do_layer_norm_before", "use_parallel_residual", "tensor_data_layout",       "expert_group_used_count"};
+    static constexpr std::string_view known =
+        " context_length embedding_length block_count feed_forward_length vocab_size attention.head_count"
+        " attention.head_count_kv attention.key_length attention.value_length attention.key_length_mla"
+        " attention.value_length_mla attention.layer_norm_epsilon attention.layer_norm_rms_epsilon"
+        " attention.sliding_window attention.sliding_window_pattern attention.scale attention.causal"
+        " attention.kv_lora_rank attention.q_lora_rank attn_logit_softcapping final_logit_softcapping"
+        " rope.dimension_count rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.type"
+        " rope.scaling.factor rope.scaling.attn_factor rope.scaling.original_context_length"
+        " rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier"
+        " rope.scaling.finetuned embedding_scale residual_scale logit_scale expert_count expert_used_count"
+        " expert_feed_forward_length expert_shared_feed_forward_length expert_shared_count expert_weights_norm"
+        " expert_weights_scale expert_gating_func expert_group_count leading_dense_block_count pooling_type"
+        " token_type_count classifier.output_labels position_offset do_layer_norm_before use_parallel_residual"
+        " tensor_data_layout expert_group_used_count ";
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
-    return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();
+    return known.find(cat(" ", key, " ")) == known.npos;
 }
 
 Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
