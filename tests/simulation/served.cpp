@@ -271,6 +271,8 @@ void Served::submit(int task) {
 }
 
 void Served::hang_up(Reader& reader) {
+    // An answer is over for the server a little before it is for its client: only when both agree does the server's count show the client.
+    until("the server and its clients disagree", [&] { return http_->n_answering() == n_reading(); });
     reader.left = true;
     last_left_  = step_;
     reached_["clients that hung up"]++;
