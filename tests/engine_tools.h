@@ -23,6 +23,17 @@ inline Engine load(const std::string& path, EngineOptions options) {
     return std::move(*engine);
 }
 
+// One thread; a pool of so many blocks of 4 tokens.
+inline EngineOptions small_blocks(bool pipeline, int kv_blocks, int max_sequences) {
+    EngineOptions o;
+    o.threads       = 1;
+    o.block_size    = 4;
+    o.kv_blocks     = kv_blocks;
+    o.max_sequences = max_sequences;
+    o.pipeline      = pipeline;
+    return o;
+}
+
 // Greedy, log-probabilities of the best two at each position, to the length asked for.
 inline Request greedy(std::vector<Token> prompt, int n) {
     Request r;

@@ -48,13 +48,8 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace {
 
 EngineOptions ordered(bool pipelined) {
-    EngineOptions o;
-    o.threads       = 1;
-    o.block_size    = 4;
-    o.kv_blocks     = 128;
+    EngineOptions o = small_blocks(pipelined, 128, 4);
     o.context       = 128;
-    o.max_sequences = 4;
-    o.pipeline      = pipelined;
     return o;
 }
 

@@ -12,24 +12,18 @@ import quire.model_file.config;
 import quire.schedule.request;
 import quire.text.tokens.tokenizer;
 
+#include "engine_tools.h"
+
 using namespace quire;
 using namespace quire::testing;
 
 namespace {
 
 Engine load(bool pipeline, int context = 0, int batch = 0) {
-    EngineOptions options;
-    options.threads          = 1;
-    options.device           = "cpu";
-    options.block_size       = 4;
-    options.kv_blocks        = 128;
-    options.max_sequences    = 4;
-    options.pipeline         = pipeline;
+    EngineOptions options    = small_blocks(pipeline, 128, 4);
     options.context          = context;
     options.max_batch_tokens = batch;
-    Result<Engine> engine    = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
-    REQUIRE(engine.has_value());
-    return std::move(*engine);
+    return testing::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
 }
 
 Request request(std::vector<Token> prompt, int max_tokens = 12) {
@@ -177,22 +171,14 @@ TEST_CASE("a prompt may fill the context where nothing is generated", "[engine]"
 
 TEST_CASE("an embedding is the mean of the prompt's hidden states, however it is computed", "[engine]") {
     const auto embedding = [](int batch, int others) {
-        EngineOptions options;
-        options.threads          = 1;
-        options.device           = "cpu";
-        options.block_size       = 4;
-        options.kv_blocks        = 128;
-        options.max_sequences    = 4;
-        options.max_batch_tokens = batch;
-        Result<Engine> engine    = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
-        REQUIRE(engine.has_value());
-        for (int i = 0; i < others; i++) (void)engine->submit(request({Token(30 + i), 31, 32}));
+        Engine engine = load(false, 0, batch);
+        for (int i = 0; i < others; i++) (void)engine.submit(request({Token(30 + i), 31, 32}));
         Request r            = request(prompt);
         r.embed              = true;
-        Result<RequestId> id = engine->submit(r);
+        Result<RequestId> id = engine.submit(r);
         REQUIRE(id.has_value());
         std::vector<Output> out;
-        while (engine->step(out)) engine->check_invariants();
+        while (engine.step(out)) engine.check_invariants();
         std::vector<float> found;
         for (const Output& o : out)
             if (o.id == *id) {
@@ -202,7 +188,7 @@ TEST_CASE("an embedding is the mean of the prompt's hidden states, however it is
                 CHECK(o.prompt_tokens == int(prompt.size()));
                 found = o.embedding;
             }
-        CHECK(int(found.size()) == engine->config().hidden_size);
+        CHECK(int(found.size()) == engine.config().hidden_size);
         return found;
     };
     const std::vector<float> alone   = embedding(512, 0);

@@ -21,16 +21,7 @@ using namespace quire::testing;
 
 namespace {
 
-EngineOptions options(bool pipeline, int blocks = 256) {
-    EngineOptions o;
-    o.threads       = 1;
-    o.device        = "cpu";
-    o.block_size    = 4;
-    o.kv_blocks     = blocks;
-    o.max_sequences = 8;
-    o.pipeline      = pipeline;
-    return o;
-}
+EngineOptions options(bool pipeline, int blocks = 256) { return small_blocks(pipeline, blocks, 8); }
 
 std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
 

@@ -20,15 +20,7 @@ namespace {
 
 constexpr Token poison = 7; // its embedding is NaN
 
-EngineOptions options(bool pipeline) {
-    EngineOptions o;
-    o.threads       = 1;
-    o.block_size    = 4;
-    o.kv_blocks     = 24;
-    o.max_sequences = 6;
-    o.pipeline      = pipeline;
-    return o;
-}
+EngineOptions options(bool pipeline) { return small_blocks(pipeline, 24, 6); }
 
 // One request by each decoding method.
 std::vector<std::pair<std::string, Request>> methods(const std::vector<Token>& prompt) {

@@ -15,48 +15,19 @@ import quire.schedule.scheduler;
 import quire.step.plan;
 
 #include "engine_tools.h"
+#include "scheduler_tools.h"
 
 using namespace quire;
 using namespace quire::testing;
 
 namespace {
 
-// Pool of n_blocks blocks of 4 tokens, sequences of up to 64.
 SchedulerOptions options_of(System system, int n_blocks) {
-    SchedulerOptions o;
+    SchedulerOptions o = small(n_blocks);
     o.reservations     = reservations_of(system);
-    o.n_blocks         = n_blocks;
-    o.block_size       = 4;
-    o.context          = 64;
     o.max_batch_tokens = 256;
     o.max_sequences    = 8;
-    o.max_logit_rows   = 8;
     return o;
-}
-
-Request request(int n_prompt, int n_output) {
-    Request r;
-    for (int i = 0; i < n_prompt; i++) r.prompt.push_back(i);
-    r.max_tokens = n_output;
-    r.ignore_end = true;
-    return r;
-}
-
-// One step with a model that always answers 7. The requests that ended.
-std::vector<RequestId> step(Scheduler& s, StepPlan& plan) {
-    std::vector<RequestId> done;
-    const auto             items = s.schedule(plan);
-    s.commit();
-    for (const Scheduled& item : items) {
-        item.group->prompt_done = true;
-        s.append(*item.sequence, 7);
-        if (s.ending(*item.group, *item.sequence, false) == FinishReason::none) continue;
-        s.free(*item.group, *item.sequence, FinishReason::length);
-        done.push_back(item.group->id);
-    }
-    for (RequestId id : done) s.remove(id);
-    s.check_invariants();
-    return done;
 }
 
 std::vector<BlockId> table_of(const StepPlan& plan, std::size_t sequence) {
@@ -144,7 +115,7 @@ TEST_CASE("Fig. 3: two requests of 2048 and 512 slots") {
         Scheduler s(o);
         StepPlan  plan;
         s.add(1, request(prompt, output));
-        step(s, plan);
+        run_step(s, plan);
         const MemoryUse use = s.memory_use();
         CHECK(use.tokens == prompt + 1); // and one generated
         CHECK(use.reservation == reserved);
@@ -159,7 +130,7 @@ TEST_CASE("orca-max: so many requests as longest sequences fit, the others wait 
     s.add(1, request(5, 3));
     s.add(2, request(9, 4));
     s.add(3, request(1, 2));
-    step(s, plan);
+    run_step(s, plan);
     REQUIRE(plan.n_seqs() == 2);
     CHECK(table_of(plan, 0) == std::vector<BlockId>{0, 1});
     CHECK(table_of(plan, 1) == std::vector<BlockId>{16, 17, 18});
@@ -168,14 +139,14 @@ TEST_CASE("orca-max: so many requests as longest sequences fit, the others wait 
     CHECK(use.reservation == 5);
     CHECK(use.internal == 107);
     CHECK(use.other == 32);
-    CHECK(step(s, plan).empty());
-    CHECK(step(s, plan) == std::vector<RequestId>{1});
+    CHECK(run_step(s, plan).empty());
+    CHECK(run_step(s, plan) == std::vector<RequestId>{1});
     CHECK(plan.n_seqs() == 2);
-    CHECK(step(s, plan) == std::vector<RequestId>{2});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{2});
     CHECK(plan.context_lens == std::vector<std::int32_t>{12, 1}); // the third took the chunk of the first
     CHECK(table_of(plan, 0) == std::vector<BlockId>{16, 17, 18});
     CHECK(table_of(plan, 1) == std::vector<BlockId>{0});
-    CHECK(step(s, plan) == std::vector<RequestId>{3});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{3});
     CHECK(s.blocks().n_used() == 0);
 }
 
@@ -185,7 +156,7 @@ TEST_CASE("orca-oracle: chunks are rounded up, and nobody overtakes") {
     s.add(1, request(14, 6));  // 20 slots: 5 blocks, a chunk of 8
     s.add(2, request(30, 10)); // 40 slots: a chunk of 16
     s.add(3, request(2, 2));   // 1 block, which would be free
-    step(s, plan);
+    run_step(s, plan);
     CHECK(plan.n_seqs() == 1);
     CHECK(s.n_waiting() == 2);
     const MemoryUse use = s.memory_use();
@@ -193,9 +164,9 @@ TEST_CASE("orca-oracle: chunks are rounded up, and nobody overtakes") {
     CHECK(use.reservation == 5);
     CHECK(use.internal == 0);
     CHECK(use.other == 44); // rounding, and the half that nobody got
-    for (int i = 0; i < 4; i++) CHECK(step(s, plan).empty());
-    CHECK(step(s, plan) == std::vector<RequestId>{1});
-    step(s, plan);
+    for (int i = 0; i < 4; i++) CHECK(run_step(s, plan).empty());
+    CHECK(run_step(s, plan) == std::vector<RequestId>{1});
+    run_step(s, plan);
     CHECK(plan.context_lens == std::vector<std::int32_t>{30}); // the second has all of the pool
     CHECK(s.n_waiting() == 1);
 }
@@ -206,7 +177,7 @@ TEST_CASE("orca-pow2: the output is rounded up, then the whole chunk") {
     s.add(1, request(5, 9));  // 5 + 16 slots: 6 blocks, a chunk of 8
     s.add(2, request(4, 16)); // 4 + 16 slots: 5 blocks, half of the sixteen
     s.add(3, request(5, 17)); // 5 + 32 slots: 10 blocks, a chunk of 16
-    step(s, plan);
+    run_step(s, plan);
     REQUIRE(plan.n_seqs() == 2);
     CHECK(table_of(plan, 0) == std::vector<BlockId>{16, 17});
     CHECK(table_of(plan, 1) == std::vector<BlockId>{0});
@@ -216,12 +187,12 @@ TEST_CASE("orca-pow2: the output is rounded up, then the whole chunk") {
     CHECK(use.reservation == 23);
     CHECK(use.internal == 7);
     CHECK(use.other == 55);
-    for (int i = 0; i < 7; i++) CHECK(step(s, plan).empty());
-    CHECK(step(s, plan) == std::vector<RequestId>{1}); // 16 blocks are free, but not in one piece
-    for (int i = 0; i < 6; i++) CHECK(step(s, plan).empty());
+    for (int i = 0; i < 7; i++) CHECK(run_step(s, plan).empty());
+    CHECK(run_step(s, plan) == std::vector<RequestId>{1}); // 16 blocks are free, but not in one piece
+    for (int i = 0; i < 6; i++) CHECK(run_step(s, plan).empty());
     CHECK(s.n_waiting() == 1);
-    CHECK(step(s, plan) == std::vector<RequestId>{2});
-    step(s, plan);
+    CHECK(run_step(s, plan) == std::vector<RequestId>{2});
+    run_step(s, plan);
     CHECK(table_of(plan, 0) == std::vector<BlockId>{0, 1});
     CHECK(s.n_waiting() == 0);
 }
@@ -313,16 +284,16 @@ TEST_CASE("faster-transformer: nobody joins a batch") {
     StepPlan  plan;
     s.add(1, request(4, 2));
     s.add(2, request(4, 4));
-    step(s, plan);
+    run_step(s, plan);
     CHECK(plan.n_seqs() == 2);
     s.add(3, request(4, 1)); // a chunk is free
-    CHECK(step(s, plan) == std::vector<RequestId>{1});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{1});
     CHECK(plan.n_seqs() == 2);
-    CHECK(step(s, plan).empty());
+    CHECK(run_step(s, plan).empty());
     CHECK(plan.n_seqs() == 1);
-    CHECK(step(s, plan) == std::vector<RequestId>{2});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{2});
     CHECK(s.n_waiting() == 1);
-    CHECK(step(s, plan) == std::vector<RequestId>{3});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{3});
 }
 
 TEST_CASE("a request that asks for too much is refused with the numbers") {

@@ -9,71 +9,12 @@ import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.step.plan;
 
+#include "scheduler_tools.h"
+
 using namespace quire;
+using namespace quire::testing;
 
 namespace {
-
-SchedulerOptions small(int n_blocks = 64) {
-    SchedulerOptions o;
-    o.n_blocks         = n_blocks;
-    o.block_size       = 4;
-    o.context          = 64;
-    o.max_batch_tokens = 16;
-    o.max_sequences    = 4;
-    o.max_logit_rows   = 8;
-    return o;
-}
-
-Request request(int n_prompt, int max_tokens, Token first = 0) {
-    Request r;
-    for (int i = 0; i < n_prompt; i++) r.prompt.push_back(first + i);
-    r.max_tokens = max_tokens;
-    return r;
-}
-
-// No row of a step writes where a sequence may read early.
-void check_readable(const StepPlan& plan, int block_size) {
-    REQUIRE(plan.readable.size() == std::size_t(plan.n_seqs()));
-    std::map<BlockId, int> written; // the first offset in a block that a row of this step writes
-    for (const GroupPlan& group : plan.groups)
-        for (const GroupPlan::Part& part : group.parts)
-            for (std::int32_t slot : part.slots) {
-                const auto [at, is_new] = written.try_emplace(slot / block_size, slot % block_size);
-                at->second              = std::min(at->second, slot % block_size);
-            }
-    for (std::size_t s = 0; s < plan.readable.size(); s++) {
-        const int first = plan.positions[std::size_t(plan.token_start[s])];
-        REQUIRE(plan.readable[s] >= 0);
-        REQUIRE(plan.readable[s] <= first);
-        for (const GroupPlan& group : plan.groups)
-            for (const GroupPlan::Part& part : group.parts)
-                for (int i = group.first_entry[s]; i * block_size < first; i++) {
-                    const BlockId id = part.tables[std::size_t(group.origin(s) + i)];
-                    if (const auto at = written.find(id); id >= 0 && at != written.end())
-                        REQUIRE(std::min(plan.readable[s], (i + 1) * block_size) <= i * block_size + at->second);
-                }
-    }
-}
-
-// One step with a model that always answers 7; finished sequences leave. Returns the ids of the requests that are over.
-std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
-    std::vector<RequestId> done;
-    auto                   items = s.schedule(plan);
-    if (!items.empty()) check_readable(plan, s.blocks().block_size());
-    s.commit();
-    for (const Scheduled& item : items) {
-        if (!item.samples) continue;
-        item.group->prompt_done = true;
-        s.append(*item.sequence, 7);
-        if (const FinishReason why = s.ending(*item.group, *item.sequence, false); why != FinishReason::none)
-            s.free(*item.group, *item.sequence, why);
-        if (item.group->sequences.empty()) done.push_back(item.group->id);
-    }
-    for (const Ended& e : s.take_ended()) done.push_back(e.id);
-    for (RequestId id : done) s.remove(id);
-    s.check_invariants();
-    return done;
-}
 
 std::vector<RequestId> run_all(Scheduler& s, int most_steps = 200) {
     StepPlan               plan;
@@ -367,17 +308,22 @@ TEST_CASE("nobody gives way to an urgent request that does not fit even then") {
         r.priority = priority;
         return r;
     };
+    // How many requests give way to `third`, which comes when the other two run.
+    StepPlan   plan;
+    const auto give_way = [&](const Request& first, const Request& second, const Request& third) {
+        Scheduler s(o);
+        s.add(1, first);
+        s.add(2, second);
+        run_step(s, plan);
+        s.add(3, third);
+        run_step(s, plan);
+        CHECK(s.n_running() == 2);
+        return s.stats().priority_preemptions;
+    };
     SECTION("because of the watermark") {
         o.watermark = 0.2; // two blocks
-        Scheduler s(o);
-        StepPlan  plan;
-        s.add(1, urgent(13, 0, 100)); // four blocks
-        s.add(2, urgent(9, 5, 200));  // three
-        run_step(s, plan);
-        s.add(3, urgent(23, 0, 300)); // six: those of 2 and the free ones
-        run_step(s, plan);
-        CHECK(s.stats().priority_preemptions == 0);
-        CHECK(s.n_running() == 2);
+        // Four blocks and three; six: those of the second request and the free ones.
+        CHECK(give_way(urgent(13, 0, 100), urgent(9, 5, 200), urgent(23, 0, 300)) == 0);
     }
     SECTION("because the blocks are shared") {
         o.watermark = 0;
@@ -395,27 +341,12 @@ TEST_CASE("nobody gives way to an urgent request that does not fit even then") {
     }
     SECTION("because the step takes some of them") {
         o.watermark = 0;
-        Scheduler s(o);
-        StepPlan  plan;
-        s.add(1, urgent(16, 0, 100)); // four blocks, and one for the token of the next step
-        s.add(2, urgent(9, 5, 200));
-        run_step(s, plan);
-        s.add(3, urgent(23, 0, 300)); // six
-        run_step(s, plan);
-        CHECK(s.stats().priority_preemptions == 0);
-        CHECK(s.n_running() == 2);
+        // Four blocks, and one for the token of the next step; three; six.
+        CHECK(give_way(urgent(16, 0, 100), urgent(9, 5, 200), urgent(23, 0, 300)) == 0);
     }
     SECTION("but where it fits then, it runs in the same step") {
         o.watermark = 0;
-        Scheduler s(o);
-        StepPlan  plan;
-        s.add(1, urgent(13, 0, 100));
-        s.add(2, urgent(9, 5, 200));
-        run_step(s, plan);
-        s.add(3, urgent(23, 0, 300));
-        run_step(s, plan);
-        CHECK(s.stats().priority_preemptions == 1);
-        CHECK(s.n_running() == 2);
+        CHECK(give_way(urgent(13, 0, 100), urgent(9, 5, 200), urgent(23, 0, 300)) == 1);
         CHECK(std::ranges::find(plan.tokens, Token(300)) != plan.tokens.end());
     }
 }
