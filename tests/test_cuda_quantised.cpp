@@ -42,53 +42,68 @@ public:
         for (int i = 0; i < w_.D / 2; i++) frequencies_.push_back(float(std::pow(10000.0, -2.0 * i / w_.D)));
     }
 
-    // All that the layer leaves in memory. Empty: this GPU does not have the kernel.
-    std::vector<std::vector<float>> run(std::span<const cuda::Weight> weights) const {
+    // All that the layer leaves in memory, with `each` tokens a launch. Empty: this GPU does not have the kernel.
+    std::vector<std::vector<float>> run(std::span<const cuda::Weight> weights, int each) const {
         const auto fp16 = [&](int width) {
             return OnDevice<std::uint16_t>(gpu_, std::vector<std::uint16_t>(std::size_t(n_ * width), fp16_nan));
         };
         const OnDevice<std::uint16_t> delta = fp16(w_.hidden), a = fp16(w_.hidden), g = fp16(w_.ff), u = fp16(w_.ff),
                                       b = fp16(w_.hidden), q_out = fp16(w_.q), k_out = fp16(w_.kv), v_out = fp16(w_.kv);
-        const std::vector<std::uint16_t> cache(std::size_t(70) * 4 * std::size_t(w_.kv), fp16_nan);
+        const std::vector<std::uint16_t> cache(std::size_t(160) * 4 * std::size_t(w_.kv), fp16_nan);
         const OnDevice<std::uint16_t>    cache_k(gpu_, cache), cache_v(gpu_, cache);
         const OnDevice<float>            residual(gpu_, residual_), frequencies(gpu_, frequencies_);
         const OnDevice<std::int32_t>     positions(gpu_, positions_), slots(gpu_, slots_);
-        std::vector<cuda::Operation>     ops(6);
-        const auto gemm = [&](cuda::Operation& op, const void* x, std::initializer_list<cuda::Projection> list) {
-            op.kind = cuda::Operation::gemm, op.x = x, op.rows = n_, op.cols = list.begin()->weight.cols;
-            for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
+        const auto launch = [&](int first) { // tokens from `first` on; how many operations ran of how many
+            const int                    n = std::min(each, n_ - first);
+            std::vector<cuda::Operation> ops(6);
+            const auto                   at = [&](const OnDevice<std::uint16_t>& values) {
+                return values.data + values.n / std::size_t(n_) * std::size_t(first);
+            };
+            const auto gemm = [&](cuda::Operation& op, const void* x, std::initializer_list<cuda::Projection> list) {
+                op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
+                for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
+            };
+            const auto norm = [&](cuda::Operation& op, void* out) {
+                op.kind = cuda::Operation::norm, op.x = at(delta), op.residual = residual.data + first * w_.hidden;
+                op.norm_weight = norm_.data, op.eps = 1e-5f, op.out = out, op.rows = n, op.cols = w_.hidden;
+            };
+            gemm(ops[0], at(x_), {{weights[o], bias_.data, at(delta), false, n_ % 4 < 2 ? 1.0f : 0.25f}});
+            norm(ops[1], at(a));
+            gemm(ops[2], at(a), {{weights[gate], nullptr, at(g)}, {weights[up], nullptr, at(u)}});
+            ops[2].kind       = cuda::Operation::gated_gemm;
+            ops[2].activation = n_ % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;
+            gemm(ops[3], at(g), {{weights[down], nullptr, at(delta)}});
+            norm(ops[4], at(b));
+            gemm(
+                ops[5], at(b),
+                {{weights[q], nullptr, at(q_out)}, {weights[k], nullptr, at(k_out)}, {weights[v], nullptr, at(v_out)}});
+            cuda::Plan plan;
+            plan.positions = positions.data + first, plan.slots = slots.data + first;
+            if (mode_ > 0) {
+                cuda::RopeStore& rope = ops.emplace_back().rope;
+                ops.back().kind       = cuda::Operation::rope_and_store;
+                rope.q = at(q_out), rope.k = at(k_out), rope.v = at(v_out);
+                rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = frequencies.data;
+                rope.n_pairs = w_.D / 2, rope.n_heads = w_.q / w_.D, rope.n_kv_heads = w_.kv / w_.D;
+                rope.head_dim = rope.q_dim = rope.value_dim = w_.D;
+                rope.block_size = 4, rope.neox = mode_ == 2;
+            }
+            return std::pair(cuda::run_layer_kernel(ops.data(), int(ops.size()), n, plan, gpu_), int(ops.size()));
         };
-        const auto norm = [&](cuda::Operation& op, void* out) {
-            op.kind = cuda::Operation::norm, op.x = delta.data, op.residual = residual.data,
-            op.norm_weight = norm_.data;
-            op.eps = 1e-5f, op.out = out, op.rows = n_, op.cols = w_.hidden;
-        };
-        gemm(ops[0], x_.data, {{weights[o], bias_.data, delta.data, false, n_ % 4 < 2 ? 1.0f : 0.25f}});
-        norm(ops[1], a.data);
-        gemm(ops[2], a.data, {{weights[gate], nullptr, g.data}, {weights[up], nullptr, u.data}});
-        ops[2].kind       = cuda::Operation::gated_gemm;
-        ops[2].activation = n_ % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;
-        gemm(ops[3], g.data, {{weights[down], nullptr, delta.data}});
-        norm(ops[4], b.data);
-        gemm(ops[5], b.data,
-             {{weights[q], nullptr, q_out.data}, {weights[k], nullptr, k_out.data}, {weights[v], nullptr, v_out.data}});
-        cuda::Plan plan;
-        plan.positions = positions.data, plan.slots = slots.data;
-        if (mode_ > 0) {
-            cuda::RopeStore& rope = ops.emplace_back().rope;
-            ops.back().kind       = cuda::Operation::rope_and_store;
-            rope.q = q_out.data, rope.k = k_out.data, rope.v = v_out.data;
-            rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = frequencies.data;
-            rope.n_pairs = w_.D / 2, rope.n_heads = w_.q / w_.D, rope.n_kv_heads = w_.kv / w_.D, rope.head_dim = w_.D;
-            rope.block_size = 4, rope.neox = mode_ == 2, rope.q_dim = rope.value_dim = w_.D;
-        }
-        for (int round = 0; round < 2; round++) { // the counters are ready for the next launch
+        static_cast<void>(cuda::begin_launches(gpu_)); // alone on the device, as passes have to be
+        for (int round = 0; round < 2; round++) {      // the counters are ready for the next launch
             cuda::upload(residual.data, residual_.data(), residual_.size() * sizeof(float), gpu_);
-            const int done = cuda::run_layer_kernel(ops.data(), int(ops.size()), n_, plan, gpu_);
-            if (done == 0) return {};
-            REQUIRE(done == int(ops.size()));
+            for (int first = 0; first < n_; first += each) {
+                const auto [done, all] = launch(first);
+                if (done == 0) {
+                    cuda::end_launches(gpu_);
+                    return {};
+                }
+                CHECK(done == all);
+            }
             cuda::synchronize(gpu_);
         }
+        cuda::end_launches(gpu_);
         std::vector<std::vector<float>> out{residual.back(gpu_)};
         for (const OnDevice<std::uint16_t>* values : {&a, &g, &b, &q_out}) out.push_back(floats_of(values->back(gpu_)));
         for (const OnDevice<std::uint16_t>* values : {mode_ > 0 ? &cache_k : &k_out, mode_ > 0 ? &cache_v : &v_out})
@@ -129,7 +144,7 @@ TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the s
     int             mode    = 0;
     // One type, or one for each weight; then widths that are no multiple of a stage.
     for (int pass = 0; pass < int(std::size(types)) + 4; pass++)
-        for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 100, 128}) {
+        for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 128, 129, 200, 256, 300}) {
             const bool   mixed = pass >= int(std::size(types)), odd = pass == int(std::size(types)) + 3;
             const Widths widths = odd ? Widths{384, 640, 896, 128, 64, 64} : Widths{512, 768, 1280, 512, 256, 128};
             mode                = (mode + 1) % 3;
@@ -162,12 +177,12 @@ TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the s
                 made.rows = w.rows, made.cols = w.cols, made.data = values.data + n_values;
                 n_values += std::size_t(w.rows * w.cols);
             }
-            const auto want = layer.run(in_fp16);
+            const auto want = layer.run(in_fp16, 64);
             if (want.empty()) {
                 WARN("not tested: only Hopper has this kernel");
                 return;
             }
-            const auto got = layer.run(weights);
+            const auto got = layer.run(weights, n);
             REQUIRE(got.size() == want.size()); // no kernel but this one
             for (std::size_t i = 0; i < want.size(); i++) {
                 CAPTURE(i);

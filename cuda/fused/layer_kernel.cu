@@ -152,11 +152,11 @@ __device__ void for_each_token(const float (&d)[N / 2], int n_tokens, const What
 }
 
 // The tokens of the step, looked up once: where the row of KV head 0 is in the cache (-1: nowhere), and the position.
+template <class L>
 struct StepTokens {
-    std::int64_t row[max_tokens];
-    float        position[max_tokens];
+    std::int64_t row[L::tokens];
+    float        position[L::tokens];
 
-    template <class L>
     __device__ void init(const Params& params) { // by the team
         const RopeStore& a = params.rope;
         const int        t = int(threadIdx.x);
@@ -171,9 +171,9 @@ struct StepTokens {
 };
 
 // Epilogue of q, k and v: RoPE; k and v go to the cache.
-template <int N>
-__device__ void rope_epilogue(const Phase& phase, const Params& params, const StepTokens& tokens, int which, int pair,
-                              const float (&d)[N / 2]) {
+template <class L>
+__device__ void rope_epilogue(const Phase& phase, const Params& params, const StepTokens<L>& tokens, int which,
+                              int pair, const float (&d)[L::tokens / 2]) {
     const Result&    r       = phase.result[which];
     const RopeStore& a       = params.rope;
     const bool       rotated = which < 2, neox = rotated && a.neox; // the two rows of a pair are half a head apart
@@ -185,7 +185,7 @@ __device__ void rope_epilogue(const Phase& phase, const Params& params, const St
                                                       : which == 1 ? a.cache_k
                                                                    : a.cache_v) +
                std::int64_t(head) * (which == 0 ? 1 : kv_head_stride(a.block_size)) * D + one;
-    for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
+    for_each_token<L::tokens>(d, params.n_tokens, [&](int token, float v, float u) {
         const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.row[token];
         if (at < 0) return; // the token only fills up a graph
         float sine = 0, cosine = 1;
@@ -201,29 +201,29 @@ __device__ void rope_epilogue(const Phase& phase, const Params& params, const St
 }
 
 // The epilogue of a tile whose sums are complete.
-template <int N>
-__device__ void epilogue(const Phase& phase, const Params& params, const StepTokens& tokens, int tile,
-                         const float (&d)[N / 2]) {
+template <class L>
+__device__ void epilogue(const Phase& phase, const Params& params, const StepTokens<L>& tokens, int tile,
+                         const float (&d)[L::tokens / 2]) {
     const int     which = projection_of(phase, tile);
     const Result& r     = phase.result[which];
     const int     pair  = (tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread();
     auto*         fp16  = static_cast<__half*>(r.to);
     if (pair * (is_gated(phase.epilogue) ? 1 : 2) >= r.rows) return;
     if (phase.epilogue == Epilogue::rope_store) {
-        rope_epilogue<N>(phase, params, tokens, which, pair, d);
+        rope_epilogue<L>(phase, params, tokens, which, pair, d);
     } else if (phase.epilogue == Epilogue::swiglu) {
-        for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
+        for_each_token<L::tokens>(d, params.n_tokens, [&](int token, float v, float u) {
             const float gate = phase.up_first ? u : v, up = phase.up_first ? v : u;
             fp16[std::int64_t(token) * r.rows + pair] = to_finite(swiglu(gate, up));
         });
     } else if (phase.epilogue == Epilogue::geglu) {
-        for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
+        for_each_token<L::tokens>(d, params.n_tokens, [&](int token, float v, float u) {
             const float gate = phase.up_first ? u : v, up = phase.up_first ? v : u;
             fp16[std::int64_t(token) * r.rows + pair] = to_finite(geglu(gate, up));
         });
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
-        for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
+        for_each_token<L::tokens>(d, params.n_tokens, [&](int token, float v, float u) {
             const std::int64_t at   = std::int64_t(token) * r.rows / 2 + pair;
             const float2       both = {(v + bias.x) * r.scale, (u + bias.y) * r.scale};
             if (r.is_float) static_cast<float2*>(r.to)[at] = both;
@@ -361,7 +361,7 @@ __device__ void multiply_quantised(const Phase& phase, int tile, int first, int 
 
 // The CTA's range of a phase's GEMM.
 template <class L>
-__device__ void gemm(const Phase& phase, const Params& params, const StepTokens& tokens,
+__device__ void gemm(const Phase& phase, const Params& params, const StepTokens<L>& tokens,
                      const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
                      PipelinePosition<L>& at, FixUp& fix_up_barriers) {
     constexpr int      N = L::tokens, words = N / 8, cta_stride = words * mma_warps * 32; // of a CTA's partial sums
@@ -419,7 +419,7 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens&
                     }
                 }
             }
-            epilogue<N>(phase, params, tokens, tile, d);
+            epilogue<L>(phase, params, tokens, tile, d);
         }
     }
 }
@@ -523,7 +523,7 @@ __global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const _
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ std::uint64_t barriers[2 * (L::weight_stages + L::x_stages)], fix_up_memory[2];
     __shared__ float         scratch[32];
-    __shared__ StepTokens    tokens;
+    __shared__ StepTokens<L> tokens;
     reads_early(); // weights
     const Pipeline<L::weight_stages> weights{memory, barriers, barriers + L::weight_stages};
     const Pipeline<L::x_stages>      xs{memory + L::weight_stages * L::weight_bytes, barriers + 2 * L::weight_stages,
@@ -539,7 +539,7 @@ __global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const _
     FixUp fix_up_barriers{fix_up_memory, fix_up_memory + 1};
     if (warp * 32 >= L::team) { // what computes no norms
         // 40 + 2 · 232 are the 3 · 168 registers of the launch.
-        if constexpr (L::takes_registers) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if constexpr (Q) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp >= L::weight_warp) {
             if (threadIdx.x % 32 != 0) return;
             if (warp == L::weight_warp) load_weights<L>(params, weights);
@@ -555,9 +555,9 @@ __global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const _
         }
         return;
     }
-    if constexpr (L::takes_registers) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (Q) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_inputs();
-    tokens.init<L>(params);
+    tokens.init(params);
     PipelinePosition<L> at;
     unsigned            round = 0; // of the grid barrier
     for (int p = 0; p < params.n_phases; p++) {

@@ -41,8 +41,6 @@ struct Layout {
     // The threads that compute norms, and all threads.
     static constexpr int team = Quantised ? 8 * 32 : 16 * 32, weight_warp = Quantised ? 10 : 16,
                          x_warp = weight_warp + 1, threads = (x_warp + 1) * 32;
-    // Whether the warps that multiply take registers from the others.
-    static constexpr bool takes_registers = Quantised;
 };
 
 struct Result {
