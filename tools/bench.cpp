@@ -7,6 +7,7 @@ import quire.core.output_file;
 import quire.core.std;
 import quire.tools.bench.random_model;
 import quire.tools.common.constraint_flags;
+import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 
 #include "bench/commands.h"
@@ -23,9 +24,7 @@ int run(int argc, char** argv) {
     bool      json        = false;
     CLI::App* blocks_command =
         app.add_subcommand("blocks", "scheduler, block tables and prefix cache, without a model");
-    blocks_command->add_option("-r,--repetitions", repetitions, "repetitions of each line")
-        ->check(CLI::Range(1, 10'000))
-        ->capture_default_str();
+    add_number(*blocks_command, "-r,--repetitions", repetitions, 1, 10'000, "repetitions of each line");
     blocks_command->add_flag("--json", json, "print JSON instead of a Markdown table");
     CLI::App* windows_command =
         app.add_subcommand("windows", "KV memory of models whose layers see different windows, without a model");
@@ -33,27 +32,17 @@ int run(int argc, char** argv) {
     Arguments  a;
     const auto model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
-        c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
-        c->add_option("--tensor-parallel", a.tensor_parallel,
-                      "GPUs that share the model, or parts of the CPU's threads")
-            ->check(CLI::Range(1, 64))
-            ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
-        c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
-        c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
+        add_device_flags(*c, a.engine);
+        c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
+            ->check(CLI::Range(0, 1024));
+        c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
-        c->add_option("--tune", a.tune,
-                      "on or off: on a CPU, measure at the first start how weights are best prefetched");
-        c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
-                      "fraction of the GPU's memory for weights and KV together")
-            ->check(CLI::Range(0.01, 1.0))
-            ->capture_default_str();
         c->add_option("-b,--batch-size", a.batch_tokens,
                       "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
             ->check(CLI::Range(0, 1 << 20));
         c->add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: as many as needed")
             ->check(CLI::Range(0, 1 << 24));
-        c->add_option("--pipeline", a.pipeline,
+        c->add_option("--pipeline", a.engine.pipeline,
                       "on or off: start the next step before the last one's outputs are processed");
         c->add_option("--bandwidth", a.bandwidth,
                       "this machine's memory bandwidth in GB/s, to print the fraction of the limit");
@@ -67,27 +56,22 @@ int run(int argc, char** argv) {
     model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(0, 1 << 20));
     model_command->add_option("-d,--n-depth", a.depth, "tokens of context before the generated ones")
         ->check(CLI::Range(0, 1 << 20));
-    model_command->add_option("-r,--repetitions", a.repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+    add_number(*model_command, "-r,--repetitions", a.repetitions, 1, 1000);
     model_command->add_flag("--no-warmup", a.no_warmup);
     model_command->add_flag("--explain", a.explain,
                             "print the model's program and the kernels chosen for each kind of step, then exit");
-    model_command->add_flag("--no-fusion", a.no_fusion, "on a GPU: run every operation in a kernel of its own");
+    model_command->add_flag("!--no-fusion", a.engine.fusion, "on a GPU: run every operation in a kernel of its own");
     CLI::App* batched_command =
         model_options(app.add_subcommand("batched", "many sequences at once, like llama-batched-bench"));
-    batched_command->add_option("--npp", a.npp, "tokens in each prompt")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    batched_command->add_option("--ntg", a.ntg, "tokens generated for each sequence")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
+    add_number(*batched_command, "--npp", a.npp, 1, 1 << 20, "tokens in each prompt");
+    add_number(*batched_command, "--ntg", a.ntg, 1, 1 << 20, "tokens generated for each sequence");
     batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
     batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(CLI::Range(1, 4096));
     add_constraint_flags(*batched_command, a.constraint);
     batched_command->add_flag("--no-fast-forward", a.no_fast_forward,
                               "sample also those tokens that the constraint leaves no choice about");
-    batched_command->add_option("--rounds", a.rounds, "under a constraint: of the two by turns; the middle one counts")
-        ->check(CLI::Range(1, 100))
-        ->capture_default_str();
+    add_number(*batched_command, "--rounds", a.rounds, 1, 100,
+               "under a constraint: of the two by turns; the middle one counts");
     Arguments side; // of compare: sizes for three rounds in about two minutes
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
@@ -100,37 +84,29 @@ int run(int argc, char** argv) {
         ->add_option("--llama-batched-bench", side.llama_batched_bench,
                      "path of llama-batched-bench; default: next to llama-bench")
         ->check(CLI::ExistingFile);
-    compare_command->add_option("-t,--threads", side.threads, "threads; 0: one per physical core")
+    compare_command->add_option("-t,--threads", side.engine.threads, "threads; 0: one per physical core")
         ->check(CLI::Range(0, 1024));
-    compare_command->add_option("--isa", side.isa, "instruction set; default: the best this CPU has")
+    compare_command->add_option("--isa", side.engine.isa, "instruction set; default: the best this CPU has")
         ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
     compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("-r,--repetitions", side.repetitions, "repetitions of each test in a round")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
-    compare_command->add_option("--npp", side.npp, "tokens in each prompt of a batch")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    compare_command->add_option("--ntg", side.ntg, "tokens generated for each sequence of a batch")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
+    add_number(*compare_command, "-r,--repetitions", side.repetitions, 1, 1000, "repetitions of each test in a round");
+    add_number(*compare_command, "--npp", side.npp, 1, 1 << 20, "tokens in each prompt of a batch");
+    add_number(*compare_command, "--ntg", side.ntg, 1, 1 << 20, "tokens generated for each sequence of a batch");
     compare_command->add_option("--npl", side.npl, "numbers of sequences; 0: no batches")
         ->delimiter(',')
         ->check(CLI::Range(0, 4096));
-    compare_command->add_option("--rounds", side.rounds)->check(CLI::Range(1, 100))->capture_default_str();
+    add_number(*compare_command, "--rounds", side.rounds, 1, 100);
     CLI::App* throughput_command =
         model_options(app.add_subcommand("throughput", "many requests of different lengths, without a server"));
-    throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
+    add_number(*throughput_command, "--requests", a.n_requests, 1, 1'000'000);
     throughput_command->add_option("--lengths", a.lengths, "JSON lines {\"prompt\": n, \"output\": n}");
     throughput_command
         ->add_option("--system", a.system,
                      "who gives out KV memory: blocks on demand, or contiguous chunks as the paper's other systems do")
         ->check(CLI::IsMember({"quire", "orca-max", "orca-pow2", "orca-oracle", "faster-transformer"}))
         ->capture_default_str();
-    throughput_command->add_option("--max-sequences", a.max_sequences)
-        ->check(CLI::Range(1, 4096))
-        ->capture_default_str();
+    add_number(*throughput_command, "--max-sequences", a.max_sequences, 1, 4096);
     CLI::App* kernel_command = app.add_subcommand("kernel", "single GPU kernels");
     kernel_command->add_option(
         "--only", a.only,

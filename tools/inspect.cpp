@@ -21,6 +21,7 @@ import quire.text.marked_text;
 import quire.text.templates.jinja.jinja_template;
 import quire.text.tokens.tokenizer;
 import quire.tools.common.constraint_flags;
+import quire.tools.common.engine_flags;
 import quire.tools.inspect.constrain;
 
 using namespace quire;
@@ -31,11 +32,11 @@ struct Arguments {
     ConstraintFlags constraint;
     ConstrainTests  constrain_tests;
     std::string     schema_tests, key_order = "any", numbers = "any";
-    std::string     model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
-    int             tensor_parallel = 1;
-    bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
-    int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
-    float length_penalty = 0;
+    std::string     model, ids, raw_file, template_file, template_name, now;
+    EngineOptions   engine; // what the flags say of it
+    bool            no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
+    int             top = 20, n = 48, beam = 0;
+    float           length_penalty = 0;
 };
 
 int complain(const Error& error) {
@@ -138,21 +139,19 @@ int show(const Arguments& a) {
         const ModelConfig& c = *config;
         out["kv_bytes_per_token"] =
             Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
-        out["model"] = Json{{"architecture", c.architecture_name},
-                            {"context_length", c.context_length},
-                            {"vocab_size", c.vocab_size},
-                            {"hidden_size", c.hidden_size},
-                            {"layers", c.n_layers},
-                            {"heads", c.n_heads},
-                            {"kv_heads", c.n_kv_heads},
-                            {"head_dim", c.head_dim},
-                            {"ff_size", c.ff_size},
-                            {"experts", c.experts.n},
-                            {"experts_used", c.experts.used},
-                            {"sliding_window", c.sliding_window}};
-        EngineOptions options;
-        options.device                      = a.device;
-        const Result<LoadEstimate> estimate = estimate_load(file, c, options);
+        out["model"]                        = Json{{"architecture", c.architecture_name},
+                                                   {"context_length", c.context_length},
+                                                   {"vocab_size", c.vocab_size},
+                                                   {"hidden_size", c.hidden_size},
+                                                   {"layers", c.n_layers},
+                                                   {"heads", c.n_heads},
+                                                   {"kv_heads", c.n_kv_heads},
+                                                   {"head_dim", c.head_dim},
+                                                   {"ff_size", c.ff_size},
+                                                   {"experts", c.experts.n},
+                                                   {"experts_used", c.experts.used},
+                                                   {"sliding_window", c.sliding_window}};
+        const Result<LoadEstimate> estimate = estimate_load(file, c, a.engine);
         if (!estimate) return complain(estimate.error());
         Json types = Json::object();
         for (const auto& [type, bytes] : estimate->types) types[dtype_info(type).name] = bytes;
@@ -243,16 +242,9 @@ int detokenize(const Arguments& a) {
 
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
-    EngineOptions options;
-    options.context         = int(std::min(n_tokens, std::size_t(1) << 30));
-    options.kv_type         = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.block_size      = a.block_size;
-    options.threads         = a.threads;
-    options.isa             = a.isa;
-    options.device          = a.device;
-    options.deterministic   = a.deterministic;
-    options.tensor_parallel = a.tensor_parallel;
-    options.max_sequences   = std::max(1, a.beam);
+    EngineOptions options = a.engine;
+    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.max_sequences = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
 
@@ -438,24 +430,11 @@ int main(int argc, char** argv) {
     };
     auto run_options = [&](CLI::App* c) {
         c->add_option("--ids", a.ids, "prompt, as token ids: 1,2,3")->required();
-        c->add_option("--kv-type", a.kv_type, "element type of the KV cache")
-            ->check(CLI::IsMember({"f16", "f32"}))
-            ->capture_default_str();
-        c->add_option("--block-size", a.block_size, "tokens in a KV block")
-            ->check(CLI::Range(1, 256))
-            ->capture_default_str();
-        c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")
-            ->check(CLI::Range(0, 1024))
-            ->capture_default_str();
-        c->add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
-            ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-            ->capture_default_str();
-        c->add_option("--tensor-parallel", a.tensor_parallel,
-                      "GPUs that share the model, or parts of the CPU's threads")
-            ->check(CLI::Range(1, 64))
-            ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
-        c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
+        add_kv_type_flag(*c, a.engine);
+        add_block_size_flag(*c, a.engine);
+        add_number(*c, "-t,--threads", a.engine.threads, 0, 1024, "threads; 0: one per physical core");
+        add_device_flags(*c, a.engine);
+        c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
     };
@@ -469,19 +448,16 @@ int main(int argc, char** argv) {
     CLI::App* detokenize_command = command("detokenize", "token ids → text, and its exact bytes in hexadecimal");
     detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
     CLI::App* logits_command = run_options(command("logits", "print the most likely next tokens of a prompt"));
-    logits_command->add_option("--top", a.top, "number of tokens to print")
-        ->check(CLI::Range(0, 1 << 20))
-        ->capture_default_str();
+    add_number(*logits_command, "--top", a.top, 0, 1 << 20, "number of tokens to print");
     logits_command->add_flag("--all", a.all, "print log-probabilities and the most likely token at every position");
     logits_command->add_option("--raw", a.raw_file, "write the last row of logits to this file, as float32");
     CLI::App* generate_command = run_options(command("generate", "continue a prompt greedily"));
-    generate_command->add_option("-n", a.n, "tokens to generate")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+    add_number(*generate_command, "-n", a.n, 1, 1 << 24, "tokens to generate");
     generate_command->add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
     generate_command->add_option("--beam", a.beam, "use beam search of this width; prints all beams, best first")
         ->check(CLI::Range(1, 256));
-    generate_command->add_option("--length-penalty", a.length_penalty, "rank beams by log-probability / length ^ this")
-        ->check(CLI::Range(-100.0, 100.0))
-        ->capture_default_str();
+    add_number(*generate_command, "--length-penalty", a.length_penalty, -100, 100,
+               "rank beams by log-probability / length ^ this");
     CLI::App* template_command = command(
         "template",
         R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");

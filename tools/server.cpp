@@ -357,19 +357,14 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(0, 1 << 24));
     app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")
         ->check(within(0, 1024));
-    app.add_option("--parallel,--max-num-seqs", o.max_sequences, "most sequences at once (short: -np)")
-        ->check(within(1, 4096))
-        ->capture_default_str();
+    add_number(app, "--parallel,--max-num-seqs", o.max_sequences, 1, 4096, "most sequences at once (short: -np)");
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
                    "most tokens in one step; default: 2048 or 4096 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
     add_device_flags(app, o);
-    app.add_option(
-           "--rank-timeout", o.rank_seconds,
-           "seconds without an answer of one of several GPUs or processes after which the server ends; 0: 10, of "
-           "processes 20, on a CPU 60")
-        ->check(within(0, 1e6))
-        ->capture_default_str();
+    add_number(app, "--rank-timeout", o.rank_seconds, 0, 1e6,
+               "seconds without an answer of one of several GPUs or processes after which the server ends; 0: 10, of "
+               "processes 20, on a CPU 60");
     app.add_option("--pipeline", o.pipeline,
                    "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
     add_block_size_flag(app, o);
@@ -393,7 +388,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
 void add_server_flags(CLI::App& app, Arguments& a) {
     HttpLimits& h = a.http.limits;
     app.add_option("--host", a.host, "address to listen on; NAME.sock: a Unix socket")->capture_default_str();
-    app.add_option("--port", a.port, "port; 0: any free port")->check(within(0, 65535))->capture_default_str();
+    add_number(app, "--port", a.port, 0, 65535, "port; 0: any free port");
     app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
     app.add_option("--api-key", a.keys, "keys that clients must send one of, separated by commas")->take_all();
     app.add_option("--api-key-file", a.key_file, "file with keys, one per line");
@@ -404,84 +399,44 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
     app.add_flag("--log-json", a.log_json, "write the access log as JSON lines");
     app.add_flag("--no-log", a.no_log, "write no access log");
-    app.add_option("--max-queue", a.max_queue, "most waiting requests; more get 429")
-        ->check(within(0, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--max-connections", h.connections, "most connections at once")
-        ->check(within(1, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--threads-http", h.threads, "most requests being answered at once")
-        ->check(within(1, 1 << 16))
-        ->capture_default_str();
-    app.add_option("--max-body", h.body_bytes, "most bytes in a request's body")
-        ->check(within(1, 1e10))
-        ->capture_default_str();
-    app.add_option("--max-buffered", h.buffered_bytes,
-                   "most bytes that all requests may hold until they are answered; more get 503")
-        ->check(within(1, 1e12))
-        ->capture_default_str();
-    app.add_option("--max-working", a.endpoints.working_bytes,
-                   "most bytes that requests may take while they are parsed and tokenized; others wait")
-        ->check(within(1, 1e12))
-        ->capture_default_str();
-    app.add_option("--max-header-bytes", h.head_bytes, "most bytes in a request line and its headers")
-        ->check(within(64, 1 << 24))
-        ->capture_default_str();
-    app.add_option("--max-headers", h.headers, "most headers in a request")
-        ->check(within(1, 1 << 16))
-        ->capture_default_str();
-    app.add_option("--request-timeout", h.request_seconds, "seconds from a request's first byte to its last")
-        ->check(within(0.1, 1e6))
-        ->capture_default_str();
-    app.add_option("--idle-timeout", h.idle_seconds, "seconds that a connection may be idle")
-        ->check(within(0.1, 1e6))
-        ->capture_default_str();
-    app.add_option("--write-timeout", h.write_seconds,
-                   "seconds after which a client that reads nothing is disconnected")
-        ->check(within(0.1, 1e6))
-        ->capture_default_str();
-    app.add_option("--drain-timeout", a.drain_seconds, "seconds that running requests may take after SIGTERM")
-        ->check(within(0, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--sse-ping-interval", a.ping_seconds,
-                   "seconds of silence in a stream after which a comment is sent")
-        ->check(within(0.05, 1e6))
-        ->capture_default_str();
-    app.add_option("--watchdog", a.watchdog_seconds, "seconds without a step after which /health says 503")
-        ->check(within(0.1, 1e6))
-        ->capture_default_str();
+    add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
+    add_number(app, "--max-connections", h.connections, 1, 1 << 20, "most connections at once");
+    add_number(app, "--threads-http", h.threads, 1, 1 << 16, "most requests being answered at once");
+    add_number(app, "--max-body", h.body_bytes, 1, 1e10, "most bytes in a request's body");
+    add_number(app, "--max-buffered", h.buffered_bytes, 1, 1e12,
+               "most bytes that all requests may hold until they are answered; more get 503");
+    add_number(app, "--max-working", a.endpoints.working_bytes, 1, 1e12,
+               "most bytes that requests may take while they are parsed and tokenized; others wait");
+    add_number(app, "--max-header-bytes", h.head_bytes, 64, 1 << 24, "most bytes in a request line and its headers");
+    add_number(app, "--max-headers", h.headers, 1, 1 << 16, "most headers in a request");
+    add_number(app, "--request-timeout", h.request_seconds, 0.1, 1e6,
+               "seconds from a request's first byte to its last");
+    add_number(app, "--idle-timeout", h.idle_seconds, 0.1, 1e6, "seconds that a connection may be idle");
+    add_number(app, "--write-timeout", h.write_seconds, 0.1, 1e6,
+               "seconds after which a client that reads nothing is disconnected");
+    add_number(app, "--drain-timeout", a.drain_seconds, 0, 1 << 20,
+               "seconds that running requests may take after SIGTERM");
+    add_number(app, "--sse-ping-interval", a.ping_seconds, 0.05, 1e6,
+               "seconds of silence in a stream after which a comment is sent");
+    add_number(app, "--watchdog", a.watchdog_seconds, 0.1, 1e6, "seconds without a step after which /health says 503");
 }
 
 void add_request_flags(CLI::App& app, Arguments& a) {
     ApiLimits& l = a.endpoints.limits;
     app.add_option("--max-tokens", l.max_tokens, "most tokens a request may ask for; 0: no limit")
         ->check(within(0, 1 << 30));
-    app.add_option("-n,--predict,--n-predict", l.default_tokens,
-                   "tokens in an answer if the request does not say; -1: 16 for completions, until the context is "
-                   "full for chats")
-        ->check(within(-1, 1 << 30))
-        ->capture_default_str();
-    app.add_option("--max-n", l.n, "most answers to a request (n)")->check(within(1, 4096))->capture_default_str();
-    app.add_option("--max-best-of", l.best_of, "largest best_of and beam width")
-        ->check(within(1, 4096))
-        ->capture_default_str();
-    app.add_option("--max-stops", l.stops, "most stop strings in a request")
-        ->check(within(0, 4096))
-        ->capture_default_str();
-    app.add_option("--max-prompts", l.prompts, "most prompts in a request")
-        ->check(within(1, 1 << 16))
-        ->capture_default_str();
-    app.add_option("--max-logprobs", l.logprobs, "most log-probabilities per position")
-        ->check(within(0, 1000))
-        ->capture_default_str();
-    app.add_option("--max-json-depth", l.json.depth, "deepest nesting of a JSON body")
-        ->check(within(1, 1000))
-        ->capture_default_str();
+    add_number(app, "-n,--predict,--n-predict", l.default_tokens, -1, 1 << 30,
+               "tokens in an answer if the request does not say; -1: 16 for completions, until the context is "
+               "full for chats");
+    add_number(app, "--max-n", l.n, 1, 4096, "most answers to a request (n)");
+    add_number(app, "--max-best-of", l.best_of, 1, 4096, "largest best_of and beam width");
+    add_number(app, "--max-stops", l.stops, 0, 4096, "most stop strings in a request");
+    add_number(app, "--max-prompts", l.prompts, 1, 1 << 16, "most prompts in a request");
+    add_number(app, "--max-logprobs", l.logprobs, 0, 1000, "most log-probabilities per position");
+    add_number(app, "--max-json-depth", l.json.depth, 1, 1000, "deepest nesting of a JSON body");
     a.given = add_sampler_flags(app, l.samplers);
-    app.add_option("--reasoning-budget", l.reasoning_budget,
-                   "most tokens of reasoning in a chat's answer if the request does not say; -1: no limit")
-        ->check(within(-1, 1 << 30))
-        ->capture_default_str();
+    add_number(app, "--reasoning-budget", l.reasoning_budget, -1, 1 << 30,
+               "most tokens of reasoning in a chat's answer if the request does not say; -1: no limit");
     app.add_flag(
         "--trim-chats", l.trim_chats,
         "a chat that is too long for the context loses its oldest messages, unless the request says otherwise");

@@ -16,18 +16,13 @@ class App;
 namespace quire::bench {
 
 struct Arguments {
-    double      gpu_memory_utilization = 0.92;
-    std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire",
-                       vocabulary;
+    EngineOptions    engine; // what the flags say of it
+    std::string      model, shape = "llama-1b", type = "f16", out, lengths, only, system = "quire", vocabulary;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
-    int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
-        max_sequences = 256;
-    int    npp = 512, ntg = 128, tensor_parallel = 1;
+    int repetitions = 5, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000, max_sequences = 256;
+    int npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;
-    bool   json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false,
-         deterministic = false;
-    std::optional<bool> pipeline;
-    bool                tune = true;
+    bool   json = false, no_warmup = false, prompt_shared = false, explain = false;
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;

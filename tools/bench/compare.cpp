@@ -143,7 +143,7 @@ struct Sides {
 
 int compare(const Arguments& a) {
     const std::string self    = std::filesystem::read_symlink("/proc/self/exe").string();
-    const std::string threads = cat(a.threads > 0 ? a.threads : physical_cores());
+    const std::string threads = cat(a.engine.threads > 0 ? a.engine.threads : physical_cores());
     const auto        list    = [](const std::vector<int>& values) {
         std::string text;
         for (int v : values) text += cat(text.empty() ? "" : ",", v);
@@ -156,7 +156,7 @@ int compare(const Arguments& a) {
     const bool batches = most > 0 && std::filesystem::exists(batched_bench);
     if (most > 0 && !batches) std::fprintf(stderr, "bench: without %s no batches\n", batched_bench.c_str());
 
-    print_builds(a.isa, a.llama_bench);
+    print_builds(a.engine.isa, a.llama_bench);
 
     std::vector<std::string>     order;
     std::map<std::string, Sides> table;
@@ -182,7 +182,7 @@ int compare(const Arguments& a) {
         }
     };
     const std::vector<std::string> isa =
-        a.isa.empty() ? std::vector<std::string>{} : std::vector<std::string>{"--isa", a.isa};
+        a.engine.isa.empty() ? std::vector<std::string>{} : std::vector<std::string>{"--isa", a.engine.isa};
     const std::vector<std::string> common{"-m", a.model, "-t", threads},
         rates{"-p", list(a.pp), "-n", list(a.tg), "-r", cat(a.repetitions)},
         start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},

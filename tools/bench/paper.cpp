@@ -13,6 +13,7 @@ import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.real_figures;
 import quire.tools.bench.paper.simulated_figures;
 import quire.tools.bench.random_model;
+import quire.tools.common.engine_flags;
 
 #include "commands.h"
 
@@ -32,11 +33,9 @@ void add_paper_flags(CLI::App* c, PaperArguments& a) {
     c->add_option("--page", a.page, "where to write the page; default: paper.md in the folder");
     c->add_flag("--html", a.html, "write a self-contained HTML page, too");
     c->add_flag("--again", a.again, "make figures that the folder has already");
-    c->add_option("--seed", a.seed, "of the traces")->check(CLI::Range(0, 1 << 30))->capture_default_str();
-    c->add_option("--scale", a.scale,
-                  "length of the traces; 1: the paper's hour, or what fits into 25 minutes of real time")
-        ->check(CLI::Range(0.001, 10.0))
-        ->capture_default_str();
+    add_number(*c, "--seed", a.seed, 0, 1 << 30, "of the traces");
+    add_number(*c, "--scale", a.scale, 0.001, 10,
+               "length of the traces; 1: the paper's hour, or what fits into 25 minutes of real time");
     c->add_option("--cost", a.cost,
                   "simulate on: calibrated (to the paper's Fig. 13), first-principles, or measured (--real's)")
         ->check(CLI::IsMember({"calibrated", "first-principles", "measured"}))

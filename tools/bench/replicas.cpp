@@ -15,6 +15,7 @@ import quire.tools.bench.paper.svg_plot;
 import quire.tools.bench.replicas.fleet;
 import quire.tools.bench.replicas.measured;
 import quire.tools.bench.replicas.router;
+import quire.tools.common.engine_flags;
 
 #include "commands.h"
 
@@ -31,23 +32,15 @@ void add_replicas_flags(CLI::App* c, ReplicasArguments& a) {
         ->delimiter(',')
         ->check(CLI::IsMember({"random", "round-robin", "least-loaded", "kv-aware"}))
         ->capture_default_str();
-    c->add_option("--chats", a.chats, "open for each server")->check(CLI::Range(1, 100'000))->capture_default_str();
-    c->add_option("--think", a.think, "seconds from an answer to the next question, in the mean")
-        ->check(CLI::Range(0.001, 1e4))
-        ->capture_default_str();
-    c->add_option("--seconds", a.seconds, "length; the first third does not count")
-        ->check(CLI::Range(0.1, 1e5))
-        ->capture_default_str();
-    c->add_option("--slots", a.slots, "KV slots of a server, in tokens")
-        ->check(CLI::Range(1024, 1 << 28))
-        ->capture_default_str();
-    c->add_option("--scale", a.scale, "of the lengths of questions and answers")
-        ->check(CLI::Range(0.01, 10.0))
-        ->capture_default_str();
+    add_number(*c, "--chats", a.chats, 1, 100'000, "open for each server");
+    add_number(*c, "--think", a.think, 0.001, 1e4, "seconds from an answer to the next question, in the mean");
+    add_number(*c, "--seconds", a.seconds, 0.1, 1e5, "length; the first third does not count");
+    add_number(*c, "--slots", a.slots, 1024, 1 << 28, "KV slots of a server, in tokens");
+    add_number(*c, "--scale", a.scale, 0.01, 10, "of the lengths of questions and answers");
     c->add_option("--costs", a.costs,
                   "folder of `bench paper --real` whose measured-costs.json says what a step takes; "
                   "default: the OPT-13B shape on an H200");
-    c->add_option("--seed", a.seed)->check(CLI::Range(0, 1 << 30))->capture_default_str();
+    add_number(*c, "--seed", a.seed, 0, 1 << 30);
     c->add_option("-m,--model", a.model,
                   "measure, too: as many engines of this GGUF file in real time, and simulate what their steps cost");
     c->add_option("--device", a.device, "with -m")

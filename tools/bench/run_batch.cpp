@@ -55,8 +55,8 @@ int head_start(int n_sequences, int n_prompt, int step_tokens) {
 int step_tokens(const Arguments& a) {
     cuda::DeviceInfo info;
     if (a.batch_tokens > 0) return a.batch_tokens;
-    if (a.tensor_parallel > 1) cuda::announce_ranks();
-    return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
+    if (a.engine.tensor_parallel > 1) cuda::announce_ranks();
+    return a.engine.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
 // Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each prompt.
@@ -99,22 +99,13 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
 }
 
 EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
-    EngineOptions o;
-    o.device                 = a.device;
-    o.gpu_memory_utilization = a.gpu_memory_utilization;
-    o.tensor_parallel        = a.tensor_parallel;
-    o.deterministic          = a.deterministic;
-    o.threads                = a.threads;
-    o.isa                    = a.isa;
-    o.prefix_cache           = false;
-    o.max_sequences          = n_sequences;
-    o.context                = n_tokens;
-    o.max_batch_tokens       = a.batch_tokens > 0 ? std::max(a.batch_tokens, n_sequences) : 0;
-    o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
-    o.swap_blocks            = 0;
-    o.pipeline               = a.pipeline;
-    o.fusion                 = !a.no_fusion;
-    o.tune                   = a.tune;
+    EngineOptions o    = a.engine;
+    o.prefix_cache     = false;
+    o.max_sequences    = n_sequences;
+    o.context          = n_tokens;
+    o.max_batch_tokens = a.batch_tokens > 0 ? std::max(a.batch_tokens, n_sequences) : 0;
+    o.kv_blocks        = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
+    o.swap_blocks      = 0;
     return o;
 }
 

@@ -7,6 +7,7 @@ import quire.core.std;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
 import quire.tools.bench.stream_reader;
+import quire.tools.common.engine_flags;
 
 #include "commands.h"
 
@@ -143,15 +144,13 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
                   "JSON lines {\"prompt\": text, ids or a length} or {\"messages\": […]}, with \"output_tokens\"");
     c->add_option("--random-input-len,--input-len", a.n_input)->check(positive)->capture_default_str();
     c->add_option("--random-output-len,--output-len", a.n_output)->check(positive)->capture_default_str();
-    c->add_option("--random-range-ratio", a.range_ratio, "lengths vary by this fraction")
-        ->check(CLI::Range(0.0, 1.0))
-        ->capture_default_str();
+    add_number(*c, "--random-range-ratio", a.range_ratio, 0, 1, "lengths vary by this fraction");
     c->add_option("--random-prefix-len", a.prefix, "tokens of a prefix shared by all prompts")
         ->check(CLI::Range(0, 1 << 24));
     c->add_option("--random-vocab", a.vocabulary, "random token ids are below this")
         ->check(positive)
         ->capture_default_str();
-    c->add_option("--temperature", a.temperature)->check(CLI::Range(0.0, 2.0))->capture_default_str();
+    add_number(*c, "--temperature", a.temperature, 0, 2);
     c->add_flag("--ignore-eos", a.ignore_eos);
     c->add_option("--extra-body", a.extra_body, "JSON object whose members are added to every request");
     c->add_option("--num-warmups", a.n_warmups, "requests sent before the measurement; at least one is sent")

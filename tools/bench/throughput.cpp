@@ -46,18 +46,11 @@ int throughput(const Arguments& a) {
         const std::vector<int> in = draw(162, 1.25), out = draw(340, 1.05);
         for (std::size_t i = 0; i < in.size(); i++) lengths.emplace_back(in[i], out[i]);
     }
-    EngineOptions o;
-    o.device              = a.device;
-    o.tensor_parallel     = a.tensor_parallel;
-    o.deterministic       = a.deterministic;
-    o.threads             = a.threads;
-    o.isa                 = a.isa;
+    EngineOptions o       = a.engine;
     o.max_sequences       = a.max_sequences;
     o.max_batch_tokens    = std::max(step_tokens(a), a.max_sequences);
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
-    o.pipeline            = a.pipeline;
-    o.tune                = a.tune;
     o.reservations        = reservations_of(find_system(a.system).value_or(System::quire));
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());

@@ -55,20 +55,13 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
             },
             "-1 or at least 1")
         ->capture_default_str();
-    app.add_option("-c,--ctx-size", a.engine.context, "context length in tokens; 0: the model's")
-        ->check(within(0, 1 << 24))
-        ->capture_default_str();
+    add_number(app, "-c,--ctx-size", a.engine.context, 0, 1 << 24, "context length in tokens; 0: the model's");
     add_device_flags(app, a.engine);
-    app.add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
-        ->check(within(0, 1024))
-        ->capture_default_str();
-    app.add_option("-s,--seed", a.seed, "random seed; -1: a new one each time")
-        ->check(within(-1, 0x1p63, "-1 or more"))
-        ->capture_default_str();
+    add_number(app, "-t,--threads", a.engine.threads, 0, 1024, "threads; 0: one per physical core");
+    add_number(app, "-s,--seed", a.seed, -1, 0x1p63, "random seed; -1: a new one each time", "-1 or more");
     a.given = add_sampler_flags(app, a.samplers);
-    app.add_option("--reasoning-budget", a.reasoning_budget, "most tokens of reasoning in an answer; -1: no limit")
-        ->check(within(-1, 1 << 30))
-        ->capture_default_str();
+    add_number(app, "--reasoning-budget", a.reasoning_budget, -1, 1 << 30,
+               "most tokens of reasoning in an answer; -1: no limit");
     app.add_flag("--trim-chats,!--no-trim-chats", a.trim,
                  "a conversation that is too long for the context loses its oldest messages (the default)");
     app.add_flag("--context-shift,!--no-context-shift", a.context_shift,
@@ -76,9 +69,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
     add_chat_template_flags(app, a.chat_template, a.now);
     add_block_size_flag(app, a.engine);
-    app.add_option("--kv-blocks", a.engine.kv_blocks, "number of KV blocks; 0: enough for a full context")
-        ->check(within(0, 1 << 24))
-        ->capture_default_str();
+    add_number(app, "--kv-blocks", a.engine.kv_blocks, 0, 1 << 24, "number of KV blocks; 0: enough for a full context");
     add_cache_flags(app, a.engine);
     auto* timings =
         app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");

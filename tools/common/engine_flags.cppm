@@ -21,13 +21,20 @@ Result<std::string> default_model();
 std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
 // out_of_bounds() as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
 CLI::Validator within(double least, double most, std::string bounds = "");
+// A number within bounds, whose default --help shows.
+void add_number(CLI::App& app, const char* names, auto& value, double least, double most, const char* what = "",
+                std::string bounds = "") {
+    app.add_option(names, value, what)->check(within(least, most, std::move(bounds)))->capture_default_str();
+}
 
 // -m
 void add_model_flag(CLI::App& app, std::string& model);
-// --device, --gpu-memory-utilization, --tensor-parallel, --deterministic
+// --device, --gpu-memory-utilization, --tensor-parallel, --deterministic, --tune
 void add_device_flags(CLI::App& app, EngineOptions& options);
 // --block-size
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
+// --kv-type
+void add_kv_type_flag(CLI::App& app, EngineOptions& options);
 // --kv-type, --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
 // --chat-template, --chat-template-file, --chat-template-kwargs.
@@ -85,14 +92,10 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
     app.add_option("--device", options.device, "device to run on; auto: the GPU if there is one")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    app.add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
-                   "fraction of the GPU's memory for weights and KV together")
-        ->check(within(0.01, 1))
-        ->capture_default_str();
-    app.add_option("--tensor-parallel,--tensor-parallel-size", options.tensor_parallel,
-                   "GPUs that share the model, or parts of the CPU's threads (short: -tp)")
-        ->check(within(1, 64))
-        ->capture_default_str();
+    add_number(app, "--gpu-memory-utilization", options.gpu_memory_utilization, 0.01, 1,
+               "fraction of the GPU's memory for weights and KV together");
+    add_number(app, "--tensor-parallel,--tensor-parallel-size", options.tensor_parallel, 1, 64,
+               "GPUs that share the model, or parts of the CPU's threads (short: -tp)");
     app.add_flag("--deterministic", options.deterministic,
                  "bit-identical logits on any number of GPUs and in any batch");
     app.add_option("--tune", options.tune,
@@ -101,18 +104,20 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
 }
 
 void add_block_size_flag(CLI::App& app, EngineOptions& options) {
-    app.add_option("--block-size", options.block_size, "tokens in a KV block")
-        ->check(within(1, 256))
-        ->capture_default_str();
+    add_number(app, "--block-size", options.block_size, 1, 256, "tokens in a KV block");
 }
 
-void add_cache_flags(CLI::App& app, EngineOptions& options) {
+void add_kv_type_flag(CLI::App& app, EngineOptions& options) {
     app.add_option_function<std::string>(
            "--kv-type",
            [&options](const std::string& type) { options.kv_type = type == "f32" ? KvType::f32 : KvType::f16; },
            "element type of the KV cache")
         ->check(CLI::IsMember({"f16", "f32"}))
         ->default_str("f16");
+}
+
+void add_cache_flags(CLI::App& app, EngineOptions& options) {
+    add_kv_type_flag(app, options);
     app.add_flag_callback(
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
 }
