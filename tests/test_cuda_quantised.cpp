@@ -29,6 +29,7 @@ struct Widths {
 class Layer {
 public:
     enum { o, gate, up, down, q, k, v, n_weights };
+    static constexpr int last_layer = 3; // a mode: after the feed-forward network comes no norm, and no q, k and v
 
     Layer(const Gpu& gpu, const Widths& widths, int n, int mode, std::mt19937& random)
         : gpu_(gpu), w_(widths), n_(n), mode_(mode), x_(gpu, random_fp16(std::size_t(n * w_.from), random)),
@@ -79,7 +80,8 @@ public:
                 {{weights[q], nullptr, at(q_out)}, {weights[k], nullptr, at(k_out)}, {weights[v], nullptr, at(v_out)}});
             cuda::Plan plan;
             plan.positions = positions.data + first, plan.slots = slots.data + first;
-            if (mode_ > 0) {
+            if (mode_ == last_layer) ops.resize(4);
+            else if (mode_ > 0) {
                 cuda::RopeStore& rope = ops.emplace_back().rope;
                 ops.back().kind       = cuda::Operation::rope_and_store;
                 rope.q = at(q_out), rope.k = at(k_out), rope.v = at(v_out);
@@ -105,8 +107,10 @@ public:
         }
         cuda::end_launches(gpu_);
         std::vector<std::vector<float>> out{residual.back(gpu_)};
-        for (const OnDevice<std::uint16_t>* values : {&a, &g, &b, &q_out}) out.push_back(floats_of(values->back(gpu_)));
-        for (const OnDevice<std::uint16_t>* values : {mode_ > 0 ? &cache_k : &k_out, mode_ > 0 ? &cache_v : &v_out})
+        for (const OnDevice<std::uint16_t>* values : {&delta, &a, &g, &b, &q_out})
+            out.push_back(floats_of(values->back(gpu_)));
+        const bool stores = mode_ == 1 || mode_ == 2;
+        for (const OnDevice<std::uint16_t>* values : {stores ? &cache_k : &k_out, stores ? &cache_v : &v_out})
             out.push_back(floats_of(values->back(gpu_)));
         return out;
     }
@@ -114,7 +118,7 @@ public:
 private:
     const Gpu& gpu_;
     Widths     w_;
-    int        n_, mode_; // what becomes of q, k and v: nothing, RoPE with interleaved pairs, or with NeoX pairs
+    int n_, mode_; // what becomes of q, k and v: nothing, RoPE with interleaved pairs, with NeoX pairs; or last_layer
     const OnDevice<std::uint16_t> x_;
     const OnDevice<float>         bias_, norm_;
     std::vector<float>            residual_, frequencies_;
@@ -142,12 +146,16 @@ TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the s
     constexpr DType types[] = {DType::Q8_0, DType::Q4_0, DType::Q5_0,   DType::Q4_K,  DType::Q5_K,
                                DType::Q6_K, DType::Q3_K, DType::IQ4_XS, DType::MXFP4, DType::IQ4_NL};
     int             mode    = 0;
-    // One type, or one for each weight; then widths that are no multiple of a stage.
-    for (int pass = 0; pass < int(std::size(types)) + 4; pass++)
+    // One type, or one for each weight; widths that are no multiple of a stage; and GEMMs whose tiles few CTAs share, one after another,
+    // each time other ones.
+    constexpr int n_types = int(std::size(types));
+    for (int pass = 0; pass < n_types + 6; pass++)
         for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 128, 129, 200, 256, 300}) {
-            const bool   mixed = pass >= int(std::size(types)), odd = pass == int(std::size(types)) + 3;
-            const Widths widths = odd ? Widths{384, 640, 896, 128, 64, 64} : Widths{512, 768, 1280, 512, 256, 128};
-            mode                = (mode + 1) % 3;
+            const bool   mixed = pass >= n_types, odd = pass == n_types + 3, narrow = pass > n_types + 3;
+            const Widths widths = odd      ? Widths{384, 640, 896, 128, 64, 64}
+                                  : narrow ? Widths{1024, 1024, 512, 1024, 64, 64}
+                                           : Widths{512, 768, 1280, 512, 256, 128};
+            mode                = pass == n_types + 5 ? Layer::last_layer : (mode + 1) % 3;
             const Layer layer(gpu, widths, n, mode, random);
             CAPTURE(pass, n, mode);
             const int rows[] = {widths.hidden, widths.ff, widths.ff, widths.hidden, widths.q, widths.kv, widths.kv},

@@ -424,21 +424,28 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens<
     }
 }
 
-// Beside the wgmma warps, by a warp each.
-__device__ void signal_fix_up(const Phase& phase, const Params& params, FixUp& fix_up_barriers) {
+// Beside the wgmma warps, by a warp each. Where these warps compute no norms, nothing holds them at the grid barrier, so that they come to a
+// phase while other CTAs are still in the one before: each phase has counters of its own.
+__device__ unsigned* fix_up_arrivals_of(const Params& params, int phase) {
+    return params.fix_up_arrivals + phase * max_tiles;
+}
+__device__ void signal_fix_up(const Params& params, int p, FixUp& fix_up_barriers) {
+    const Phase&       phase = params.phase[p];
     const StreamKRange range = stream_k_of(phase);
-    if (phase.epilogue == Epilogue::add_norm || range.begins(range.first_tile())) return;
+    if (range.empty() || phase.epilogue == Epilogue::add_norm || range.begins(range.first_tile())) return;
     mbarrier_wait(fix_up_barriers.written, fix_up_barriers.written_phase);
     fix_up_barriers.written_phase ^= 1;
-    if (threadIdx.x % 32 == 0) signal(params.fix_up_arrivals + range.first_tile());
+    if (threadIdx.x % 32 == 0) signal(fix_up_arrivals_of(params, p) + range.first_tile());
 }
-__device__ void await_fix_up(const Phase& phase, const Params& params, const FixUp& fix_up_barriers) {
+__device__ void await_fix_up(const Params& params, int p, const FixUp& fix_up_barriers) {
+    const Phase&       phase = params.phase[p];
     const StreamKRange range = stream_k_of(phase);
-    const int          tile  = range.last_tile();
-    if (phase.epilogue == Epilogue::add_norm || !range.begins(tile) || range.ends(tile) || threadIdx.x % 32 != 0)
-        return;
-    wait_for(params.fix_up_arrivals + tile, unsigned(stream_k_of(phase).last_cta(tile)) - blockIdx.x);
-    params.fix_up_arrivals[tile] = 0; // for the next phase
+    if (range.empty() || phase.epilogue == Epilogue::add_norm || threadIdx.x % 32 != 0) return;
+    const int tile = range.last_tile();
+    if (!range.begins(tile) || range.ends(tile)) return;
+    unsigned* const arrivals = fix_up_arrivals_of(params, p) + tile;
+    wait_for(arrivals, unsigned(stream_k_of(phase).last_cta(tile)) - blockIdx.x);
+    *arrivals = 0; // for the next launch
     mbarrier_arrive(fix_up_barriers.ready);
 }
 
@@ -547,12 +554,9 @@ __global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const _
             return;
         }
         wait_for_inputs();
-        for (int p = 0; p < params.n_phases; p++) {
-            const Phase& phase = params.phase[p];
-            if (StreamKRange(stream_k_of(phase)).empty()) continue;
-            if (warp == signal_warp) signal_fix_up(phase, params, fix_up_barriers);
-            else await_fix_up(phase, params, fix_up_barriers);
-        }
+        for (int p = 0; p < params.n_phases; p++)
+            if (warp == signal_warp) signal_fix_up(params, p, fix_up_barriers);
+            else await_fix_up(params, p, fix_up_barriers);
         return;
     }
     if constexpr (Q) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -564,8 +568,8 @@ __global__ void __launch_bounds__(Layout<N, Q>::threads, 1) layer_kernel(const _
         const Phase& phase = params.phase[p];
         if (StreamKRange(stream_k_of(phase)).empty()) grid_barrier.wait_all(round);
         else if (warp < mma_warps) gemm<L>(phase, params, tokens, weights, xs, at, fix_up_barriers);
-        else if (warp == signal_warp) signal_fix_up(phase, params, fix_up_barriers);
-        else if (warp == fix_up_warp) await_fix_up(phase, params, fix_up_barriers);
+        else if (warp == signal_warp) signal_fix_up(params, p, fix_up_barriers);
+        else if (warp == fix_up_warp) await_fix_up(params, p, fix_up_barriers);
         if (phase.epilogue == Epilogue::add_norm) {
             grid_barrier.arrive();
             round++;
@@ -618,7 +622,7 @@ std::size_t prepare_layer_kernel(Context& gpu) {
     const std::size_t     before = gpu.bytes;
     gpu.layer.partial_sums    = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + max_norm_cols / tile_n) * tile));
     gpu.layer.fix_up          = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
-    gpu.layer.fix_up_arrivals = static_cast<unsigned*>(gpu.take(max_tiles * sizeof(unsigned)));
+    gpu.layer.fix_up_arrivals = static_cast<unsigned*>(gpu.take(max_phases * max_tiles * sizeof(unsigned)));
     gpu.layer.grid_barrier    = static_cast<unsigned*>(gpu.take(256));
     return gpu.bytes - before;
 }

@@ -84,7 +84,7 @@ struct Params {
     bool      quantised;       // all weights, or none
     float*    partial_sums;    // add_norm: of a CTA's part of a tile, [tokens × 128], at CTA + tile
     float4*   fix_up;          // of a CTA's first tile, for the CTA that does the fix-up; as the threads hold them
-    unsigned* fix_up_arrivals; // of each tile, how many have written there; zero before and after
+    unsigned* fix_up_arrivals; // [phases × max_tiles] how many have written there; zero before and after
     unsigned* grid_barrier;    // arrivals at the grid barrier, and CTAs that are done; zero before and after
 };
 
