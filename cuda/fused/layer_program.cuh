@@ -51,13 +51,13 @@ struct Result {
     float        scale;
 };
 
-// The scales of a projection's quantised weights: of the first and the second row of pair 0 of a tile's pairs. Pair p is `half` or less
-// behind a multiple of `half`, and as many rows behind twice that multiple.
+// The scales of a projection's quantised weights. Those of row i of pair p begin behind scales[i] by so many rows: p / half · 2 · half +
+// p % half. unpack.cuh says what shift and unscale are.
 struct Quantised {
     Kind        kind;
     const void *scales[2], *mins[2];
-    int         row_groups, half;     // groups of a row
-    float       shift[2], unscale[2]; // unpack.cuh
+    int         row_groups, half; // groups of a row
+    float       shift[2], unscale[2];
 };
 
 // A phase: the GEMM of some projections of one x, and its epilogue.
