@@ -4,7 +4,6 @@
 
 import quire.core.base;
 import quire.core.output_file;
-import quire.core.std;
 import quire.tools.bench.random_model;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;

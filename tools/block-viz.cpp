@@ -11,7 +11,6 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
-import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.gguf;
 import quire.paging.snapshot;

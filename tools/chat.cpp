@@ -4,7 +4,6 @@
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.std;
 import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;

@@ -7,7 +7,6 @@ import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
-import quire.core.std;
 import quire.core.tensor;
 import quire.engine.engine;
 import quire.engine.load_estimate;

@@ -5,7 +5,6 @@
 
 import quire.core.base;
 import quire.core.output_file;
-import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.tools.quantize.convert;

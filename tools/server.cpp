@@ -8,7 +8,6 @@
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;

@@ -3,7 +3,6 @@
 export module quire.baseline.buddy_allocator;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block;
 
 export namespace quire {

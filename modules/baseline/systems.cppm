@@ -4,7 +4,6 @@ export module quire.baseline.systems;
 
 import quire.baseline.buddy_allocator;
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_manager;
 import quire.schedule.request;

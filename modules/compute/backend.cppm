@@ -5,7 +5,6 @@ export module quire.compute.backend;
 import quire.compute.memory;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.paging.block;
 import quire.step.plan;

@@ -5,7 +5,6 @@ export module quire.compute.kv_cache;
 import quire.compute.backend;
 import quire.compute.memory;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
 import quire.model_file.family;

@@ -9,7 +9,6 @@ module;
 export module quire.compute.memory;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -7,7 +7,6 @@ import quire.compute.backend;
 import quire.compute.program;
 import quire.compute.ranks.shards;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
 import quire.model_file.family;

@@ -3,7 +3,6 @@
 export module quire.compute.program;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.family;
 

@@ -12,7 +12,6 @@ import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.tokens.tokenizer;
 

@@ -13,7 +13,6 @@ import quire.constraint.regex.lexer;
 import quire.constraint.regex.regex;
 export import quire.constraint.work;
 import quire.core.base;
-import quire.core.std;
 export import quire.schedule.token_filter;
 
 export namespace quire {

@@ -4,7 +4,6 @@ export module quire.constraint.memory;
 
 import quire.constraint.work;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@
 export module quire.constraint.reasoning_budget;
 
 import quire.core.base;
-import quire.core.std;
 export import quire.schedule.token_filter;
 import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;

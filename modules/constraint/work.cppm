@@ -3,7 +3,6 @@
 export module quire.constraint.work;
 
 import quire.core.base;
-import quire.core.std;
 export import quire.schedule.token_filter; // Effort
 
 export namespace quire {

@@ -1,5 +1,5 @@
 // quire.core.json: nlohmann's JSON values with limits: the size and depth of input is checked before it is parsed.
-// (No `import quire.core.std` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
+// (No `import quire.core.base` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
 module;
 
 #include <algorithm>
@@ -14,7 +14,7 @@ module;
 
 export module quire.core.json;
 
-import quire.core.base;
+import quire.core.result;
 import quire.core.unicode;
 
 export namespace quire {

@@ -12,7 +12,6 @@ module;
 export module quire.core.output_file;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@
 export module quire.core.recent;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

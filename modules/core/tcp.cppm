@@ -1,5 +1,5 @@
 // quire.core.tcp: TCP sockets: listening, calling, whole messages with a time limit. Owns nothing: the caller closes what it gets.
-// (No `import quire.core.std` here: the system's headers include the standard library's.)
+// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <netdb.h>
@@ -22,7 +22,7 @@ module;
 
 export module quire.core.tcp;
 
-import quire.core.base;
+import quire.core.result;
 
 export namespace quire {
 

@@ -2,7 +2,6 @@
 export module quire.core.thread_pool;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@
 export module quire.decode.beam_search;
 
 import quire.core.base;
-import quire.core.std;
 import quire.decode.sampler;
 import quire.decode.step_rows;
 import quire.schedule.request;

@@ -3,7 +3,6 @@
 export module quire.decode.candidates;
 
 import quire.core.base;
-import quire.core.std;
 import quire.schedule.sampling_params;
 
 export namespace quire {

@@ -5,7 +5,6 @@ export module quire.decode.decoder;
 
 import quire.core.base;
 import quire.core.polymorphic;
-import quire.core.std;
 import quire.decode.beam_search;
 import quire.decode.outputs;
 import quire.decode.pooling;

@@ -9,7 +9,6 @@ export module quire.decode.mask_makers;
 
 import quire.core.base;
 import quire.core.polymorphic;
-import quire.core.std;
 import quire.core.thread_pool;
 import quire.schedule.token_filter;
 

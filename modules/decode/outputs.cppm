@@ -3,7 +3,6 @@
 export module quire.decode.outputs;
 
 import quire.core.base;
-import quire.core.std;
 import quire.decode.beam_search;
 import quire.decode.pooling;
 import quire.decode.sampler;

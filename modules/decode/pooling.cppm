@@ -2,7 +2,6 @@
 export module quire.decode.pooling;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
 import quire.model_file.quants;

@@ -4,7 +4,6 @@
 export module quire.decode.sampler;
 
 import quire.core.base;
-import quire.core.std;
 import quire.decode.candidates;
 import quire.decode.repetitions;
 import quire.schedule.request;

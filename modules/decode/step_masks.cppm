@@ -4,7 +4,6 @@ export module quire.decode.step_masks;
 
 import quire.core.base;
 import quire.core.polymorphic;
-import quire.core.std;
 import quire.core.thread_pool;
 import quire.decode.mask_makers;
 import quire.schedule.request;

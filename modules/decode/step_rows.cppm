@@ -3,7 +3,6 @@
 export module quire.decode.step_rows;
 
 import quire.core.base;
-import quire.core.std;
 import quire.schedule.batch;
 import quire.schedule.request;
 import quire.step.plan;

@@ -3,7 +3,6 @@
 export module quire.decode.step_sampling;
 
 import quire.core.base;
-import quire.core.std;
 import quire.decode.outputs;
 import quire.decode.sampler;
 import quire.decode.step_masks;

@@ -6,7 +6,6 @@ import quire.compute.cpu.backend;
 import quire.compute.cuda.backend;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.std;
 import quire.core.thread_pool;
 import quire.engine.options;
 import quire.engine.ranks.process_group;

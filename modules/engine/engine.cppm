@@ -5,7 +5,6 @@ export module quire.engine.engine;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.hash;
-import quire.core.std;
 import quire.decode.decoder;
 import quire.decode.pooling;
 import quire.engine.executor;

@@ -3,7 +3,6 @@
 export module quire.engine.executor;
 
 import quire.core.base;
-import quire.core.std;
 import quire.engine.options;
 import quire.model_file.config;
 import quire.paging.block;

@@ -8,7 +8,6 @@ import quire.compute.cuda.backend;
 import quire.compute.kv_cache;
 import quire.compute.memory;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;

@@ -10,7 +10,6 @@ import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.compute.ranks.shards;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.engine.device_choice;
 import quire.engine.executor;

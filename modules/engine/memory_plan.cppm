@@ -6,7 +6,6 @@ import quire.compute.backend;
 import quire.compute.kv_cache;
 import quire.compute.memory;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.engine.options;
 import quire.engine.ranks.process_group;

@@ -3,7 +3,6 @@
 export module quire.engine.sampling_defaults;
 
 import quire.core.base;
-import quire.core.std;
 import quire.model_file.gguf;
 import quire.schedule.sampling_params;
 

@@ -4,7 +4,6 @@ export module quire.model_file.config;
 import quire.core.base;
 import quire.model_file.family;
 import quire.model_file.gguf;
-import quire.core.std;
 
 export namespace quire {
 

@@ -12,7 +12,6 @@ module;
 export module quire.model_file.gguf;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.gguf_types;
 

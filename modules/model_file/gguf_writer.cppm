@@ -3,7 +3,6 @@ export module quire.model_file.gguf_writer;
 
 import quire.core.base;
 import quire.core.output_file;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.gguf_types;
 

@@ -5,7 +5,6 @@ import quire.core.base;
 import quire.model_file.config;
 import quire.model_file.family;
 import quire.model_file.gguf;
-import quire.core.std;
 import quire.core.tensor;
 
 export namespace quire {

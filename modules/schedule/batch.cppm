@@ -2,7 +2,6 @@
 export module quire.schedule.batch;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_manager;
 import quire.paging.cache_layout;

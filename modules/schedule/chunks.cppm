@@ -3,7 +3,6 @@
 export module quire.schedule.chunks;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_manager;
 import quire.schedule.batch;
 import quire.schedule.request;

@@ -2,7 +2,6 @@
 export module quire.schedule.group_lists;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_manager;
 import quire.paging.snapshot;
 import quire.schedule.request;

@@ -3,7 +3,6 @@ export module quire.schedule.request;
 
 import quire.core.base;
 import quire.core.polymorphic;
-import quire.core.std;
 export import quire.schedule.sampling_params;
 export import quire.schedule.token_filter;
 export import quire.step.logprobs;

@@ -3,7 +3,6 @@
 export module quire.schedule.request_check;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.cache_layout;
 import quire.schedule.request;
 

@@ -2,7 +2,6 @@
 export module quire.schedule.sampling_params;
 
 import quire.core.base;
-import quire.core.std;
 export import quire.schedule.sequence_breakers;
 
 export namespace quire {

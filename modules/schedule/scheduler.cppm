@@ -3,7 +3,6 @@
 export module quire.schedule.scheduler;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_manager;

@@ -4,7 +4,6 @@ export module quire.schedule.sequence;
 
 import quire.core.base;
 import quire.core.polymorphic;
-import quire.core.std;
 import quire.paging.block_hash;
 import quire.paging.block;
 import quire.paging.block_manager;

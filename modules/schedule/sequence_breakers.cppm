@@ -2,7 +2,6 @@
 export module quire.schedule.sequence_breakers;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -2,7 +2,6 @@
 export module quire.schedule.step_ahead;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_manager;
 import quire.schedule.batch;
 import quire.schedule.context_limit;

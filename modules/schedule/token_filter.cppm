@@ -3,7 +3,6 @@
 export module quire.schedule.token_filter;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

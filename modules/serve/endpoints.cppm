@@ -3,7 +3,6 @@
 export module quire.serve.endpoints;
 
 import quire.core.base;
-import quire.core.std;
 import quire.serve.anthropic.api;
 import quire.serve.api.access;
 export import quire.serve.api.context;

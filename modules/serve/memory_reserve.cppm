@@ -1,6 +1,6 @@
 // quire.serve.memory_reserve: the behaviour when memory runs out: a thread that serves one request fails that request; the threads that all
 // requests share use a reserve, then wait. **Owns** the reserve.
-// (No `import quire.core.std` here: set_new_handler belongs to <new>.)
+// (No `import quire.core.base` here: set_new_handler belongs to <new>.)
 module;
 
 #include <sys/mman.h>

@@ -4,7 +4,6 @@ export module quire.serve.service;
 
 import quire.core.base;
 import quire.core.metrics;
-import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.config;
 import quire.paging.snapshot;

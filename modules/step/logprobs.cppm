@@ -2,7 +2,6 @@
 export module quire.step.logprobs;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@
 export module quire.step.plan;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block;
 import quire.step.logprobs;
 

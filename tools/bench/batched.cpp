@@ -3,7 +3,6 @@ import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.polymorphic;
-import quire.core.std;
 import quire.engine.engine;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.processes;

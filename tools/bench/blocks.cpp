@@ -1,7 +1,6 @@
 // bench blocks: the scheduler, block tables and prefix cache, without a model.
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_manager;

@@ -8,7 +8,6 @@ import quire.compute.cpu.kernels;
 import quire.core.base;
 import quire.core.json;
 import quire.core.processor;
-import quire.core.std;
 import quire.core.thread_pool;
 
 #include "commands.h"

@@ -2,7 +2,6 @@
 #include "../../cuda/kernels.h"
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 
 #include "kernel_gpu.h"

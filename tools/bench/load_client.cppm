@@ -18,7 +18,6 @@ module;
 export module quire.tools.bench.load_client;
 
 import quire.core.base;
-import quire.core.std;
 import quire.tools.bench.stream_reader;
 
 export namespace quire {

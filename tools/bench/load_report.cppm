@@ -4,7 +4,6 @@ export module quire.tools.bench.load_report;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.tools.bench.stream_reader;
 
 export namespace quire {

@@ -4,7 +4,6 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
-import quire.core.std;
 import quire.core.thread_pool;
 import quire.engine.engine;
 import quire.tools.bench.paper.cost_model;

@@ -4,7 +4,6 @@
 
 import quire.compute.kv_cache;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.engine.engine;
 import quire.model_file.config;

@@ -3,7 +3,6 @@
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
 import quire.tools.bench.stream_reader;

@@ -3,7 +3,6 @@ export module quire.tools.bench.stream_reader;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.serve.http.parser;
 
 export namespace quire {

@@ -2,7 +2,6 @@
 import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
 

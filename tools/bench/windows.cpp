@@ -1,7 +1,6 @@
 // bench windows: the KV memory of models whose layers see different windows, by the scheduler and its blocks, without a model.
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.core.tensor;
 import quire.paging.cache_layout;
 import quire.schedule.request;

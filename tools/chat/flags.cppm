@@ -7,7 +7,6 @@ export module quire.tools.chat.flags;
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.std;
 import quire.engine.options;
 import quire.engine.sampling_defaults;
 import quire.tools.common.constraint_flags;

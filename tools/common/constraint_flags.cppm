@@ -8,7 +8,6 @@ export module quire.tools.common.constraint_flags;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

@@ -7,7 +7,6 @@ module;
 export module quire.tools.common.engine_flags;
 
 import quire.core.base;
-import quire.core.std;
 import quire.engine.options;
 import quire.text.templates.chat_template;
 import quire.tools.common.foreign_flags;

@@ -2,7 +2,6 @@
 export module quire.tools.common.foreign_flags;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

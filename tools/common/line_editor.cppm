@@ -3,7 +3,6 @@
 export module quire.tools.common.line_editor;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 
 export namespace quire {

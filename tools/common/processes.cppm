@@ -3,7 +3,6 @@
 export module quire.tools.common.processes;
 
 import quire.core.base;
-import quire.core.std;
 import quire.engine.engine;
 
 export namespace quire {

@@ -7,7 +7,6 @@ module;
 export module quire.tools.common.sampler_flags;
 
 import quire.core.base;
-import quire.core.std;
 import quire.schedule.sampling_params;
 import quire.engine.sampling_defaults;
 import quire.tools.common.engine_flags;

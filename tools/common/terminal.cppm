@@ -17,7 +17,6 @@ module;
 export module quire.tools.common.terminal;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.tools.common.line_editor;
 

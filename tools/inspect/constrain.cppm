@@ -8,7 +8,6 @@ export module quire.tools.inspect.constrain;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.tokens.tokenizer;
 
 export namespace quire {

@@ -6,7 +6,6 @@
 export module quire.tools.quantize.mix;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 
 export namespace quire {

@@ -10,7 +10,6 @@ export module quire.tools.server.server_log;
 import quire.core.base;
 import quire.core.json;
 import quire.core.line_writer;
-import quire.core.std;
 import quire.serve.http.exchange;
 
 export namespace quire {

@@ -8,7 +8,6 @@ export module quire.tools.viz.block_view;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.cache_layout;
 import quire.paging.snapshot;

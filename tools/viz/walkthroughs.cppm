@@ -3,7 +3,6 @@
 export module quire.tools.viz.walkthroughs;
 
 import quire.core.base;
-import quire.core.std;
 import quire.engine.engine;
 import quire.paging.block;
 import quire.paging.snapshot;

@@ -7,7 +7,6 @@ import quire.compute.cpu.kernel_table;
 import quire.compute.cpu.workers;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.step.plan;
 

@@ -18,7 +18,6 @@ import quire.compute.memory;
 import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.model_file.family;

@@ -9,7 +9,6 @@ import quire.compute.cpu.weights;
 import quire.compute.cpu.workers;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.family;
 

@@ -7,7 +7,6 @@ export module quire.compute.cpu.kernel_table;
 import quire.core.base;
 import quire.model_file.family;
 import quire.model_file.quants;
-import quire.core.std;
 import quire.core.tensor;
 
 export namespace quire {

@@ -11,7 +11,6 @@ import quire.compute.cpu.workers;
 import quire.compute.memory;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 
 export namespace quire {

@@ -7,7 +7,6 @@ module;
 export module quire.compute.cuda.attention_plan;
 
 import quire.core.base;
-import quire.core.std;
 import quire.step.plan;
 
 export namespace quire {

@@ -24,7 +24,6 @@ import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
 import quire.core.recent;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.family;
 import quire.model_file.quants;

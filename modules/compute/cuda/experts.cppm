@@ -11,7 +11,6 @@ import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.family;
 

@@ -9,7 +9,6 @@ export module quire.compute.cuda.fusion;
 
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

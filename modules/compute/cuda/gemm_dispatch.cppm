@@ -8,7 +8,6 @@ export module quire.compute.cuda.gemm_dispatch;
 
 import quire.compute.cuda.fusion;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -12,7 +12,6 @@ import quire.compute.cuda.weights;
 import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

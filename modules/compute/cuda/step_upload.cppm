@@ -14,7 +14,6 @@ import quire.compute.cuda.pinned_memory;
 import quire.compute.cuda.weights;
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.step.plan;
 
 export namespace quire {

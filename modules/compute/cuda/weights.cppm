@@ -8,7 +8,6 @@ export module quire.compute.cuda.weights;
 
 import quire.compute.program;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.quants;
 import quire.model_file.quants.lattices;

@@ -3,7 +3,6 @@
 export module quire.compute.ranks.rank_group;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -9,7 +9,6 @@ import quire.constraint.grammar.grammar;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;

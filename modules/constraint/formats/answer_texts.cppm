@@ -7,7 +7,6 @@ import quire.constraint.grammar.token_trie;
 import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.std;
 import quire.text.calls.call_marks;
 
 export namespace quire {

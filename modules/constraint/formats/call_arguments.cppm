@@ -10,7 +10,6 @@ import quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.calls.tool_parameter;
 

@@ -5,7 +5,6 @@ export module quire.constraint.formats.canonical_schema;
 import quire.constraint.formats.schema_references;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

@@ -7,7 +7,6 @@ import quire.constraint.grammar.grammar;
 import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 
 export namespace quire {

@@ -15,7 +15,6 @@ import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

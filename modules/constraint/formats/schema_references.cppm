@@ -4,7 +4,6 @@ export module quire.constraint.formats.schema_references;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

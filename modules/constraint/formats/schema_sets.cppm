@@ -11,7 +11,6 @@ import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 
@@ -68,11 +67,11 @@ private:
     std::vector<Term> active_; // terms whose values are being made
     // How many of active_ is_void() has left behind to look at a member or element: a term that comes again in there is no fault of the
     // schema.
-    std::size_t                              outside_       = 0;
-    bool                                     meets_outside_ = false;
-    std::map<Terms, ValueSet>                values_;
-    std::map<Terms, bool>                    void_;
-    std::unordered_map<std::string, RegexId> patterns_;
+    std::size_t                    outside_       = 0;
+    bool                           meets_outside_ = false;
+    std::map<Terms, ValueSet>      values_;
+    std::map<Terms, bool>          void_;
+    std::map<std::string, RegexId> patterns_;
 };
 
 } // namespace quire

@@ -6,7 +6,6 @@ import quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.tool_parameter;
 
 export namespace quire {

@@ -6,7 +6,6 @@ import quire.constraint.formats.json_scalars;
 import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

@@ -4,7 +4,6 @@ export module quire.constraint.grammar.grammar;
 
 import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

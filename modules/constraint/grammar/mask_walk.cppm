@@ -6,7 +6,6 @@ import quire.constraint.grammar.token_trie;
 import quire.constraint.regex.lexer;
 import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

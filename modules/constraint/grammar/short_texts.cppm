@@ -5,7 +5,6 @@ export module quire.constraint.grammar.short_texts;
 
 import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -5,7 +5,6 @@ import quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
 import quire.core.hash;
-import quire.core.std;
 
 export namespace quire {
 

@@ -5,7 +5,6 @@ export module quire.constraint.regex.parser;
 import quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 
 export namespace quire {

@@ -8,7 +8,6 @@ export module quire.constraint.regex.regex;
 import quire.constraint.work;
 import quire.core.base;
 import quire.core.hash;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@
 export module quire.engine.ranks.process_executors;
 
 import quire.core.base;
-import quire.core.std;
 import quire.engine.executor;
 import quire.engine.ranks.process_group;
 import quire.paging.block;

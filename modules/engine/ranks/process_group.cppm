@@ -10,7 +10,6 @@ export module quire.engine.ranks.process_group;
 
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.std;
 import quire.core.tcp;
 
 export namespace quire {

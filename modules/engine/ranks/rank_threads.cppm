@@ -4,7 +4,6 @@ export module quire.engine.ranks.rank_threads;
 
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

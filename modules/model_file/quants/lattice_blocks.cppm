@@ -5,7 +5,6 @@
 export module quire.model_file.quants.lattice_blocks;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.quants.blocks;
 import quire.model_file.quants.lattices;

@@ -4,7 +4,6 @@ export module quire.serve.anthropic.api;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.serve.anthropic.request;
 import quire.serve.api.answer;
 import quire.serve.api.answer_blocks;

@@ -3,7 +3,6 @@
 export module quire.serve.api.access;
 
 import quire.core.base;
-import quire.core.std;
 import quire.serve.api.error;
 import quire.serve.http.exchange;
 

@@ -4,7 +4,6 @@ export module quire.serve.api.answer;
 import quire.core.base;
 import quire.core.hash;
 import quire.core.json;
-import quire.core.std;
 import quire.schedule.request;
 import quire.serve.api.error;
 import quire.serve.http.server_sent_events;

@@ -7,7 +7,6 @@ import quire.constraint.formats.answer_grammar;
 import quire.constraint.memory;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.config;
 import quire.serve.api.error;

@@ -3,7 +3,6 @@ export module quire.serve.api.error;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

@@ -6,7 +6,6 @@ import quire.constraint.compile;
 import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
 import quire.serve.api.answer;

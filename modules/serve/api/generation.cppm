@@ -4,7 +4,6 @@ export module quire.serve.api.generation;
 
 import quire.core.base;
 import quire.core.metrics;
-import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
 import quire.serve.api.answer;

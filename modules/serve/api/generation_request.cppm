@@ -5,7 +5,6 @@ export module quire.serve.api.generation_request;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.schedule.request;
 import quire.text.templates.chat_template;
 

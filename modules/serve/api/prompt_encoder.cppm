@@ -3,7 +3,6 @@ export module quire.serve.api.prompt_encoder;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api.error;
 import quire.serve.api.generation_request;

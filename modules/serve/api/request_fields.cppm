@@ -3,7 +3,6 @@ export module quire.serve.api.request_fields;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.serve.api.error;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;

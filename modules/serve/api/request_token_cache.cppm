@@ -5,7 +5,6 @@ export module quire.serve.api.request_token_cache;
 import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.recent;
-import quire.core.std;
 import quire.schedule.sequence_breakers;
 import quire.text.calls.reasoning_form;
 import quire.text.tokens.breaker_sequences;

@@ -1,6 +1,6 @@
 // quire.serve.http.connection: one client's connection and the request that it is sending, over TCP, TLS or a Unix socket.
 // **Owns** its socket and its TLS session.
-// (No `import quire.core.std` here: the system's headers include the standard library's.)
+// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <openssl/err.h>

@@ -1,5 +1,5 @@
 // quire.serve.http.listener: opens the Unix socket on which a server waits for clients, and makes its TLS context. Owns nothing.
-// (No `import quire.core.std` here: the system's headers include the standard library's.)
+// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <openssl/ssl.h>
@@ -17,7 +17,7 @@ module;
 
 export module quire.serve.http.listener;
 
-import quire.core.base;
+import quire.core.result;
 export import quire.core.tcp; // Listener, listen_tcp
 
 export namespace quire {

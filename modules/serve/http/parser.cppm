@@ -2,7 +2,6 @@
 export module quire.serve.http.parser;
 
 import quire.core.base;
-import quire.core.std;
 import quire.serve.http.exchange;
 
 export namespace quire {

@@ -2,7 +2,6 @@
 export module quire.serve.http.request_reader;
 
 import quire.core.base;
-import quire.core.std;
 import quire.serve.http.connection;
 import quire.serve.http.parser;
 

@@ -1,6 +1,6 @@
 // quire.serve.http.router: finds the handler of a path, runs it, and writes its response; by cpp-httplib, which nothing else here sees.
 // **Owns** the table of routes.
-// (No `import quire.core.std` here: httplib.h includes the standard library's headers.)
+// (No `import quire.core.base` here: httplib.h includes the standard library's headers.)
 module;
 
 #include <httplib.h>
@@ -21,7 +21,7 @@ module;
 
 export module quire.serve.http.router;
 
-import quire.core.base;
+import quire.core.result;
 import quire.serve.http.connection;
 import quire.serve.http.exchange;
 import quire.serve.http.parser;

@@ -1,7 +1,7 @@
 // quire.serve.http.server: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. One thread receives and parses the
 // requests of all connections (epoll); a complete request goes to a worker thread, which runs its handler and writes the
 // response. **Owns** the sockets, the epoll thread, the table of routes and the workers.
-// (No `import quire.core.std` here: the system's headers include the standard library's headers.)
+// (No `import quire.core.base` here: the system's headers include the standard library's headers.)
 module;
 
 #include <netdb.h>
@@ -35,7 +35,7 @@ module;
 
 export module quire.serve.http.server;
 
-import quire.core.base;
+import quire.core.result;
 import quire.serve.http.connection;
 import quire.serve.http.exchange;
 import quire.serve.http.listener;

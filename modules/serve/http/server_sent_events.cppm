@@ -2,7 +2,6 @@
 export module quire.serve.http.server_sent_events;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

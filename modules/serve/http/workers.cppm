@@ -1,6 +1,6 @@
 // quire.serve.http.workers: threads that answer complete requests, as many as there are requests at once, up to a limit.
 // **Owns** the threads, and the connections that wait for one.
-// (No `import quire.core.std` here: the system's headers include the standard library's headers.)
+// (No `import quire.core.base` here: the system's headers include the standard library's headers.)
 module;
 
 #include <pthread.h>

@@ -10,7 +10,6 @@ export module quire.serve.kv_events.log;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.paging.block_hash;
 
 export namespace quire {

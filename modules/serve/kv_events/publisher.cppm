@@ -18,7 +18,6 @@ module;
 export module quire.serve.kv_events.publisher;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_hash;
 import quire.serve.kv_events.log;
 

@@ -4,7 +4,6 @@ export module quire.serve.llama_cpp.api;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.paging.snapshot;
 import quire.serve.api.answer;

@@ -2,7 +2,6 @@
 export module quire.serve.openai.api;
 
 import quire.core.base;
-import quire.core.std;
 import quire.serve.api.answer;
 import quire.serve.api.context;
 import quire.serve.api.generate;

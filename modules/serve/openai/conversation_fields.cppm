@@ -4,7 +4,6 @@ export module quire.serve.openai.conversation_fields;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;

@@ -4,7 +4,6 @@ export module quire.serve.openai.request;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.schedule.request;
 import quire.serve.api.error;
 import quire.serve.api.generation_request;

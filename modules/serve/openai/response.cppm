@@ -4,7 +4,6 @@ export module quire.serve.openai.response;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.core.unicode;
 import quire.schedule.request;
 import quire.serve.api.answer;

@@ -3,7 +3,6 @@ export module quire.serve.openai.sampler_fields;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.sampling_defaults;
 import quire.schedule.request;
 import quire.serve.api.generation_request;

@@ -3,7 +3,6 @@ export module quire.serve.openai.unsupported_fields;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.serve.api.json_fields;
 
 export namespace quire {

@@ -11,7 +11,6 @@ module;
 export module quire.serve.pages.pages;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@ export module quire.serve.status.embedding_api;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.config;
 import quire.schedule.request;

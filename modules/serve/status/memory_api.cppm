@@ -3,7 +3,6 @@ export module quire.serve.status.memory_api;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.paging.snapshot;
 import quire.serve.api.context;
 import quire.serve.api.error;

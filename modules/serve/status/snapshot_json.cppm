@@ -3,7 +3,6 @@ export module quire.serve.status.snapshot_json;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.paging.block;
 import quire.paging.snapshot;
 

@@ -3,7 +3,6 @@ export module quire.serve.status.text_api;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api.context;
 import quire.serve.api.error;

@@ -3,7 +3,6 @@
 export module quire.text.calls.call_marks;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

@@ -4,7 +4,6 @@ export module quire.text.calls.call_readers;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 export import quire.text.calls.call_reader; // ToolCall, CallsRead
 import quire.text.calls.marked_calls;

@@ -3,7 +3,6 @@ export module quire.text.calls.marked_calls;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.calls.call_reader;
 import quire.text.calls.python_call;

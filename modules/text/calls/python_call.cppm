@@ -3,7 +3,6 @@ export module quire.text.calls.python_call;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.core.unicode;
 
 export namespace quire {

@@ -4,7 +4,6 @@ export module quire.text.calls.reasoning_form;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.marked_text;
 import quire.text.templates.chat_template;

@@ -4,7 +4,6 @@ export module quire.text.calls.tool_calls;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.calls.call_marks;
 import quire.text.calls.call_readers;
 import quire.text.calls.reasoning_form;

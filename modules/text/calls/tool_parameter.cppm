@@ -4,7 +4,6 @@ export module quire.text.calls.tool_parameter;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 
 export namespace quire {
 

@@ -4,7 +4,6 @@ export module quire.text.templates.chat_template;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.model_file.gguf;
 import quire.text.marked_text;
 import quire.text.templates.jinja.jinja_template;

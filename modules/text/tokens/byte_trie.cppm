@@ -2,7 +2,6 @@
 export module quire.text.tokens.byte_trie;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire {
 

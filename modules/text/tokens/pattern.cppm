@@ -7,7 +7,6 @@
 export module quire.text.tokens.pattern;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.core.unicode_data;
 

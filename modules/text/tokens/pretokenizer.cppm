@@ -4,7 +4,6 @@
 export module quire.text.tokens.pretokenizer;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.tokens.pattern;
 
 export namespace quire {

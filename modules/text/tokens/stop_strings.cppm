@@ -2,7 +2,6 @@
 export module quire.text.tokens.stop_strings;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.tokens.tokenizer;
 
 export namespace quire {

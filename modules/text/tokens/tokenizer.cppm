@@ -3,7 +3,6 @@
 export module quire.text.tokens.tokenizer;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.model_file.gguf;
 import quire.text.marked_text;

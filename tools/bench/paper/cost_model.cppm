@@ -3,7 +3,6 @@ export module quire.tools.bench.paper.cost_model;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.step.plan;
 
 export namespace quire::paper {

@@ -3,7 +3,6 @@
 export module quire.tools.bench.paper.numpy_random;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire::paper {
 

@@ -5,7 +5,6 @@ export module quire.tools.bench.paper.points;
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
-import quire.core.std;
 import quire.tools.bench.paper.trace_run;
 
 export namespace quire::paper {

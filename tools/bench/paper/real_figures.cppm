@@ -4,7 +4,6 @@ export module quire.tools.bench.paper.real_figures;
 
 import quire.baseline.systems;
 import quire.core.base;
-import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
 import quire.tools.bench.paper.cost_model;

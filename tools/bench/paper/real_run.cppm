@@ -5,7 +5,6 @@ import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.core.output_file;
-import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
 import quire.schedule.request;

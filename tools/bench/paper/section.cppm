@@ -3,7 +3,6 @@
 export module quire.tools.bench.paper.section;
 
 import quire.core.base;
-import quire.core.std;
 import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.svg_plot;
 

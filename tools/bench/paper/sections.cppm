@@ -2,7 +2,6 @@
 export module quire.tools.bench.paper.sections;
 
 import quire.core.base;
-import quire.core.std;
 import quire.tools.bench.paper.agreement;
 import quire.tools.bench.paper.points;
 export import quire.tools.bench.paper.section; // Section, Sets

@@ -3,7 +3,6 @@ export module quire.tools.bench.paper.simulated_figures;
 
 import quire.baseline.systems;
 import quire.core.base;
-import quire.core.std;
 import quire.schedule.preemption;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.points;

@@ -4,7 +4,6 @@ export module quire.tools.bench.paper.simulation;
 
 import quire.baseline.systems;
 import quire.core.base;
-import quire.core.std;
 import quire.decode.decoder;
 import quire.decode.pooling;
 import quire.schedule.request;

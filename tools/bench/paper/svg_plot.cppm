@@ -2,7 +2,6 @@
 export module quire.tools.bench.paper.svg_plot;
 
 import quire.core.base;
-import quire.core.std;
 
 export namespace quire::paper {
 

@@ -5,7 +5,6 @@ export module quire.tools.bench.paper.trace_run;
 import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.schedule.preemption;
 import quire.schedule.request;
 import quire.schedule.reservation;

@@ -7,7 +7,6 @@ module;
 export module quire.tools.bench.paper.workload;
 
 import quire.core.base;
-import quire.core.std;
 import quire.tools.bench.paper.numpy_random;
 
 export namespace quire::paper {

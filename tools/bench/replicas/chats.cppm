@@ -3,7 +3,6 @@
 export module quire.tools.bench.replicas.chats;
 
 import quire.core.base;
-import quire.core.std;
 import quire.tools.bench.paper.workload;
 
 export namespace quire::replicas {

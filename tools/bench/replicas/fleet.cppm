@@ -3,7 +3,6 @@
 export module quire.tools.bench.replicas.fleet;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_hash;
 import quire.schedule.request;
 import quire.schedule.scheduler;

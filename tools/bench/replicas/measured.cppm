@@ -3,7 +3,6 @@
 export module quire.tools.bench.replicas.measured;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.thread_pool;
 import quire.engine.engine;
 import quire.paging.block_hash;

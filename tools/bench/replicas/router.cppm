@@ -3,7 +3,6 @@
 export module quire.tools.bench.replicas.router;
 
 import quire.core.base;
-import quire.core.std;
 import quire.paging.block_hash;
 
 export namespace quire::replicas {

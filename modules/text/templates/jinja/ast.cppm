@@ -2,7 +2,6 @@
 export module quire.text.templates.jinja.ast;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.templates.jinja.value;
 
 export namespace quire::jinja {

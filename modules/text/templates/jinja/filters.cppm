@@ -3,7 +3,6 @@ export module quire.text.templates.jinja.filters;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.core.unicode;
 import quire.text.marked_text;
 import quire.text.templates.jinja.access;

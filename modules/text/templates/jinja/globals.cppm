@@ -7,7 +7,6 @@ module;
 export module quire.text.templates.jinja.globals;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.marked_text;
 import quire.text.templates.jinja.access;
 import quire.text.templates.jinja.value;

@@ -2,7 +2,6 @@
 export module quire.text.templates.jinja.interpreter;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.marked_text;
 import quire.text.templates.jinja.access;
 import quire.text.templates.jinja.ast;

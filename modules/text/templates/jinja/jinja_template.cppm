@@ -8,7 +8,6 @@ export module quire.text.templates.jinja.jinja_template;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.text.marked_text;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.filters;

@@ -2,7 +2,6 @@
 export module quire.text.templates.jinja.json_text;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.text.marked_text;
 import quire.text.templates.jinja.value;

@@ -3,7 +3,6 @@
 export module quire.text.templates.jinja.lexer;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.text.templates.jinja.value;
 

@@ -2,7 +2,6 @@
 export module quire.text.templates.jinja.parser;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.text.templates.jinja.ast;
 export import quire.text.templates.jinja.expression_parser;

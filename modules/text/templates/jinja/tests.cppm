@@ -2,7 +2,6 @@
 export module quire.text.templates.jinja.tests;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.templates.jinja.access;
 import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;

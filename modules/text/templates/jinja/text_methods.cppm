@@ -3,7 +3,6 @@
 export module quire.text.templates.jinja.text_methods;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.core.unicode_data;
 import quire.text.marked_text;

@@ -4,7 +4,6 @@ export module quire.text.templates.jinja.value;
 
 import quire.core.base;
 import quire.core.json;
-import quire.core.std;
 import quire.core.unicode;
 import quire.core.unicode_data;
 import quire.text.marked_text;

@@ -3,7 +3,6 @@
 export module quire.text.tokens.encoders.byte_pair;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.core.unicode_data;
 import quire.model_file.gguf;

@@ -3,7 +3,6 @@
 export module quire.text.tokens.encoders.rwkv;
 
 import quire.core.base;
-import quire.core.std;
 import quire.text.tokens.byte_trie;
 import quire.text.tokens.vocabulary;
 

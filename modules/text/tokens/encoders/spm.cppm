@@ -3,7 +3,6 @@
 export module quire.text.tokens.encoders.spm;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.text.tokens.merging;
 import quire.text.tokens.vocabulary;

@@ -4,7 +4,6 @@
 export module quire.text.tokens.encoders.unigram;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.model_file.gguf;
 import quire.text.tokens.byte_trie;

@@ -4,7 +4,6 @@
 export module quire.text.tokens.encoders.wordpiece;
 
 import quire.core.base;
-import quire.core.std;
 import quire.core.unicode;
 import quire.core.unicode_data;
 import quire.model_file.gguf;
