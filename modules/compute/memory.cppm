@@ -86,8 +86,6 @@ Result<Buffer> fresh_memory(std::size_t bytes) {
     return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
 }
 
-namespace {
-
 // The number behind `key`, which begins a line of a small file; "": the number of the first line. Nothing if there is none.
 std::optional<std::uint64_t> number_in(const std::string& path, std::string_view key) {
     std::ifstream file(path);
@@ -135,8 +133,6 @@ std::uint64_t left_in_groups(const std::string& root) {
     }
     return left;
 }
-
-} // namespace
 
 std::size_t available_memory(const std::string& root) {
     const auto machine = number_in(root + "/proc/meminfo", "MemAvailable:"); // kB

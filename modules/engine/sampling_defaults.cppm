@@ -45,8 +45,6 @@ SamplingParams usual_sampling() {
     return p;
 }
 
-namespace {
-
 // `whole`: an integer. The order of sampling (general.sampling.sequence) is fixed.
 struct FileKey {
     const char* name; // behind general.sampling.
@@ -90,8 +88,6 @@ constexpr FileKey all[] = {
      .most   = 100},
     {.name = "mirostat_eta", .flag = "--mirostat-lr", .number = &SamplingParams::mirostat_eta, .least = 0, .most = 1},
 };
-
-} // namespace
 
 FileSampling take_file_sampling(const Gguf& file, const std::function<bool(const std::string& flag)>& given,
                                 SamplerChoice& choice) {

@@ -53,8 +53,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // The values on which a constraint depends. Marks and the vocabulary's control tokens do not differ within a server.
 std::string key_of(const ConstraintSpec& spec) {
     const bool        is_schema = spec.kind == ConstraintSpec::Kind::json_schema;
@@ -74,8 +72,6 @@ std::string key_of(const ConstraintSpec& spec) {
     }
     return key;
 }
-
-} // namespace
 
 Result<ConstraintState> ConstraintCache::begin(const ConstraintSpec&                   spec,
                                                const std::shared_ptr<const TokenTrie>& tokens,

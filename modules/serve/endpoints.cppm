@@ -66,8 +66,6 @@ void Endpoints::add(HttpServer& server, const char* method, const std::string& p
     });
 }
 
-namespace {
-
 // The pages need no key: they request their contents with the user's key.
 void add_pages(HttpServer& server) {
     for (const Page& page : pages())
@@ -80,8 +78,6 @@ void add_pages(HttpServer& server) {
             e.response.headers.emplace_back("Cache-Control", "no-cache");
         });
 }
-
-} // namespace
 
 void Endpoints::add_to(HttpServer& server) {
     api_.server     = &server;

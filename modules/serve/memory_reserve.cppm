@@ -40,8 +40,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 using Clock = std::chrono::steady_clock;
 
 std::atomic<std::size_t>       reserve_bytes = 0;
@@ -63,8 +61,6 @@ void out_of_memory() {
     if (now - waits_since > std::chrono::minutes(1)) throw std::bad_alloc();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
-
-} // namespace
 
 // Mapped, not allocated: once unmapped it is free for every thread; an allocator could keep it for one.
 void refill_reserve() {

@@ -177,16 +177,12 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 std::int64_t nanoseconds_now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
 
 std::chrono::duration<double> in_seconds(double seconds) { return std::chrono::duration<double>(seconds); }
-
-} // namespace
 
 // -- request handles
 

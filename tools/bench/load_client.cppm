@@ -59,8 +59,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 using Clock = std::chrono::steady_clock;
 
 std::string head_of(const LoadTarget& target, const char* method, const std::string& path, std::size_t body_bytes) {
@@ -72,11 +70,7 @@ std::string head_of(const LoadTarget& target, const char* method, const std::str
     return head + "\r\n";
 }
 
-} // namespace
-
 // -- connections
-
-namespace {
 
 class Addresses {
 public:
@@ -377,8 +371,6 @@ private:
     Clock::time_point                       start_;
     std::string*                            keep_body_ = nullptr;
 };
-
-} // namespace
 
 // -- the interface
 

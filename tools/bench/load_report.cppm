@@ -79,8 +79,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int width = 50;
 
 // A distribution of the standard library may differ from machine to machine, but one machine repeats itself.
@@ -161,8 +159,6 @@ std::array<Quantity, 4> quantities(const LoadReport& r) {
 }
 
 double per_second(double n, const LoadReport& r) { return r.duration > 0 ? n / r.duration : 0; }
-
-} // namespace
 
 std::vector<double> arrival_times(int n, double rate, double burstiness, std::uint64_t seed) {
     std::vector<double> times(std::size_t(n), 0.0);

@@ -35,8 +35,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"tiny-opt", 2, 64, 2, 2, 128, 512, 2048, "opt"},
                                  {"opt-13b", 40, 5120, 40, 40, 20480, 50272, 2048, "opt"},
@@ -135,8 +133,6 @@ Result<int> copy_vocabulary(GgufWriter& w, const std::string& path) {
             w.set_bytes(std::string(pair.key), pair.type, {pair.value.begin(), pair.value.end()});
     return int(list->strings.size());
 }
-
-} // namespace
 
 std::span<const ModelShape> model_shapes() { return shapes; }
 

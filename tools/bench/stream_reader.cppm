@@ -49,8 +49,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 bool same_name(std::string_view a, std::string_view b) {
     return a.size() == b.size() && std::ranges::equal(a, b, [](char x, char y) { return (x | 32) == (y | 32); });
 }
@@ -65,8 +63,6 @@ std::string reason_of(const std::string& body) {
     }
     return body.empty() ? "an empty answer" : body.substr(0, 200);
 }
-
-} // namespace
 
 bool StreamReader::feed(std::string_view bytes, double now, LoadResult& result) {
     in_ += bytes;

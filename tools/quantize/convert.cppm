@@ -49,8 +49,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // The first of the values of a key that may have one for each layer.
 Result<std::int64_t> first_integer(const Gguf& file, const std::string& key, std::int64_t fallback) {
     if (const GgufValue* value = file.find(key))
@@ -121,8 +119,6 @@ Result<void> Work::rows(std::int64_t first, std::int64_t n, float* row, std::byt
     }
     return {};
 }
-
-} // namespace
 
 Result<Converted> convert(const ConvertOptions& o, const std::function<void(const ConvertProgress&)>& progress) {
     Result<Gguf> in = Gguf::open(o.in);

@@ -23,8 +23,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 using Out = std::uint8_t*;
 
 void put_half(Out out, float v) {
@@ -142,8 +140,6 @@ void block_tq2_0(const float* x, Out out) {
     }
     put_half(out + 64, d);
 }
-
-} // namespace
 
 bool has_defined_quantisation(DType type) {
     switch (type) {

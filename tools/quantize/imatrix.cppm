@@ -26,8 +26,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Scales each `cols` values to the mean 1; zeros mean that nothing is known.
 Result<void> normalise(const std::string& path, std::string_view name, std::span<float> values, std::size_t cols) {
     for (float v : values)
@@ -107,8 +105,6 @@ Result<Imatrix> from_dat(const std::string& path, std::span<const char> bytes) {
     if (length > 0 && std::size_t(length) <= left()) out.dataset.assign(bytes.data() + at, std::size_t(length));
     return out;
 }
-
-} // namespace
 
 Result<Imatrix> read_imatrix(const std::string& path) {
     std::error_code error;

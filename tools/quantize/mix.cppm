@@ -45,8 +45,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 using enum DType;
 
 constexpr std::array<Mix, 24> all_mixes{{
@@ -250,8 +248,6 @@ struct Rules {
         }
     }
 };
-
-} // namespace
 
 std::span<const Mix> mixes() { return all_mixes; }
 

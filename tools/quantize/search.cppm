@@ -24,8 +24,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 #define INLINE [[gnu::always_inline]] inline
 using F8  = float __attribute__((vector_size(32)));
 using I8  = std::int32_t __attribute__((vector_size(32)));
@@ -41,8 +39,6 @@ namespace avx2 {
 #include "search_rows.h"
 } // namespace avx2
 #pragma clang attribute pop
-
-} // namespace
 
 bool has_search(DType type) {
     switch (type) {

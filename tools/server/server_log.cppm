@@ -42,8 +42,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::size_t longest_value = 200; // bytes
 
 std::string clock_text() {
@@ -73,8 +71,6 @@ std::string dropped_line(std::uint64_t n, bool json) {
     if (json) return json_dump(Json{{"time", clock_text()}, {"dropped_lines", n}});
     return cat(clock_text(), " - dropped_lines=", n);
 }
-
-} // namespace
 
 std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, bool json) {
     const HttpRequest& r = e.request;

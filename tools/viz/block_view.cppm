@@ -37,8 +37,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Reads fields of one object; the first fault is kept.
 class Fields {
 public:
@@ -115,8 +113,6 @@ private:
 
 constexpr std::int64_t most_blocks = 1 << 20, most_sequences = 1 << 16, most_events = 1 << 20, most_tokens = 1 << 30;
 constexpr std::size_t  most_steps = 100'000;
-
-} // namespace
 
 Result<Snapshot> snapshot_from_json(const Json& json) {
     Snapshot s;
@@ -228,8 +224,6 @@ Result<Trace> parse_trace(std::string_view text) {
 
 // -- text
 
-namespace {
-
 class Painter {
 public:
     explicit Painter(bool color) : color_(color) {}
@@ -302,8 +296,6 @@ std::string on_one_line(std::string text) {
         if (static_cast<unsigned char>(c) < 32 || c == 127) c = ' ';
     return text;
 }
-
-} // namespace
 
 std::string to_text(const Snapshot& s, bool color) {
     const Painter      paint(color);

@@ -48,8 +48,6 @@ Trace record(Engine& engine, const std::function<std::string(int, const Snapshot
     return trace;
 }
 
-namespace {
-
 constexpr std::string_view address =
     "Four score and seven years ago our fathers brought forth on this continent, a new "
     "nation, conceived in Liberty, and dedicated to the proposition that all men are "
@@ -253,8 +251,6 @@ Trace swap(Engine& engine) {
         return "";
     });
 }
-
-} // namespace
 
 std::span<const Walkthrough> walkthroughs() { return all; }
 

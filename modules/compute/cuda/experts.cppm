@@ -118,13 +118,9 @@ std::string ExpertDispatch::explain(const LoweredOperation& op, int least, int m
     return first > least ? cat("expert GEMV to ", first - 1, ", grouped GEMM") : std::string("grouped GEMM");
 }
 
-namespace {
-
 cuda::Projection lower(const Projection& p, const DeviceWeights& weights, const std::function<void*(ValueId)>& at) {
     return {weights.of(p.weight), weights.vector(p.bias), at(p.out)};
 }
-
-} // namespace
 
 cuda::Route lower_route(const Route& op, const DeviceWeights& weights, const std::function<void*(ValueId)>& at) {
     check(weights.of(op.weight).form == cuda::WeightForm::f32, "route: weights that are not float32");

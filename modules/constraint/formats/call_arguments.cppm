@@ -35,8 +35,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 class ArgumentBuilder : AnswerTexts {
 public:
     explicit ArgumentBuilder(const AnswerTexts& texts) : AnswerTexts(texts) {}
@@ -253,8 +251,6 @@ private:
         return first;
     }
 };
-
-} // namespace
 
 Result<GrammarSymbol> json_arguments(const AnswerTexts& texts, const CallableTool& tool) {
     return ArgumentBuilder(texts).json_arguments(tool);

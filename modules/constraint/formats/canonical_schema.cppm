@@ -17,8 +17,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 using Role = SchemaReferences::Role;
 
 constexpr std::array<std::string_view, 8> annotations{"$comment", "default",  "deprecated", "description",
@@ -93,8 +91,6 @@ public:
 private:
     bool ordered_, strip_;
 };
-
-} // namespace
 
 std::string canonical_schema(const Json& schema, bool ordered) {
     Writer writer(ordered, !refers_to_annotations(schema));

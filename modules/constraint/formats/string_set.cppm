@@ -20,8 +20,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 class StringSet {
 public:
     StringSet(RegexPool& pool, const Json& root) : pool_(pool), root_(root) {}
@@ -140,8 +138,6 @@ private:
     const Json&                       root_;
     std::vector<std::vector<RegexId>> sets_; // that are intersected, of each schema at hand
 };
-
-} // namespace
 
 Result<RegexId> strings_of(RegexPool& pool, const Json& root, const Json& schema) {
     return StringSet(pool, root).of(schema, 0);

@@ -23,8 +23,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 unsigned      two_bytes(Bits b) { return unsigned(b[0]) | unsigned(b[1]) << 8; }
 std::uint32_t four_bytes(Bits b) { return two_bytes(b) | std::uint32_t(two_bytes(b + 2)) << 16; }
 
@@ -131,8 +129,6 @@ void block_iq1_m(Bits b, float* y) {
 void each_block(Bits b, float* dst, std::int64_t n, std::int64_t bytes, void (*block)(Bits, float*)) {
     for (; n > 0; n -= 256, b += bytes, dst += 256) block(b, dst);
 }
-
-} // namespace
 
 void dequantize_lattice(DType type, Bits b, float* dst, std::int64_t n) {
     const std::int64_t bytes = dtype_info(type).bytes;

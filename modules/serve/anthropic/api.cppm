@@ -28,8 +28,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Anthropic does not count tokens from the cache among the input tokens.
 Json usage_json(const Usage& u) {
     return {{"input_tokens", u.prompt_tokens - u.cached_tokens},
@@ -162,8 +160,6 @@ private:
     int          index_ = -1, n_calls_ = 0;
     Choice       last_; // the piece that ended the answer
 };
-
-} // namespace
 
 std::unique_ptr<AnswerRenderer> messages_renderer(ResponseHead head) {
     return std::make_unique<MessagesRenderer>(std::move(head));

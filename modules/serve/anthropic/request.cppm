@@ -23,8 +23,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int most_tools = 1024, most_blocks = 4096;
 
 class MessagesReader {
@@ -305,8 +303,6 @@ private:
     };
     std::vector<Use> open_; // without a result so far
 };
-
-} // namespace
 
 Parsed<GenerationRequest> parse_messages_request(std::string_view text, const ApiLimits& limits, bool count) {
     Parsed<JsonDocument> body = parse_object(text, limits);

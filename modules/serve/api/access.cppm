@@ -39,8 +39,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // In time that depends on nothing but the key's length.
 bool same_key(std::string_view key, std::string_view given) {
     volatile unsigned difference = unsigned(key.size() != given.size());
@@ -49,8 +47,6 @@ bool same_key(std::string_view key, std::string_view given) {
                                            static_cast<unsigned char>(i < given.size() ? given[i] : '\0'));
     return difference == 0;
 }
-
-} // namespace
 
 bool Access::is_listed(std::string_view origin) const {
     return std::ranges::any_of(cors_origins_, [&](const std::string& o) { return o == "*" || o == origin; });
@@ -92,8 +88,6 @@ std::optional<ApiError> Access::preflight(HttpExchange& e) const {
     return std::nullopt;
 }
 
-namespace {
-
 // A Host header, port and all, that names the machine itself; none, as HTTP/1.0 may have it.
 bool is_local_name(std::string_view host) {
     if (host.starts_with('[')) host = host.substr(0, host.find(']') + 1);
@@ -112,8 +106,6 @@ bool is_origin_of(const std::string& origin, std::string host) {
             text->resize(text->size() - std::strlen(usual));
     return name == host;
 }
-
-} // namespace
 
 // Why a request may come from a web page of another site, by the user's browser; none: it does not. Without keys nothing else
 // separates it from the user's own. Pages can send a POST without a preflight when its body is text/plain, a form, or has no

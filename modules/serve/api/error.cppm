@@ -25,6 +25,8 @@ enum class ErrorForm : std::uint8_t {
 ErrorForm error_form(std::string_view path);
 
 std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai);
+// A text as JSON; null for "".
+Json or_null(const std::string& text);
 
 // The error of a prompt that does not fit, in OpenAI's words, which clients recognise. `param`: the field of the prompt. `at_least`: the
 // prompt's tokens were not counted.
@@ -41,8 +43,6 @@ ApiError model_failed(std::string message);
 module :private;
 
 namespace quire {
-
-namespace {
 
 std::string_view error_type(int status) {
     switch (status) {
@@ -69,8 +69,6 @@ std::string_view anthropic_type(int status) {
 }
 
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
-
-} // namespace
 
 ApiError engine_failed(std::string message) { return {503, std::move(message), "", "engine_failed"}; }
 ApiError model_failed(std::string message) { return {500, std::move(message), "", "model_failed"}; }

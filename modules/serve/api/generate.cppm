@@ -106,8 +106,6 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
     return out;
 }
 
-namespace {
-
 // Whether reasoning is split from answers.
 bool reasons(const ApiContext& api) { return api.options.reasons && api.options.reasoning; }
 
@@ -132,8 +130,6 @@ void constrain_answer(const ApiContext& api, GenerationRequest& r, PromptReasoni
     rules.in_reasoning = reasons(api) && reasoning == PromptReasoning::open;
     rules.may_reason   = reasons(api) && reasoning == PromptReasoning::unsaid && r.reasoning_budget != 0;
 }
-
-} // namespace
 
 void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed, const std::string& param,
               const MakeRenderer& make_renderer) {

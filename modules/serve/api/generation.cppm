@@ -91,11 +91,7 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<double>(b - a).count(); }
-
-} // namespace
 
 Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
                        const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer)

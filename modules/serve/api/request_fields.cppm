@@ -45,8 +45,6 @@ void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked) {
                     "model", "model_not_found"});
 }
 
-namespace {
-
 // Text and ids in one list, as in llama.cpp.
 bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
     for (const Json& item : list) {
@@ -66,8 +64,6 @@ bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, cons
     }
     return true;
 }
-
-} // namespace
 
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
     std::vector<Prompt> prompts;

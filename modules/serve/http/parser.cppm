@@ -60,8 +60,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 bool is_token_char(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
@@ -137,8 +135,6 @@ std::expected<void, HttpError> interpret(HttpHead& head, const HttpLimits& limit
                                                    : connection.find("keep-alive") != std::string::npos;
     return {};
 }
-
-} // namespace
 
 std::expected<HttpHead, HttpError> parse_http_head(std::string_view text, const HttpLimits& limits) {
     if (text.size() > limits.head_bytes)

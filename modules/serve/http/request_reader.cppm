@@ -27,8 +27,6 @@ void append_received(Connection& c, const char* bytes, std::size_t n) {
     c.in.append(bytes, n);
 }
 
-namespace {
-
 void say_continue(Connection& c) {
     constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
     (void)c.transmit(text.data(), text.size());
@@ -75,8 +73,6 @@ std::expected<void, HttpError> look_for_head(Connection& c, const HttpLimits& li
     }
     return {};
 }
-
-} // namespace
 
 std::expected<bool, HttpError> read_request(Connection& c, const HttpLimits& limits) {
     if (c.phase == Phase::head)

@@ -57,8 +57,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // The stream that cpp-httplib reads and writes: it reads a minimal head that is made here, and writes to the connection.
 class Pipe : public httplib::Stream {
 public:
@@ -146,8 +144,6 @@ std::string regex_of(const std::string& path) {
     }
     return out;
 }
-
-} // namespace
 
 struct HttpRouter::Impl {
     HttpLimits                                      limits;

@@ -90,8 +90,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 std::string_view reason_of(int status) {
     switch (status) {
         case 400: return "Bad Request";
@@ -119,8 +117,6 @@ std::string random_id() {
     }
     return text;
 }
-
-} // namespace
 
 // -- the server
 

@@ -62,8 +62,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 Json cleared() { return {{"type", "AllBlocksCleared"}}; }
 
 // Blocks that follow one another, the tokens of all of them.
@@ -79,8 +77,6 @@ Json removed(std::span<const BlockHash> hashes) {
 }
 
 std::string batch(double now, Json events) { return json_msgpack(Json::array({now, std::move(events), 0})); }
-
-} // namespace
 
 KvEventLog::KvEventLog(int block_size, double now, std::size_t keep_last, std::size_t keep_bytes)
     : block_size_(block_size), keep_(keep_last), keep_bytes_(keep_bytes) {

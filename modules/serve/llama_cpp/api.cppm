@@ -39,8 +39,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 class NativeRenderer : public AnswerRenderer {
 public:
     NativeRenderer(ResponseHead head, std::vector<std::string> prompts, int n, Json settings, int context)
@@ -133,8 +131,6 @@ private:
     int                      context_;
     std::vector<bool>        new_line_; // of each answer: whether its text has one so far
 };
-
-} // namespace
 
 std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
                                                 Json settings, int context) {

@@ -21,14 +21,10 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 std::unique_ptr<AnswerRenderer> render(const ResponseHead& head, const GenerationRequest&,
                                        const std::vector<std::string>&) {
     return openai_renderer(head);
 }
-
-} // namespace
 
 void answer_completion(ApiContext& api, HttpExchange& e) {
     generate(api, e, parse_completion_request(e.request.body, api.options.limits), "prompt", render);

@@ -20,8 +20,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Checks the content of a message: a string, or parts of type text; an answer that only calls tools has none.
 bool check_content(JsonFields& f, const Json& message, const std::string& where) {
     const auto at = message.find("content");
@@ -47,8 +45,6 @@ bool check_content(JsonFields& f, const Json& message, const std::string& where)
     }
     return true;
 }
-
-} // namespace
 
 Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     Conversation out;

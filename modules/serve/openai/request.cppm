@@ -30,8 +30,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 void parse_stream(JsonFields& f, GenerationRequest& out) {
     out.stream          = f.boolean("stream", false);
     const Json* options = f.find("stream_options");
@@ -141,8 +139,6 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
 
 // llama.cpp's name for log-probabilities; 0 is none.
 int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
-
-} // namespace
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);

@@ -34,11 +34,7 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::string_view fingerprint = "quire-0.1";
-
-Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 // A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
 std::string spell(const SpelledLogprob& t, bool as_ids) {
@@ -172,8 +168,6 @@ Json message_json(const ResponseHead& head, const Choice& c) {
     return message;
 }
 
-} // namespace
-
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage) {
     Json body = frame(head, head.chat ? "chat.completion" : "text_completion");
     Json list = Json::array();
@@ -261,8 +255,6 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, con
     if (timings) chunk["timings"] = timings_json(*timings);
     return json_dump(std::move(chunk));
 }
-
-namespace {
 
 // A chunk with nothing but text, around its index and its text.
 class TextChunk {
@@ -360,8 +352,6 @@ private:
     std::optional<TextChunk> content_, reasoning_;
     std::optional<Timings>   timings_; // the last ones
 };
-
-} // namespace
 
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head) {
     return std::make_unique<OpenAiRenderer>(std::move(head));

@@ -28,8 +28,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Makes the items of the output one after the other, and an event of every change; whole responses do without the events.
 class ResponsesRenderer : public AnswerRenderer {
 public:
@@ -211,8 +209,6 @@ private:
     int          sequence_ = 0, n_calls_ = 0;
     bool         cut_ = false;
 };
-
-} // namespace
 
 std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo) {
     return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo));

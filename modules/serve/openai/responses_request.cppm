@@ -28,8 +28,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int most_tools = 1024, most_parts = 4096;
 
 class ResponsesReader {
@@ -348,8 +346,6 @@ private:
     };
     std::vector<Call> called_, open_; // of that message; without an output so far
 };
-
-} // namespace
 
 Parsed<ResponsesRequest> parse_responses_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> body = parse_object(text, limits);

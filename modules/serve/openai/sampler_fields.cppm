@@ -22,8 +22,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int longest_breaker = 40; // bytes
 
 // Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
@@ -134,8 +132,6 @@ void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) 
         if (pair.is_array() && pair.size() == 2) add(pair[0], pair[1]);
         else return f.fail("logit_bias", "a list of logit_bias has pairs of a token and a bias");
 }
-
-} // namespace
 
 void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     SamplingParams& s    = out.request.sampling;

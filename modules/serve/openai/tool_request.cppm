@@ -22,8 +22,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::size_t most_tools = 1024, most_calls = 1024, longest_name = 256;
 
 bool is_name(std::string_view name) {
@@ -143,8 +141,6 @@ std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Js
     if (allowed.empty()) f.fail("tool_choice", "tool_choice allows none of the tools");
     return mode;
 }
-
-} // namespace
 
 ToolUse parse_tool_use(JsonFields& f) {
     ToolUse     out;

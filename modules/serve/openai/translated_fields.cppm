@@ -20,8 +20,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::string_view only_chats[] = {"n",
                                            "best_of",
                                            "use_beam_search",
@@ -46,8 +44,6 @@ constexpr std::string_view only_chats[] = {"n",
                                            "timings_per_token"};
 
 const Json no_objects = Json::array();
-
-} // namespace
 
 void pass_on(JsonFields& f, const Json& body, Json& chat) {
     const std::set<std::string> read = f.seen();

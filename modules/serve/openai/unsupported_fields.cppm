@@ -17,8 +17,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Fields that quire does not implement, and the values that are accepted because they ask for nothing.
 struct Unsupported {
     const char* name;
@@ -92,8 +90,6 @@ std::string accepted(const Json& harmless) {
     for (const Json& value : harmless) list += cat(list.empty() ? "" : " or ", json_dump(value));
     return list.empty() ? list : cat(" here; only ", list, " is accepted");
 }
-
-} // namespace
 
 void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
     for (const Unsupported& u : unsupported) {

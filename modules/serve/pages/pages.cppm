@@ -28,8 +28,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // The hash of the text in the first <tag>, as a source of a policy: 'sha256-…'.
 std::string hash_of(std::string_view html, std::string_view tag) {
     const std::string                               open = cat("<", tag, ">"), close = cat("</", tag, ">");
@@ -48,8 +46,6 @@ Page page(std::string_view path, std::string_view html) {
                 "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
                 "require-trusted-types-for 'script'; trusted-types 'none'")};
 }
-
-} // namespace
 
 std::vector<Page> pages() { return {page("/", chat_page_html), page("/blocks.html", blocks_page_html)}; }
 

@@ -25,8 +25,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Runs the requests, whose prompts come from the field `param`, and gives their vectors in order. False: it was refused.
 bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, const std::string& param, int n_tokens,
            std::vector<std::vector<float>>& vectors) {
@@ -56,8 +54,6 @@ bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, cons
     e.notes.emplace_back("prompt_tokens", cat(n_tokens));
     return true;
 }
-
-} // namespace
 
 void answer_embeddings(ApiContext& api, HttpExchange& e) {
     Parsed<EmbeddingRequest> parsed = parse_embedding_request(e.request.body, api.options.limits);

@@ -29,8 +29,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Writes the text format (version 0.0.4), one family after another.
 class MetricsText {
 public:
@@ -141,8 +139,6 @@ std::string process_metrics() {
             booted + number(22) / ticks);
     return t.take();
 }
-
-} // namespace
 
 std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
                          const std::string& model) {

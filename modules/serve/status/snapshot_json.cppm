@@ -32,8 +32,6 @@ std::string hex(std::uint64_t value) {
     return text;
 }
 
-namespace {
-
 Json to_json(const BlockView& b) {
     Json block{{"refs", b.ref_count}, {"filled", b.filled}};
     if (b.pinned) block["pinned"] = true;
@@ -81,8 +79,6 @@ Json without_blocks(const Snapshot& s) {
                 {"sequences", std::move(sequences)},
                 {"events", std::move(events)}};
 }
-
-} // namespace
 
 Json to_json(const Snapshot& s) {
     Json blocks = Json::array();

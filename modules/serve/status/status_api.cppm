@@ -32,8 +32,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 Json model_json(const ApiContext& api, const std::string& id) {
     return {{"id", id},
             {"object", "model"},
@@ -43,8 +41,6 @@ Json model_json(const ApiContext& api, const std::string& id) {
             {"parent", nullptr},
             {"max_model_len", api.options.limits.context}};
 }
-
-} // namespace
 
 void answer_models(ApiContext& api, HttpExchange& e) {
     const ModelConfig& c    = api.service.config();

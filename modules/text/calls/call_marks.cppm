@@ -75,8 +75,6 @@ std::string for_key(std::string_view mark, std::string_view key) {
     return out;
 }
 
-namespace {
-
 std::string_view trimmed(std::string_view text) {
     text.remove_prefix(std::min(text.find_first_not_of(white_space), text.size()));
     return text.substr(0, text.find_last_not_of(white_space) + 1);
@@ -236,8 +234,6 @@ void split_section(CallMarks& m, const Parts& one, std::string_view block, std::
     m.separator     = rest.substr(0, rest.size() - open.size);
     if (named.size == m.name_close.size()) m.name_close = named.text;
 }
-
-} // namespace
 
 std::string trigger_of(const CallMarks& marks, std::string_view other) {
     const std::string whole = cat(marks.section_open, marks.call_open);

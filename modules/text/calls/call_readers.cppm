@@ -36,8 +36,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // A mark that ends a call; at the end of the text it may be missing.
 bool close(CallReader& r, std::string_view mark) {
     r.skip_white();
@@ -213,8 +211,6 @@ bool read_harmony(CallReader& r) {
     r.read.channel = head->contains("analysis") ? Channel::reasoning : Channel::content;
     return r.whole();
 }
-
-} // namespace
 
 Marks marks_of(const CallForm& form, const Json& tools) {
     switch (form.kind) {

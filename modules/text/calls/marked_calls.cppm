@@ -18,8 +18,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 // Where a JSON string ends that the text begins with.
 std::size_t end_of_string(std::string_view text) {
     for (std::size_t i = 1; i < text.size(); i++)
@@ -122,8 +120,6 @@ bool read_marked_python(CallReader& r, const CallMarks& m) {
     if (!closed && r.end()) r.advance(r.rest().size());
     return closed == true || (!closed && r.end()) ? r.whole() : closed ? r.wrong() : r.more();
 }
-
-} // namespace
 
 bool read_marked(CallReader& r, const CallMarks& m) {
     if (!r.match(cat(m.section_open, m.call_open))) return false;

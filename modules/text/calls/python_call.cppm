@@ -22,8 +22,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int deepest = 64;
 
 class PythonReader {
@@ -173,8 +171,6 @@ private:
     std::size_t      at_         = 0;
     bool             unfinished_ = false;
 };
-
-} // namespace
 
 PythonCalls read_python_calls(std::string_view text) { return PythonReader(text).calls(); }
 

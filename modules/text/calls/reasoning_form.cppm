@@ -37,8 +37,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 std::optional<std::string> rendered(const ChatTemplate& t, bool with_call) {
     ChatInput input;
     input.add_generation_prompt = false;
@@ -78,8 +76,6 @@ std::string_view first_mark(std::string_view text) {
     const std::size_t end = text.find(text[0] == '<' ? '>' : ']');
     return end == std::string_view::npos || end > 64 ? std::string_view() : text.substr(0, end + 1);
 }
-
-} // namespace
 
 ReasoningForm reasoning_form(const ChatTemplate& chat_template) {
     const std::string_view source = chat_template.source();

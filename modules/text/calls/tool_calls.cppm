@@ -87,8 +87,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::size_t longest_call = std::size_t(1) << 20; // bytes; a longer one is content
 
 // Bytes at the end of `text` with which `mark` begins.
@@ -97,8 +95,6 @@ std::size_t overlap(std::string_view text, std::string_view mark) {
         if (text.ends_with(mark.substr(0, n))) return n;
     return 0;
 }
-
-} // namespace
 
 void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text) {
     if (text.empty()) return;

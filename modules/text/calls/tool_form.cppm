@@ -54,8 +54,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr std::array<std::pair<ToolForm, std::string_view>, 13> names{{{ToolForm::none, "none"},
                                                                        {ToolForm::hermes, "hermes"},
                                                                        {ToolForm::llama3, "llama3"},
@@ -205,8 +203,6 @@ CallForm described(const ChatTemplate& t) {
                                   .trigger       = "<|tool_call_start|>"});
     return {};
 }
-
-} // namespace
 
 std::string_view name_of(ToolForm form) {
     const auto at = std::ranges::find(names, form, &std::pair<ToolForm, std::string_view>::first);

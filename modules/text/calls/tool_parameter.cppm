@@ -41,8 +41,6 @@ module :private;
 
 namespace quire {
 
-namespace {
-
 constexpr int deepest    = 16;     // references and alternatives in one another
 constexpr int most_looks = 10'000; // at schemas, for one: alternatives of references of alternatives are many
 
@@ -107,8 +105,6 @@ JsonKinds kinds_of(const Json& root, const Json& schema, int depth, int& looks) 
         for (const Json& one : *list) out.keep(kinds_of(root, one, depth + 1, looks));
     return out;
 }
-
-} // namespace
 
 bool JsonKinds::has(const Json& value) const {
     const JsonKind kind = kind_of(value);

@@ -38,8 +38,6 @@ module :private;
 
 namespace quire::paper {
 
-namespace {
-
 // Seconds of a trace at scale 1, by what it is for. A run goes on for about 10 s after its trace with ShareGPT's requests, for 3 s
 // with Alpaca's: the longest answers. All sets together take less than 25 minutes on an H200.
 double seconds_of(std::string_view set, Workload workload) {
@@ -446,8 +444,6 @@ Result<Points> Session::make(std::string_view set) {
     points_.seconds = watch.seconds();
     return points_;
 }
-
-} // namespace
 
 double planned_seconds(const RealSettings& settings, const MeasuredCosts& costs,
                        std::span<const std::string_view> sets) {

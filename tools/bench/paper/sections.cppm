@@ -18,8 +18,6 @@ module :private;
 
 namespace quire::paper {
 
-namespace {
-
 Section figure_2(const Pair& sets) {
     struct Shares {
         std::string_view system;
@@ -562,8 +560,6 @@ Section beyond(const Pair& sets) {
         "others pay for it when the pool is full.");
     return s;
 }
-
-} // namespace
 
 std::vector<Section> sections_of(const Sets& simulated, const Sets& measured) {
     std::vector<Section> sections;

@@ -107,8 +107,6 @@ Result<double> sustained_rate(Workload workload, double seconds, RunOptions opti
     return low;
 }
 
-namespace {
-
 // The runs of one set of figures.
 class Plan {
 public:
@@ -373,8 +371,6 @@ void Plan::beyond() {
                 return points;
             });
 }
-
-} // namespace
 
 std::vector<Task> simulated_tasks(std::string_view set, const SimulationSettings& settings) {
     std::vector<Task> tasks;

@@ -86,8 +86,6 @@ FleetResult FleetMeter::result() const {
             p99(latency_)};
 }
 
-namespace {
-
 class Fleet {
 public:
     Fleet(const FleetOptions& options, const paper::CostModel& cost)
@@ -221,8 +219,6 @@ FleetResult Fleet::run() {
     }
     return meter_.result();
 }
-
-} // namespace
 
 FleetResult simulate_fleet(const FleetOptions& options, const paper::CostModel& cost) {
     return std::make_unique<Fleet>(options, cost)->run();

@@ -34,8 +34,6 @@ module :private;
 
 namespace quire::replicas {
 
-namespace {
-
 using Seconds = std::chrono::duration<double>;
 
 // The messages between the engines' threads and the router's thread.
@@ -74,8 +72,6 @@ struct Running {
     std::vector<Token> text; // the prompt, and the answer as it comes
     bool               begun = false;
 };
-
-} // namespace
 
 Result<MeasuredFleet> MeasuredFleet::load(const std::string& model, const std::string& device, FleetOptions& options) {
     MeasuredFleet fleet;
