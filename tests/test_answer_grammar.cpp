@@ -86,8 +86,8 @@ Json tools() {
 }
 
 // Bytes of plain text, and the marks, some of them as control tokens.
-struct Vocabulary {
-    explicit Vocabulary(bool with_controls) {
+struct TokenTexts {
+    explicit TokenTexts(bool with_controls) {
         std::vector<std::string> all;
         for (int b = 0x20; b < 0x7f; b++) all.emplace_back(1, char(b));
         for (const char* more : {"\n", "é", "\xef\xbd\x9c", "\xe2\x96\x81"}) all.emplace_back(more);
@@ -105,8 +105,8 @@ struct Vocabulary {
     Token                            end = 0;
 };
 
-const Vocabulary& vocabulary(bool with_controls) {
-    static const Vocabulary plain(false), controls(true);
+const TokenTexts& vocabulary(bool with_controls) {
+    static const TokenTexts plain(false), controls(true);
     return with_controls ? controls : plain;
 }
 
@@ -136,7 +136,7 @@ std::string shown(std::string_view bytes) {
 }
 
 // A text that ends; none: it did not within so many tokens.
-std::optional<std::string> walk(const std::shared_ptr<Constraint>& c, const Vocabulary& v, std::mt19937& random) {
+std::optional<std::string> walk(const std::shared_ptr<Constraint>& c, const TokenTexts& v, std::mt19937& random) {
     ConstraintState            state(c, v.trie);
     std::vector<std::uint64_t> bits(state.words());
     std::string                text;
@@ -196,7 +196,7 @@ bool accepts(const ConstraintSpec& spec, std::string_view text, bool controls = 
 TEST_CASE("a required call is one that the reader finds and the schema accepts", "[tools]") {
     const CallForm   form     = GENERATE(from_range(forms));
     const bool       controls = GENERATE(false, true);
-    const Vocabulary v        = vocabulary(controls);
+    const TokenTexts v        = vocabulary(controls);
     const auto       c        = compiled(spec_of(form, true, controls));
     std::mt19937     random(7);
     int              ended = 0;

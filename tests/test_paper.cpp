@@ -33,8 +33,8 @@ using Catch::Approx;
 namespace {
 
 // Requests of (seconds, prompt, output).
-Trace trace_of(std::initializer_list<std::tuple<double, int, int>> requests) {
-    Trace trace;
+paper::Trace trace_of(std::initializer_list<std::tuple<double, int, int>> requests) {
+    paper::Trace trace;
     for (auto [at, prompt, output] : requests) trace.requests.push_back({at, {prompt, output}});
     trace.seconds = 1000;
     return trace;
@@ -51,7 +51,7 @@ RunOptions small(System system) {
     return o;
 }
 
-TraceResult run(const Trace& trace, const RunOptions& options, const CostModel& cost) {
+TraceResult run(const paper::Trace& trace, const RunOptions& options, const CostModel& cost) {
     const Result<TraceResult> result = simulate(trace, options, cost);
     REQUIRE(result);
     return *result;
@@ -104,7 +104,7 @@ TEST_CASE("traces: the paper's mean lengths, and chats in the order of their rou
     CHECK(mean(Workload::alpaca, &Lengths::prompt) == Approx(19.31).epsilon(1e-4));
     CHECK(mean(Workload::alpaca, &Lengths::output) == Approx(58.45).epsilon(1e-4));
     CHECK(prefix_of(Workload::five_shot) == 341);
-    const Trace        chats = make_chat_trace(5, 400, 1, 10);
+    const paper::Trace chats = make_chat_trace(5, 400, 1, 10);
     std::map<int, int> said;
     REQUIRE(chats.requests.size() > 1500);
     for (const Arrival& a : chats.requests) {
@@ -157,8 +157,8 @@ TEST_CASE("cost model: a fit finds the parameters that made the measurements") {
 
 TEST_CASE("simulation: latencies of a few requests, by hand") {
     // Each step takes a second. Iteration-level: the second request joins at the step that begins at 1.
-    const Trace       two   = trace_of({{0.5, 4, 3}, {0.75, 4, 1}});
-    const TraceResult quire = run(two, small(System::quire), one_second);
+    const paper::Trace two   = trace_of({{0.5, 4, 3}, {0.75, 4, 1}});
+    const TraceResult  quire = run(two, small(System::quire), one_second);
     // The first runs from 0.5: its steps end at 1.5, 2.5, 3.5. The second is seen at 1.5 and ends at 2.5.
     CHECK(quire.mean_latency == Approx((3.0 / 3 + 1.75 / 1) / 2));
     CHECK(quire.seconds == Approx(3.5));
@@ -167,7 +167,7 @@ TEST_CASE("simulation: latencies of a few requests, by hand") {
     // Request-level: the second waits until the first is over.
     CHECK(run(two, small(System::faster_transformer), one_second).mean_latency == Approx((3.0 / 3 + 3.75 / 1) / 2));
     // Those of a batch come back together, at 4.
-    const Trace batch = trace_of({{0, 4, 1}, {0, 4, 4}});
+    const paper::Trace batch = trace_of({{0, 4, 1}, {0, 4, 4}});
     CHECK(run(batch, small(System::faster_transformer), one_second).mean_latency == Approx((4.0 / 1 + 4.0 / 4) / 2));
     CHECK(run(batch, small(System::orca_max), one_second).mean_latency == Approx((1.0 / 1 + 4.0 / 4) / 2));
 }
@@ -184,10 +184,10 @@ TEST_CASE("simulation: the blocks that two samples share, by hand") {
 }
 
 TEST_CASE("simulation: a pinned prefix is computed once") {
-    Trace trace    = trace_of({{0, 4, 2}, {0, 4, 2}, {5, 4, 2}});
-    trace.prefix   = 24;
-    RunOptions o   = small(System::quire);
-    o.prefix_cache = true;
+    paper::Trace trace = trace_of({{0, 4, 2}, {0, 4, 2}, {5, 4, 2}});
+    trace.prefix       = 24;
+    RunOptions o       = small(System::quire);
+    o.prefix_cache     = true;
     CHECK(run(trace, o, one_second).cached == Approx(24)); // a full block, and 8 tokens of the second
     o.prefix_cache = false;
     CHECK(run(trace, o, one_second).cached == 0);
@@ -199,7 +199,7 @@ TEST_CASE("simulation: Fig. 2 and 13 as an independent simulator has them") {
         System system;
         double batched, tokens, reservation, internal, other;
     };
-    const Trace trace = make_trace(Workload::sharegpt, 2, 3600, 1);
+    const paper::Trace trace = make_trace(Workload::sharegpt, 2, 3600, 1);
     for (const Expected& e : {Expected{System::orca_max, 7.00, 20.46, 13.57, 57.12, 8.85},
                               Expected{System::orca_pow2, 9.75, 28.11, 18.65, 15.18, 38.06},
                               Expected{System::orca_oracle, 13.37, 38.39, 25.78, 0, 35.83},
@@ -219,7 +219,7 @@ TEST_CASE("simulation: Fig. 2 and 13 as an independent simulator has them") {
 }
 
 TEST_CASE("simulation: batches of Alpaca's requests as an independent simulator has them") {
-    const Trace trace = make_trace(Workload::alpaca, 30, 3600, 1);
+    const paper::Trace trace = make_trace(Workload::alpaca, 30, 3600, 1);
     for (auto [system, batched] : {std::pair(System::orca_max, 7.00), std::pair(System::orca_pow2, 42.75),
                                    std::pair(System::orca_oracle, 74.13), std::pair(System::quire, 138.29)}) {
         RunOptions o = run_options(system);
@@ -271,8 +271,8 @@ TEST_CASE("simulation: the blocks that samples share are those that the lengths 
     // Summed over a request's life, n samples that end together: the full blocks of the prompt are there once.
     for (auto [workload, rate] : {std::pair(Workload::sharegpt, 0.4), std::pair(Workload::alpaca, 5.0)})
         for (int n : {2, 4}) {
-            const Trace trace   = make_trace(workload, rate, 900, 1);
-            double      without = 0, saved = 0;
+            const paper::Trace trace   = make_trace(workload, rate, 900, 1);
+            double             without = 0, saved = 0;
             for (const Arrival& a : trace.requests)
                 for (int g = 1; g <= a.lengths.output; g++) {
                     without += n * ((a.lengths.prompt + g + 15) / 16);
@@ -426,7 +426,7 @@ TEST_CASE("real runs: each system answers every request of a trace on an engine 
     const auto        shape = std::ranges::find(model_shapes(), "tiny-opt", &ModelShape::name);
     REQUIRE(shape != model_shapes().end());
     REQUIRE(write_random_model(path, *shape, DType::F16));
-    const Trace trace = trace_of({{0, 30, 4}, {0, 5, 9}, {0.001, 40, 2}, {0.002, 3, 12}});
+    const paper::Trace trace = trace_of({{0, 30, 4}, {0, 5, 9}, {0.001, 40, 2}, {0.002, 3, 12}});
     for (System system : systems) {
         RunOptions        o      = small(system);
         Result<EngineRun> engine = EngineRun::load(path, "cpu", o);
@@ -449,7 +449,7 @@ TEST_CASE("real runs: each system answers every request of a trace on an engine 
     for (int i = 0; i < 2; i++) CHECK(engine->run(trace_of({{0, 40, 3}, {0.1, 33, 3}}), o)->cached == 0);
     // A chat goes on with what it was answered: of the second prompt, 5 tokens were said and 30 answered before.
     o.keep_rounds                         = true;
-    Trace chat                            = trace_of({{0, 5, 30}, {2, 51, 2}});
+    paper::Trace chat                     = trace_of({{0, 5, 30}, {2, 51, 2}});
     chat.requests[0].lengths.conversation = chat.requests[1].lengths.conversation = 5;
     chat.requests[1].lengths.history                                              = 35;
     const Result<TraceResult> rounds                                              = engine->run(chat, o);

@@ -9,18 +9,11 @@
 #include <cstring>
 
 import quire.core.base;
-import quire.core.json;
 import quire.core.output_file;
 import quire.engine.engine;
-import quire.model_file.gguf;
-import quire.paging.snapshot;
-import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.serve.status.snapshot_json;
-import quire.text.marked_text;
 import quire.text.templates.chat_template;
-import quire.text.templates.jinja.jinja_template;
-import quire.text.tokens.tokenizer;
 import quire.tools.viz.block_view;
 import quire.tools.viz.walkthroughs;
 

@@ -2,14 +2,10 @@
 // Exit codes: 0, 1 (a file or model that cannot be used: one line on stderr), 2 (wrong usage), 130 (a second Ctrl-C).
 #include <CLI/CLI.hpp>
 
-import quire.constraint.compile;
 import quire.core.base;
-import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
-import quire.model_file.gguf;
 import quire.text.templates.chat_template;
-import quire.text.templates.jinja.jinja_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
 import quire.tools.common.constraint_flags;

@@ -3,22 +3,12 @@
 #include <CLI/CLI.hpp>
 
 import quire.compute.kv_cache;
-import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
 import quire.core.output_file;
-import quire.core.tensor;
 import quire.engine.engine;
 import quire.engine.load_estimate;
-import quire.engine.options;
-import quire.model_file.config;
-import quire.model_file.gguf;
 import quire.model_file.weights;
-import quire.schedule.request;
 import quire.text.calls.tool_form;
-import quire.text.marked_text;
-import quire.text.templates.jinja.jinja_template;
-import quire.text.tokens.tokenizer;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.inspect.constrain;

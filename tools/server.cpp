@@ -7,27 +7,16 @@
 #include <csignal>
 
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
-import quire.model_file.config;
-import quire.model_file.gguf;
-import quire.serve.api.error;
-import quire.serve.api.limits;
 import quire.serve.endpoints;
-import quire.serve.http.exchange;
 import quire.serve.http.listener;
 import quire.serve.http.parser;
 import quire.serve.http.server;
 import quire.serve.kv_events.publisher;
 import quire.serve.memory_reserve;
-import quire.serve.service;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
-import quire.text.templates.chat_template;
-import quire.text.templates.jinja.jinja_template;
-import quire.text.tokens.tokenizer;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.processes;

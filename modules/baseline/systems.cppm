@@ -4,9 +4,6 @@ export module quire.baseline.systems;
 
 import quire.baseline.buddy_allocator;
 import quire.core.base;
-import quire.paging.block;
-import quire.paging.block_manager;
-import quire.schedule.request;
 import quire.schedule.reservation;
 import quire.schedule.sequence;
 

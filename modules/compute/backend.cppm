@@ -2,12 +2,12 @@
 // The executor chooses the device behind it once.
 export module quire.compute.backend;
 
-import quire.compute.memory;
-import quire.compute.program;
+export import quire.compute.memory;
+export import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
-import quire.paging.block;
-import quire.step.plan;
+export import quire.core.tensor;
+export import quire.paging.block;
+export import quire.step.plan;
 
 export namespace quire {
 

@@ -2,13 +2,10 @@
 // **Owns** their memory. The block manager knows whose tokens a block holds.
 export module quire.compute.kv_cache;
 
-import quire.compute.backend;
-import quire.compute.memory;
+export import quire.compute.backend;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.config;
-import quire.model_file.family;
-import quire.paging.block;
+export import quire.core.tensor;
+export import quire.model_file.config;
 import quire.paging.cache_layout;
 
 export namespace quire {

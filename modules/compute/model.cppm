@@ -4,12 +4,8 @@
 export module quire.compute.model;
 
 import quire.compute.backend;
-import quire.compute.program;
 import quire.compute.ranks.shards;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.config;
-import quire.model_file.family;
 import quire.model_file.quants;
 import quire.model_file.weights;
 

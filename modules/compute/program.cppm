@@ -3,8 +3,8 @@
 export module quire.compute.program;
 
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
+export import quire.core.tensor;
+export import quire.model_file.family;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@ export module quire.compute.routing;
 
 import quire.compute.program;
 import quire.core.base;
-import quire.model_file.family;
 
 export namespace quire {
 

@@ -6,14 +6,12 @@ export import quire.constraint.formats.answer_grammar;
 import quire.constraint.formats.gbnf;
 export import quire.constraint.formats.json_schema;
 import quire.constraint.formats.structural_tag;
-import quire.constraint.grammar.grammar;
 import quire.constraint.memory;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 import quire.text.calls.call_marks;
-import quire.text.tokens.tokenizer;
+export import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

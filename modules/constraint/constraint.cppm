@@ -9,8 +9,6 @@ import quire.constraint.grammar.mask_walk;
 import quire.constraint.grammar.recogniser;
 export import quire.constraint.grammar.token_trie;
 import quire.constraint.memory;
-import quire.constraint.regex.lexer;
-import quire.constraint.regex.regex;
 export import quire.constraint.work;
 import quire.core.base;
 export import quire.schedule.token_filter;

@@ -5,7 +5,7 @@ export module quire.constraint.reasoning_budget;
 import quire.core.base;
 export import quire.schedule.token_filter;
 import quire.text.tokens.encode_inside;
-import quire.text.tokens.tokenizer;
+export import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -5,9 +5,7 @@ export module quire.decode.beam_search;
 import quire.core.base;
 import quire.decode.sampler;
 import quire.decode.step_rows;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.step.plan;
 
 export namespace quire {
 

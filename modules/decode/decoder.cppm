@@ -4,7 +4,6 @@
 export module quire.decode.decoder;
 
 import quire.core.base;
-import quire.core.polymorphic;
 import quire.decode.beam_search;
 import quire.decode.outputs;
 import quire.decode.pooling;
@@ -12,10 +11,7 @@ import quire.decode.sampler;
 import quire.decode.step_masks;
 import quire.decode.step_rows;
 import quire.decode.step_sampling;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.token_filter;
-import quire.step.plan;
 
 export namespace quire {
 

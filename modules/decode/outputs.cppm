@@ -7,7 +7,6 @@ import quire.decode.beam_search;
 import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.decode.step_rows;
-import quire.schedule.request;
 import quire.schedule.scheduler;
 
 export namespace quire {

@@ -2,8 +2,6 @@
 export module quire.decode.pooling;
 
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.config;
 import quire.model_file.quants;
 import quire.model_file.weights;
 

@@ -7,7 +7,7 @@ import quire.core.base;
 import quire.decode.candidates;
 import quire.decode.repetitions;
 import quire.schedule.request;
-import quire.step.plan;
+export import quire.step.plan;
 
 export namespace quire {
 

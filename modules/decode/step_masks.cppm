@@ -3,13 +3,9 @@
 export module quire.decode.step_masks;
 
 import quire.core.base;
-import quire.core.polymorphic;
 import quire.core.thread_pool;
 import quire.decode.mask_makers;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.token_filter;
-import quire.step.plan;
 
 export namespace quire {
 

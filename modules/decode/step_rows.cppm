@@ -5,7 +5,7 @@ export module quire.decode.step_rows;
 import quire.core.base;
 import quire.schedule.batch;
 import quire.schedule.request;
-import quire.step.plan;
+export import quire.step.plan;
 
 export namespace quire {
 

@@ -7,10 +7,7 @@ import quire.decode.outputs;
 import quire.decode.sampler;
 import quire.decode.step_masks;
 import quire.decode.step_rows;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.schedule.token_filter;
-import quire.step.plan;
 
 export namespace quire {
 

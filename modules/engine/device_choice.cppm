@@ -1,16 +1,13 @@
 // quire.engine.device_choice: the devices of an engine: the GPU or the CPU, for each rank of this process. Owns nothing.
 export module quire.engine.device_choice;
 
-import quire.compute.backend;
 import quire.compute.cpu.backend;
 import quire.compute.cuda.backend;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
 import quire.core.thread_pool;
 import quire.engine.options;
-import quire.engine.ranks.process_group;
 import quire.model_file.config;
-import quire.model_file.family;
 
 export namespace quire {
 

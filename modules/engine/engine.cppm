@@ -11,19 +11,15 @@ import quire.engine.executor;
 import quire.engine.local_executor;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
-import quire.engine.ranks.process_group;
-import quire.model_file.config;
-import quire.model_file.gguf;
+export import quire.model_file.config;
+export import quire.model_file.gguf;
 import quire.model_file.weights;
-import quire.paging.block;
 export import quire.paging.block_hash;
-import quire.paging.block_manager;
-import quire.paging.snapshot;
-import quire.schedule.request;
+export import quire.paging.snapshot;
+export import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.step.message;
-import quire.step.plan;
-import quire.text.tokens.tokenizer;
+export import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

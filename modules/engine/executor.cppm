@@ -5,8 +5,8 @@ export module quire.engine.executor;
 import quire.core.base;
 import quire.engine.options;
 import quire.model_file.config;
-import quire.paging.block;
-import quire.step.plan;
+export import quire.paging.block;
+export import quire.step.plan;
 
 export namespace quire {
 

@@ -2,19 +2,14 @@
 // fits, how fast one sequence can be. Owns nothing.
 export module quire.engine.load_estimate;
 
-import quire.compute.backend;
 import quire.compute.cpu.backend;
 import quire.compute.cuda.backend;
 import quire.compute.kv_cache;
-import quire.compute.memory;
 import quire.core.base;
-import quire.core.tensor;
 import quire.engine.options;
-import quire.model_file.config;
-import quire.model_file.gguf;
+export import quire.model_file.gguf;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
-import quire.text.templates.chat_template;
 
 export namespace quire {
 

@@ -2,27 +2,19 @@
 // ranks of this process: of each the device, its part of the model and of the KV cache.
 export module quire.engine.local_executor;
 
-import quire.compute.backend;
 import quire.compute.cuda.backend;
 import quire.compute.kv_cache;
 import quire.compute.model;
-import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.compute.ranks.shards;
 import quire.core.base;
-import quire.core.tensor;
 import quire.engine.device_choice;
 import quire.engine.executor;
 import quire.engine.memory_plan;
 import quire.engine.options;
-import quire.engine.ranks.process_group;
 import quire.engine.ranks.rank_threads;
-import quire.model_file.config;
-import quire.model_file.family;
 import quire.model_file.weights;
-import quire.paging.block;
 import quire.paging.cache_layout;
-import quire.step.plan;
 
 export namespace quire {
 

@@ -2,14 +2,9 @@
 // blocks the pools have. Owns nothing.
 export module quire.engine.memory_plan;
 
-import quire.compute.backend;
 import quire.compute.kv_cache;
-import quire.compute.memory;
 import quire.core.base;
-import quire.core.tensor;
 import quire.engine.options;
-import quire.engine.ranks.process_group;
-import quire.model_file.config;
 import quire.paging.cache_layout;
 
 export namespace quire {

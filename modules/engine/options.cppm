@@ -3,9 +3,8 @@ export module quire.engine.options;
 
 import quire.core.std;
 export import quire.engine.ranks.process_group; // ProcessSpec
-import quire.paging.block;
+export import quire.paging.block;
 import quire.schedule.scheduler;
-import quire.step.plan;
 
 export namespace quire {
 

@@ -2,8 +2,8 @@
 export module quire.model_file.config;
 
 import quire.core.base;
-import quire.model_file.family;
-import quire.model_file.gguf;
+export import quire.model_file.family;
+export import quire.model_file.gguf;
 
 export namespace quire {
 

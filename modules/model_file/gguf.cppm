@@ -12,7 +12,7 @@ module;
 export module quire.model_file.gguf;
 
 import quire.core.base;
-import quire.core.tensor;
+export import quire.core.tensor;
 import quire.model_file.gguf_types;
 
 export namespace quire {

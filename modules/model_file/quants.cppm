@@ -6,7 +6,7 @@
 export module quire.model_file.quants;
 
 import quire.core.base;
-import quire.core.tensor;
+export import quire.core.tensor;
 export import quire.model_file.quants.blocks;
 import quire.model_file.quants.lattice_blocks;
 

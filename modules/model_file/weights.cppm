@@ -2,10 +2,8 @@
 export module quire.model_file.weights;
 
 import quire.core.base;
-import quire.model_file.config;
-import quire.model_file.family;
-import quire.model_file.gguf;
-import quire.core.tensor;
+export import quire.model_file.config;
+export import quire.core.tensor;
 
 export namespace quire {
 

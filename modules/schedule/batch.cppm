@@ -2,11 +2,10 @@
 export module quire.schedule.batch;
 
 import quire.core.base;
-import quire.paging.block;
-import quire.paging.block_manager;
+export import quire.paging.block_manager;
 import quire.paging.cache_layout;
 import quire.schedule.sequence;
-import quire.step.plan;
+export import quire.step.plan;
 
 export namespace quire {
 

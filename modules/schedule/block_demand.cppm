@@ -5,7 +5,6 @@
 export module quire.schedule.block_demand;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.paging.cache_layout;
 import quire.schedule.sequence;
 

@@ -2,7 +2,6 @@
 export module quire.schedule.block_supply;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.schedule.block_demand;
 import quire.schedule.preemption;
 import quire.schedule.reservation;

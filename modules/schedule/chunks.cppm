@@ -3,9 +3,7 @@
 export module quire.schedule.chunks;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.schedule.batch;
-import quire.schedule.request;
 import quire.schedule.sequence;
 
 export namespace quire {

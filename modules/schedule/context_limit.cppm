@@ -3,7 +3,6 @@
 export module quire.schedule.context_limit;
 
 import quire.core.base;
-import quire.schedule.request;
 import quire.schedule.sequence;
 
 export namespace quire {

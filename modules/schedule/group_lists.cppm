@@ -2,9 +2,7 @@
 export module quire.schedule.group_lists;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.paging.snapshot;
-import quire.schedule.request;
 import quire.schedule.sequence;
 
 export namespace quire {

@@ -3,7 +3,6 @@
 export module quire.schedule.preemption;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.paging.cache_layout;
 import quire.schedule.sequence;
 

@@ -2,7 +2,7 @@
 export module quire.schedule.request;
 
 import quire.core.base;
-import quire.core.polymorphic;
+export import quire.core.polymorphic;
 export import quire.schedule.sampling_params;
 export import quire.schedule.token_filter;
 export import quire.step.logprobs;

@@ -3,10 +3,9 @@
 export module quire.schedule.reservation;
 
 import quire.core.base;
-import quire.paging.block;
-import quire.paging.block_manager;
+export import quire.paging.block_manager;
 import quire.paging.cache_layout;
-import quire.schedule.request;
+export import quire.schedule.request;
 import quire.schedule.sequence;
 
 export namespace quire {

@@ -3,11 +3,10 @@
 export module quire.schedule.scheduler;
 
 import quire.core.base;
-import quire.paging.block;
+export import quire.paging.block;
 import quire.paging.block_hash;
-import quire.paging.block_manager;
 export import quire.paging.cache_layout; // CacheLayout
-import quire.paging.snapshot;
+export import quire.paging.snapshot;
 export import quire.schedule.batch; // Scheduled
 import quire.schedule.block_demand;
 import quire.schedule.block_supply;
@@ -15,12 +14,12 @@ import quire.schedule.chunks;
 import quire.schedule.context_limit;
 import quire.schedule.group_lists;
 export import quire.schedule.preemption; // PreemptionMode
-import quire.schedule.request;
+export import quire.schedule.request;
 export import quire.schedule.request_check; // FieldFault
 export import quire.schedule.reservation;   // MakeReservations, MemoryUse
 export import quire.schedule.sequence;      // Sequence, SequenceGroup
 import quire.schedule.step_ahead;
-import quire.step.plan;
+export import quire.step.plan;
 
 export namespace quire {
 

@@ -3,12 +3,11 @@
 export module quire.schedule.sequence;
 
 import quire.core.base;
-import quire.core.polymorphic;
 import quire.paging.block_hash;
-import quire.paging.block;
-import quire.paging.block_manager;
+export import quire.paging.block;
+export import quire.paging.block_manager;
 import quire.paging.snapshot;
-import quire.schedule.request;
+export import quire.schedule.request;
 
 export namespace quire {
 

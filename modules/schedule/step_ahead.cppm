@@ -2,12 +2,9 @@
 export module quire.schedule.step_ahead;
 
 import quire.core.base;
-import quire.paging.block_manager;
 import quire.schedule.batch;
 import quire.schedule.context_limit;
-import quire.schedule.request;
 import quire.schedule.sequence;
-import quire.step.plan;
 
 export namespace quire {
 

@@ -6,7 +6,6 @@ import quire.constraint.compile;
 import quire.constraint.formats.canonical_schema;
 import quire.constraint.memory;
 import quire.core.base;
-import quire.core.json;
 import quire.serve.memory_semaphore;
 import quire.text.calls.tool_form;
 

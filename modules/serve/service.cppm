@@ -4,12 +4,12 @@ export module quire.serve.service;
 
 import quire.core.base;
 import quire.core.metrics;
-import quire.engine.engine;
-import quire.model_file.config;
-import quire.paging.snapshot;
-import quire.schedule.request;
+export import quire.engine.engine;
+export import quire.model_file.config;
+export import quire.paging.snapshot;
+export import quire.schedule.request;
 import quire.serve.memory_reserve;
-import quire.text.tokens.tokenizer;
+export import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -8,7 +8,6 @@
 export module quire.step.message;
 
 import quire.core.base;
-import quire.paging.block;
 import quire.step.plan;
 
 export namespace quire {

@@ -3,7 +3,7 @@
 export module quire.step.plan;
 
 import quire.core.base;
-import quire.paging.block;
+export import quire.paging.block;
 import quire.step.logprobs;
 
 export namespace quire {

@@ -1,9 +1,5 @@
 // bench batched: many sequences at once, like llama-batched-bench; also under a constraint, beside a run without one.
-import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
-import quire.core.polymorphic;
-import quire.engine.engine;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.processes;
 

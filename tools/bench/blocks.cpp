@@ -1,12 +1,8 @@
 // bench blocks: the scheduler, block tables and prefix cache, without a model.
 import quire.core.base;
 import quire.core.json;
-import quire.paging.block;
 import quire.paging.block_hash;
-import quire.paging.block_manager;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.step.plan;
 
 #include "commands.h"
 

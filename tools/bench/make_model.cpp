@@ -1,7 +1,6 @@
 // bench make-model: writes a model file with random weights.
 import quire.core.base;
 import quire.core.output_file;
-import quire.core.tensor;
 import quire.model_file.gguf;
 import quire.tools.bench.random_model;
 

@@ -1,7 +1,6 @@
 // bench model: prefill and decode of one sequence, like llama-bench.
 import quire.core.base;
 import quire.core.json;
-import quire.engine.engine;
 import quire.tools.common.processes;
 
 #include "commands.h"

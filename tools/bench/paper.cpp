@@ -2,13 +2,9 @@
 #include <CLI/CLI.hpp>
 
 import quire.core.base;
-import quire.core.json;
 import quire.core.output_file;
 import quire.core.thread_pool;
-import quire.engine.engine;
-import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.page;
-import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.real_figures;
 import quire.tools.bench.paper.simulated_figures;
 import quire.tools.bench.random_model;

@@ -2,7 +2,6 @@
 export module quire.tools.bench.random_model;
 
 import quire.core.base;
-import quire.core.tensor;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
 

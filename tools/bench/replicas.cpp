@@ -3,12 +3,8 @@
 #include <CLI/CLI.hpp>
 
 import quire.core.base;
-import quire.core.json;
 import quire.core.output_file;
 import quire.core.thread_pool;
-import quire.engine.engine;
-import quire.model_file.gguf;
-import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.real_run;
 import quire.tools.bench.paper.svg_plot;
 import quire.tools.bench.replicas.fleet;

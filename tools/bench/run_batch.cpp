@@ -4,11 +4,7 @@
 
 import quire.compute.kv_cache;
 import quire.core.base;
-import quire.core.tensor;
 import quire.engine.engine;
-import quire.model_file.config;
-import quire.model_file.gguf;
-import quire.schedule.request;
 
 #include "commands.h"
 

@@ -3,7 +3,6 @@ import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
 import quire.engine.engine;
-import quire.schedule.request;
 
 #include "commands.h"
 

@@ -2,10 +2,7 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.tensor;
-import quire.paging.cache_layout;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.step.plan;
 
 #include "commands.h"
 

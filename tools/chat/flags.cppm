@@ -5,7 +5,6 @@ module;
 
 export module quire.tools.chat.flags;
 
-import quire.constraint.compile;
 import quire.core.base;
 import quire.engine.options;
 import quire.engine.sampling_defaults;

@@ -5,9 +5,8 @@ module;
 
 export module quire.tools.common.constraint_flags;
 
-import quire.constraint.compile;
+export import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
 
 export namespace quire {
 

@@ -3,7 +3,7 @@
 export module quire.tools.common.processes;
 
 import quire.core.base;
-import quire.engine.engine;
+export import quire.engine.engine;
 
 export namespace quire {
 

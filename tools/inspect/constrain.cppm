@@ -7,8 +7,6 @@ export module quire.tools.inspect.constrain;
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

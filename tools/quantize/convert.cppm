@@ -5,7 +5,6 @@ export module quire.tools.quantize.convert;
 
 import quire.core.base;
 import quire.core.output_file;
-import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.model_file.gguf;
 import quire.model_file.gguf_types;

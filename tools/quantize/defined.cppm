@@ -6,7 +6,6 @@
 export module quire.tools.quantize.defined;
 
 import quire.core.base;
-import quire.core.tensor;
 import quire.model_file.quants;
 
 export namespace quire {

@@ -5,7 +5,6 @@
 export module quire.tools.quantize.imatrix;
 
 import quire.core.base;
-import quire.core.tensor;
 import quire.model_file.gguf;
 
 export namespace quire {

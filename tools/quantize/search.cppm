@@ -8,7 +8,6 @@
 export module quire.tools.quantize.search;
 
 import quire.core.base;
-import quire.core.tensor;
 import quire.model_file.quants;
 
 export namespace quire {

@@ -7,10 +7,8 @@ module;
 export module quire.tools.viz.block_view;
 
 import quire.core.base;
-import quire.core.json;
 import quire.paging.block;
 import quire.paging.cache_layout;
-import quire.paging.snapshot;
 import quire.serve.status.snapshot_json;
 
 export namespace quire {

@@ -4,11 +4,7 @@ export module quire.tools.viz.walkthroughs;
 
 import quire.core.base;
 import quire.engine.engine;
-import quire.paging.block;
-import quire.paging.snapshot;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -2,13 +2,9 @@
 // begin with the same blocks. **Owns** the tiles of the current step.
 export module quire.compute.cpu.attention;
 
-import quire.compute.backend;
 import quire.compute.cpu.kernel_table;
 import quire.compute.cpu.workers;
-import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
-import quire.step.plan;
 
 export namespace quire {
 

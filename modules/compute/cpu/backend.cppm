@@ -6,24 +6,16 @@ module;
 
 export module quire.compute.cpu.backend;
 
-import quire.compute.backend;
 import quire.compute.cpu.attention;
 import quire.compute.cpu.gemms;
 import quire.compute.cpu.kernels;
 import quire.compute.cpu.stacked_gemms;
 import quire.compute.cpu.tuning;
 import quire.compute.cpu.weights;
-import quire.compute.cpu.workers;
-import quire.compute.memory;
-import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
-import quire.core.tensor;
 import quire.core.thread_pool;
-import quire.model_file.family;
 import quire.model_file.quants;
-import quire.paging.block;
-import quire.step.plan;
 
 export namespace quire {
 

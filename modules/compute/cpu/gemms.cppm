@@ -2,15 +2,10 @@
 // **Owns** the memory of prepared inputs.
 export module quire.compute.cpu.gemms;
 
-import quire.compute.backend;
 import quire.compute.cpu.kernel_table;
 import quire.compute.cpu.tuning;
 import quire.compute.cpu.weights;
-import quire.compute.cpu.workers;
-import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
 
 export namespace quire {
 

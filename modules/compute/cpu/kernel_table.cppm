@@ -5,9 +5,9 @@
 export module quire.compute.cpu.kernel_table;
 
 import quire.core.base;
-import quire.model_file.family;
+export import quire.model_file.family;
 import quire.model_file.quants;
-import quire.core.tensor;
+export import quire.core.tensor;
 
 export namespace quire {
 

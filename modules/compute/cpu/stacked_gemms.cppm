@@ -2,14 +2,10 @@
 // attention's heads. **Owns** the order of a step's rows by expert, and the memory of gathered rows.
 export module quire.compute.cpu.stacked_gemms;
 
-import quire.compute.backend;
 import quire.compute.cpu.gemms;
 import quire.compute.cpu.weights;
-import quire.compute.cpu.workers;
-import quire.compute.program;
 import quire.compute.routing;
 import quire.core.base;
-import quire.core.tensor;
 
 export namespace quire {
 

@@ -8,7 +8,6 @@ import quire.compute.cpu.kernel_table;
 import quire.core.base;
 import quire.core.output_file;
 import quire.core.processor;
-import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.model_file.quants;
 

@@ -4,14 +4,13 @@
 // vector is copied, too, because it would keep a large page of the file. Every other weight stays where it is.
 export module quire.compute.cpu.weights;
 
-import quire.compute.backend;
+export import quire.compute.backend;
 import quire.compute.cpu.file_pages;
 import quire.compute.cpu.kernel_table;
-import quire.compute.cpu.workers;
-import quire.compute.memory;
-import quire.compute.program;
+export import quire.compute.cpu.workers;
+export import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
+export import quire.core.tensor;
 
 export namespace quire {
 

@@ -1,7 +1,7 @@
 // quire.compute.cpu.workers: the threads of a CPU backend. **Owns** the threads and the scratch memory of each.
 export module quire.compute.cpu.workers;
 
-import quire.compute.backend;
+export import quire.compute.backend;
 import quire.core.std;
 import quire.core.thread_pool;
 

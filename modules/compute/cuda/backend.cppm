@@ -8,7 +8,7 @@ module;
 
 export module quire.compute.cuda.backend;
 
-import quire.compute.backend;
+export import quire.compute.backend;
 import quire.compute.cuda.block_copies;
 import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
@@ -19,16 +19,10 @@ import quire.compute.cuda.rank;
 import quire.compute.cuda.sampling;
 import quire.compute.cuda.step_upload;
 import quire.compute.cuda.weights;
-import quire.compute.memory;
-import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
 import quire.core.recent;
-import quire.core.tensor;
-import quire.model_file.family;
 import quire.model_file.quants;
-import quire.paging.block;
-import quire.step.plan;
 
 export namespace quire {
 

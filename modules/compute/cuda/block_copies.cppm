@@ -10,7 +10,6 @@ import quire.compute.backend;
 import quire.compute.cuda.pinned_memory;
 import quire.compute.cuda.weights;
 import quire.core.std;
-import quire.paging.block;
 
 export namespace quire {
 

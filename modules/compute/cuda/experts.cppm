@@ -9,10 +9,7 @@ export module quire.compute.cuda.experts;
 import quire.compute.backend;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
-import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
 
 export namespace quire {
 

@@ -7,7 +7,7 @@ module;
 
 export module quire.compute.cuda.fusion;
 
-import quire.compute.program;
+export import quire.compute.program;
 import quire.core.base;
 
 export namespace quire {

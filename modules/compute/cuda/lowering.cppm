@@ -10,10 +10,7 @@ import quire.compute.backend;
 import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
-import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
 
 export namespace quire {
 

@@ -9,7 +9,6 @@ export module quire.compute.cuda.rank;
 
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
-import quire.compute.program;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
 

@@ -11,7 +11,6 @@ import quire.compute.cuda.pinned_memory;
 import quire.compute.cuda.weights;
 import quire.core.base;
 import quire.step.logprobs;
-import quire.step.plan;
 
 export namespace quire {
 

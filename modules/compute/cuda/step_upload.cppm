@@ -12,9 +12,7 @@ import quire.compute.cuda.attention_plan;
 import quire.compute.cuda.lowering;
 import quire.compute.cuda.pinned_memory;
 import quire.compute.cuda.weights;
-import quire.compute.program;
 import quire.core.base;
-import quire.step.plan;
 
 export namespace quire {
 

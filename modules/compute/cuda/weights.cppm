@@ -6,9 +6,9 @@ module;
 
 export module quire.compute.cuda.weights;
 
-import quire.compute.program;
+export import quire.compute.program;
 import quire.core.base;
-import quire.core.tensor;
+export import quire.core.tensor;
 import quire.model_file.quants;
 import quire.model_file.quants.lattices;
 

@@ -15,9 +15,6 @@
 export module quire.compute.ranks.shards;
 
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.config;
-import quire.model_file.family;
 import quire.model_file.quants;
 import quire.model_file.weights;
 

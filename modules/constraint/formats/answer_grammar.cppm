@@ -6,10 +6,7 @@ export module quire.constraint.formats.answer_grammar;
 import quire.constraint.formats.answer_texts;
 import quire.constraint.formats.call_arguments;
 import quire.constraint.grammar.grammar;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
-import quire.text.calls.call_marks;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 

@@ -5,7 +5,6 @@ export module quire.constraint.formats.answer_texts;
 import quire.constraint.grammar.grammar;
 import quire.constraint.grammar.token_trie;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.text.calls.call_marks;
 

@@ -5,11 +5,7 @@ export module quire.constraint.formats.call_arguments;
 import quire.constraint.formats.answer_texts;
 import quire.constraint.formats.json_schema;
 import quire.constraint.formats.string_set;
-import quire.constraint.grammar.grammar;
-import quire.constraint.regex.regex;
-import quire.constraint.work;
 import quire.core.base;
-import quire.core.json;
 import quire.text.calls.call_marks;
 import quire.text.calls.tool_parameter;
 

@@ -4,7 +4,6 @@ export module quire.constraint.formats.canonical_schema;
 
 import quire.constraint.formats.schema_references;
 import quire.core.base;
-import quire.core.json;
 
 export namespace quire {
 

@@ -5,7 +5,6 @@ export module quire.constraint.formats.gbnf;
 
 import quire.constraint.grammar.grammar;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.unicode;
 

@@ -2,9 +2,9 @@
 export module quire.constraint.formats.json_scalars;
 
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
+export import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 
 export namespace quire {
 

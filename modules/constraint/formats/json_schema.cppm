@@ -6,15 +6,13 @@
 // Where `not` and `oneOf` would need arrays or objects that no alternative can express, fewer texts are accepted, never more.
 export module quire.constraint.formats.json_schema;
 
-import quire.constraint.formats.json_scalars;
 import quire.constraint.formats.schema_references;
 import quire.constraint.formats.schema_sets;
 import quire.constraint.formats.value_set;
-import quire.constraint.grammar.grammar;
+export import quire.constraint.grammar.grammar;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 
 export namespace quire {
 

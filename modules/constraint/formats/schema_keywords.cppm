@@ -2,13 +2,10 @@
 // counts; and which keywords are not supported. Owns nothing.
 export module quire.constraint.formats.schema_keywords;
 
-import quire.constraint.formats.json_scalars;
 import quire.constraint.formats.schema_references;
 import quire.constraint.formats.value_set;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
 
 export namespace quire {
 

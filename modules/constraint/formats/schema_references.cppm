@@ -3,7 +3,7 @@
 export module quire.constraint.formats.schema_references;
 
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 
 export namespace quire {
 

@@ -2,15 +2,12 @@
 // sets of members and elements. **Owns** the sets that were found, so that each is found once.
 export module quire.constraint.formats.schema_sets;
 
-import quire.constraint.formats.json_scalars;
 import quire.constraint.formats.schema_keywords;
 import quire.constraint.formats.schema_references;
 import quire.constraint.formats.value_set;
 import quire.constraint.grammar.grammar;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
 
 export namespace quire {
 

@@ -3,9 +3,7 @@ export module quire.constraint.formats.string_set;
 
 import quire.constraint.formats.json_scalars;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
 import quire.text.calls.tool_parameter;
 
 export namespace quire {

@@ -4,11 +4,8 @@ export module quire.constraint.formats.structural_tag;
 
 import quire.constraint.formats.gbnf;
 import quire.constraint.formats.json_schema;
-import quire.constraint.grammar.grammar;
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
 
 export namespace quire {
 

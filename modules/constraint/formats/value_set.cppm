@@ -2,10 +2,10 @@
 // alternatives whose parts are terms that are resolved later. Plain values, and the arithmetic of sets on them.
 export module quire.constraint.formats.value_set;
 
-import quire.constraint.formats.json_scalars;
-import quire.constraint.regex.regex;
+export import quire.constraint.formats.json_scalars;
+export import quire.constraint.regex.regex;
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 
 export namespace quire {
 

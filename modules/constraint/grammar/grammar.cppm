@@ -2,7 +2,7 @@
 // objects and arrays as symbols of their own: the rest of an object is a number, not a thousand rules. A plain value.
 export module quire.constraint.grammar.grammar;
 
-import quire.constraint.regex.regex;
+export import quire.constraint.regex.regex;
 import quire.core.base;
 
 export namespace quire {

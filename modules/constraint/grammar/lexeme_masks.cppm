@@ -5,8 +5,6 @@ export module quire.constraint.grammar.lexeme_masks;
 import quire.constraint.grammar.recogniser;
 import quire.constraint.grammar.short_texts;
 import quire.constraint.grammar.token_trie;
-import quire.constraint.regex.lexer;
-import quire.constraint.regex.regex;
 import quire.core.base;
 
 export namespace quire {

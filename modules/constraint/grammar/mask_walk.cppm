@@ -3,8 +3,6 @@ export module quire.constraint.grammar.mask_walk;
 
 import quire.constraint.grammar.recogniser;
 import quire.constraint.grammar.token_trie;
-import quire.constraint.regex.lexer;
-import quire.constraint.regex.regex;
 import quire.core.base;
 
 export namespace quire {

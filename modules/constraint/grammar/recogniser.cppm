@@ -6,9 +6,8 @@
 export module quire.constraint.grammar.recogniser;
 
 import quire.constraint.grammar.grammar;
-import quire.constraint.regex.lexer;
-import quire.constraint.regex.regex;
-import quire.constraint.work;
+export import quire.constraint.regex.lexer;
+export import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.hash;
 

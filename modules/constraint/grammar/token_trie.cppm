@@ -2,7 +2,7 @@
 export module quire.constraint.grammar.token_trie;
 
 import quire.constraint.regex.parser;
-import quire.constraint.regex.regex;
+export import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.unicode;
 import quire.text.tokens.tokenizer;

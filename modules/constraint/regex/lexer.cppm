@@ -1,8 +1,7 @@
 // quire.constraint.regex.lexer: an automaton for sets of lexemes, built where texts lead. **Owns** its states.
 export module quire.constraint.regex.lexer;
 
-import quire.constraint.regex.regex;
-import quire.constraint.work;
+export import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.hash;
 

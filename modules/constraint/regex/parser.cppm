@@ -2,8 +2,7 @@
 // Owns nothing.
 export module quire.constraint.regex.parser;
 
-import quire.constraint.regex.regex;
-import quire.constraint.work;
+export import quire.constraint.regex.regex;
 import quire.core.base;
 import quire.core.unicode;
 

@@ -5,7 +5,7 @@
 // them intersection and complement cost no more than union, and an automaton is built only where a text leads.
 export module quire.constraint.regex.regex;
 
-import quire.constraint.work;
+export import quire.constraint.work;
 import quire.core.base;
 import quire.core.hash;
 

@@ -5,9 +5,7 @@ export module quire.engine.ranks.process_executors;
 import quire.core.base;
 import quire.engine.executor;
 import quire.engine.ranks.process_group;
-import quire.paging.block;
 import quire.step.message;
-import quire.step.plan;
 
 export namespace quire {
 

@@ -3,11 +3,6 @@
 export module quire.serve.anthropic.request;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
 import quire.serve.api.request_fields;
 import quire.serve.openai.request;
 import quire.serve.openai.translated_fields;

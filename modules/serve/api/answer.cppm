@@ -3,12 +3,11 @@ export module quire.serve.api.answer;
 
 import quire.core.base;
 import quire.core.hash;
-import quire.core.json;
+export import quire.core.json;
 import quire.schedule.request;
-import quire.serve.api.error;
+export import quire.serve.api.error;
 import quire.serve.http.server_sent_events;
-import quire.text.calls.call_readers;
-import quire.text.calls.tool_calls;
+export import quire.text.calls.tool_calls;
 
 export namespace quire {
 

@@ -4,7 +4,6 @@
 export module quire.serve.api.answer_blocks;
 
 import quire.core.base;
-import quire.text.calls.call_readers;
 import quire.text.calls.tool_calls;
 
 export namespace quire {

@@ -3,24 +3,21 @@
 export module quire.serve.api.context;
 
 import quire.constraint.compile;
-import quire.constraint.formats.answer_grammar;
 import quire.constraint.memory;
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
-import quire.model_file.config;
-import quire.serve.api.error;
-import quire.serve.api.generation_settings;
-import quire.serve.api.limits;
-import quire.serve.api.prompt_encoder;
+export import quire.core.json;
+export import quire.serve.api.error;
+export import quire.serve.api.generation_settings;
+export import quire.serve.api.limits;
+export import quire.serve.api.prompt_encoder;
 import quire.serve.api.request_token_cache;
 import quire.serve.constraint_cache;
-import quire.serve.http.exchange;
+export import quire.serve.http.exchange;
 import quire.serve.http.server;
-import quire.serve.service;
+export import quire.serve.service;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
-import quire.text.templates.chat_template;
+export import quire.text.templates.chat_template;
 
 export namespace quire {
 

@@ -5,27 +5,16 @@ export module quire.serve.api.generate;
 import quire.constraint.compile;
 import quire.constraint.reasoning_budget;
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
-import quire.schedule.request;
-import quire.serve.api.answer;
-import quire.serve.api.context;
-import quire.serve.api.error;
+export import quire.serve.api.answer;
+export import quire.serve.api.context;
+export import quire.serve.api.error;
 import quire.serve.api.generation;
-import quire.serve.api.generation_request;
-import quire.serve.api.generation_settings;
-import quire.serve.api.limits;
-import quire.serve.api.prompt_encoder;
+export import quire.serve.api.generation_request;
 import quire.serve.api.request_token_cache;
 import quire.serve.constraint_cache;
-import quire.serve.http.exchange;
-import quire.serve.service;
+export import quire.serve.http.exchange;
 import quire.text.calls.reasoning_form;
-import quire.text.calls.tool_calls;
 import quire.text.calls.tool_form;
-import quire.text.marked_text;
-import quire.text.templates.chat_template;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -4,18 +4,12 @@ export module quire.serve.api.generation;
 
 import quire.core.base;
 import quire.core.metrics;
-import quire.engine.engine;
-import quire.schedule.request;
 import quire.serve.api.answer;
-import quire.serve.api.error;
 import quire.serve.api.generation_request;
 import quire.serve.http.exchange;
 import quire.serve.service;
-import quire.text.calls.call_readers;
-import quire.text.calls.tool_calls;
 import quire.text.calls.tool_form;
 import quire.text.tokens.stop_strings;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -4,9 +4,9 @@ export module quire.serve.api.generation_request;
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
-import quire.schedule.request;
-import quire.text.templates.chat_template;
+export import quire.core.json;
+export import quire.schedule.request;
+export import quire.text.templates.chat_template;
 
 export namespace quire {
 

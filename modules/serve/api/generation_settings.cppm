@@ -3,9 +3,8 @@
 export module quire.serve.api.generation_settings;
 
 import quire.core.base;
-import quire.core.json;
-import quire.schedule.request;
-import quire.serve.api.generation_request;
+export import quire.core.json;
+export import quire.serve.api.generation_request;
 
 export namespace quire {
 

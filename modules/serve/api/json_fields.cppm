@@ -2,8 +2,8 @@
 export module quire.serve.api.json_fields;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
+export import quire.core.json;
+export import quire.serve.api.error;
 
 export namespace quire {
 

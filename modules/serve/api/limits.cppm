@@ -1,7 +1,7 @@
 // quire.serve.api.limits: what a request may ask for. Owns nothing.
 export module quire.serve.api.limits;
 
-import quire.core.json;
+export import quire.core.json;
 import quire.core.std;
 import quire.engine.sampling_defaults;
 

@@ -2,13 +2,11 @@
 export module quire.serve.api.prompt_encoder;
 
 import quire.core.base;
-import quire.core.json;
 import quire.engine.engine;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.text.marked_text;
-import quire.text.templates.chat_template;
-import quire.text.templates.jinja.jinja_template;
+export import quire.serve.api.error;
+export import quire.serve.api.generation_request;
+export import quire.text.marked_text;
+export import quire.text.templates.chat_template;
 import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 

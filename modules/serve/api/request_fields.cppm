@@ -2,11 +2,11 @@
 export module quire.serve.api.request_fields;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
+export import quire.core.json;
+export import quire.serve.api.error;
+export import quire.serve.api.generation_request;
+export import quire.serve.api.json_fields;
+export import quire.serve.api.limits;
 
 export namespace quire {
 

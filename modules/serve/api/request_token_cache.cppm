@@ -8,7 +8,6 @@ import quire.core.recent;
 import quire.schedule.sequence_breakers;
 import quire.text.calls.reasoning_form;
 import quire.text.tokens.breaker_sequences;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

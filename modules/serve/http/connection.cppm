@@ -21,8 +21,7 @@ module;
 
 export module quire.serve.http.connection;
 
-import quire.serve.http.exchange;
-import quire.serve.http.parser;
+export import quire.serve.http.parser;
 
 export namespace quire {
 

@@ -1,7 +1,6 @@
 // quire.serve.http.exchange: an HTTP request and its response as values, and the handler that turns one into the other. Owns nothing.
 export module quire.serve.http.exchange;
 
-import quire.core.std;
 
 export namespace quire {
 

@@ -2,7 +2,7 @@
 export module quire.serve.http.parser;
 
 import quire.core.base;
-import quire.serve.http.exchange;
+export import quire.serve.http.exchange;
 
 export namespace quire {
 

@@ -3,7 +3,6 @@ export module quire.serve.http.request_reader;
 
 import quire.core.base;
 import quire.serve.http.connection;
-import quire.serve.http.parser;
 
 export namespace quire {
 

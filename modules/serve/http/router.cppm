@@ -23,8 +23,6 @@ export module quire.serve.http.router;
 
 import quire.core.result;
 import quire.serve.http.connection;
-import quire.serve.http.exchange;
-import quire.serve.http.parser;
 
 export namespace quire {
 

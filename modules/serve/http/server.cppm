@@ -37,9 +37,8 @@ export module quire.serve.http.server;
 
 import quire.core.result;
 import quire.serve.http.connection;
-import quire.serve.http.exchange;
+export import quire.serve.http.exchange;
 import quire.serve.http.listener;
-import quire.serve.http.parser;
 import quire.serve.http.request_reader;
 import quire.serve.http.router;
 import quire.serve.http.workers;

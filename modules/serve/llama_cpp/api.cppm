@@ -3,22 +3,10 @@
 export module quire.serve.llama_cpp.api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
-import quire.paging.snapshot;
-import quire.serve.api.answer;
-import quire.serve.api.context;
-import quire.serve.api.error;
 import quire.serve.api.generate;
-import quire.serve.api.generation_request;
-import quire.serve.api.generation_settings;
-import quire.serve.api.limits;
 import quire.serve.api.request_fields;
-import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
 import quire.serve.openai.request;
-import quire.serve.service;
-import quire.text.calls.tool_calls;
 
 export namespace quire {
 

@@ -2,11 +2,7 @@
 export module quire.serve.openai.api;
 
 import quire.core.base;
-import quire.serve.api.answer;
-import quire.serve.api.context;
 import quire.serve.api.generate;
-import quire.serve.api.generation_request;
-import quire.serve.http.exchange;
 import quire.serve.openai.request;
 import quire.serve.openai.response;
 

@@ -4,7 +4,6 @@ export module quire.serve.openai.constraint_fields;
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.json;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 

@@ -3,12 +3,10 @@
 export module quire.serve.openai.conversation_fields;
 
 import quire.core.base;
-import quire.core.json;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;
 import quire.serve.openai.tool_request;
-import quire.text.templates.chat_template;
 
 export namespace quire {
 

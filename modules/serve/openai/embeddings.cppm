@@ -2,11 +2,6 @@
 export module quire.serve.openai.embeddings;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
 import quire.serve.api.request_fields;
 
 export namespace quire {

@@ -3,12 +3,10 @@
 export module quire.serve.openai.request;
 
 import quire.core.base;
-import quire.core.json;
-import quire.schedule.request;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
+export import quire.core.json;
+export import quire.serve.api.error;
+export import quire.serve.api.generation_request;
+export import quire.serve.api.limits;
 import quire.serve.api.request_fields;
 import quire.serve.openai.constraint_fields;
 import quire.serve.openai.conversation_fields;

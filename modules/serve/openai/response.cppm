@@ -3,14 +3,10 @@
 export module quire.serve.openai.response;
 
 import quire.core.base;
-import quire.core.json;
 import quire.core.unicode;
 import quire.schedule.request;
 import quire.serve.api.answer;
-import quire.serve.api.error;
 import quire.serve.http.server_sent_events;
-import quire.text.calls.call_readers;
-import quire.text.calls.tool_calls;
 
 export namespace quire {
 

@@ -3,17 +3,10 @@
 export module quire.serve.openai.responses_api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.answer;
 import quire.serve.api.answer_blocks;
-import quire.serve.api.context;
-import quire.serve.api.error;
 import quire.serve.api.generate;
-import quire.serve.api.generation_request;
-import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
 import quire.serve.openai.responses_request;
-import quire.text.calls.tool_calls;
 
 export namespace quire {
 

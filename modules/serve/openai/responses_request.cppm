@@ -3,12 +3,7 @@
 export module quire.serve.openai.responses_request;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
 import quire.serve.api.generation_settings;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
 import quire.serve.api.request_fields;
 import quire.serve.openai.request;
 import quire.serve.openai.translated_fields;

@@ -2,9 +2,7 @@
 export module quire.serve.openai.sampler_fields;
 
 import quire.core.base;
-import quire.core.json;
 import quire.engine.sampling_defaults;
-import quire.schedule.request;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;

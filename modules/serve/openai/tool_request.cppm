@@ -3,7 +3,6 @@
 export module quire.serve.openai.tool_request;
 
 import quire.core.base;
-import quire.core.json;
 import quire.serve.api.generation_request;
 import quire.serve.api.json_fields;
 

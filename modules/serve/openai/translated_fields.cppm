@@ -2,7 +2,6 @@
 export module quire.serve.openai.translated_fields;
 
 import quire.core.base;
-import quire.core.json;
 import quire.serve.api.json_fields;
 
 export namespace quire {

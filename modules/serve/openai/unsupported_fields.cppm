@@ -2,7 +2,6 @@
 export module quire.serve.openai.unsupported_fields;
 
 import quire.core.base;
-import quire.core.json;
 import quire.serve.api.json_fields;
 
 export namespace quire {

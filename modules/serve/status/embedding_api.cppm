@@ -2,17 +2,8 @@
 export module quire.serve.status.embedding_api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
-import quire.model_file.config;
-import quire.schedule.request;
 import quire.serve.api.context;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.prompt_encoder;
-import quire.serve.http.exchange;
 import quire.serve.openai.embeddings;
-import quire.serve.service;
 
 export namespace quire {
 

@@ -2,19 +2,11 @@
 export module quire.serve.status.memory_api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.paging.snapshot;
 import quire.serve.api.context;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.prompt_encoder;
-import quire.serve.http.exchange;
 import quire.serve.http.server_sent_events;
 import quire.serve.kv_events.log;
-import quire.serve.service;
 import quire.serve.status.snapshot_json;
 import quire.serve.status.text_request;
-import quire.text.templates.chat_template;
 
 export namespace quire {
 

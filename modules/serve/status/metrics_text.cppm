@@ -9,10 +9,6 @@ export module quire.serve.status.metrics_text;
 
 import quire.core.base;
 import quire.core.metrics;
-import quire.engine.engine;
-import quire.model_file.config;
-import quire.paging.snapshot;
-import quire.schedule.request;
 import quire.serve.http.server;
 import quire.serve.service;
 

@@ -2,9 +2,9 @@
 export module quire.serve.status.snapshot_json;
 
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 import quire.paging.block;
-import quire.paging.snapshot;
+export import quire.paging.snapshot;
 
 export namespace quire {
 

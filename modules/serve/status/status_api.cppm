@@ -2,19 +2,8 @@
 export module quire.serve.status.status_api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
-import quire.model_file.config;
 import quire.serve.api.context;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.generation_settings;
-import quire.serve.api.limits;
-import quire.serve.http.exchange;
-import quire.serve.service;
 import quire.serve.status.metrics_text;
-import quire.text.templates.chat_template;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

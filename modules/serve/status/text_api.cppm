@@ -2,18 +2,8 @@
 export module quire.serve.status.text_api;
 
 import quire.core.base;
-import quire.core.json;
-import quire.engine.engine;
 import quire.serve.api.context;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.prompt_encoder;
-import quire.serve.http.exchange;
-import quire.serve.service;
 import quire.serve.status.text_request;
-import quire.text.marked_text;
-import quire.text.templates.chat_template;
-import quire.text.tokens.tokenizer;
 
 export namespace quire {
 

@@ -2,15 +2,9 @@
 export module quire.serve.status.text_request;
 
 import quire.core.base;
-import quire.core.json;
-import quire.serve.api.error;
-import quire.serve.api.generation_request;
-import quire.serve.api.json_fields;
-import quire.serve.api.limits;
 import quire.serve.api.prompt_encoder;
 import quire.serve.api.request_fields;
 import quire.serve.openai.conversation_fields;
-import quire.text.marked_text;
 
 export namespace quire {
 

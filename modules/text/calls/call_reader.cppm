@@ -2,7 +2,6 @@
 export module quire.text.calls.call_reader;
 
 import quire.core.base;
-import quire.core.json;
 import quire.text.calls.call_marks;
 import quire.text.calls.tool_parameter;
 

@@ -3,8 +3,7 @@
 export module quire.text.calls.call_readers;
 
 import quire.core.base;
-import quire.core.json;
-import quire.text.calls.call_marks;
+export import quire.core.json;
 export import quire.text.calls.call_reader; // ToolCall, CallsRead
 import quire.text.calls.marked_calls;
 import quire.text.calls.python_call;

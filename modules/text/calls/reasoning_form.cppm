@@ -3,10 +3,8 @@
 export module quire.text.calls.reasoning_form;
 
 import quire.core.base;
-import quire.core.json;
 import quire.text.calls.call_marks;
-import quire.text.marked_text;
-import quire.text.templates.chat_template;
+export import quire.text.templates.chat_template;
 
 export namespace quire {
 

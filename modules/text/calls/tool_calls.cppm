@@ -3,9 +3,8 @@
 export module quire.text.calls.tool_calls;
 
 import quire.core.base;
-import quire.core.json;
-import quire.text.calls.call_marks;
-import quire.text.calls.call_readers;
+export import quire.core.json;
+export import quire.text.calls.call_readers;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 

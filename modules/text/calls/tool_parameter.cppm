@@ -3,7 +3,7 @@
 export module quire.text.calls.tool_parameter;
 
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 
 export namespace quire {
 

@@ -3,10 +3,10 @@
 export module quire.text.templates.chat_template;
 
 import quire.core.base;
-import quire.core.json;
-import quire.model_file.gguf;
-import quire.text.marked_text;
-import quire.text.templates.jinja.jinja_template;
+export import quire.core.json;
+export import quire.model_file.gguf;
+export import quire.text.marked_text;
+export import quire.text.templates.jinja.jinja_template;
 
 export namespace quire {
 

@@ -4,8 +4,8 @@ export module quire.text.tokens.tokenizer;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.model_file.gguf;
-import quire.text.marked_text;
+export import quire.model_file.gguf;
+export import quire.text.marked_text;
 import quire.text.tokens.byte_trie;
 import quire.text.tokens.encoders.byte_pair;
 import quire.text.tokens.encoders.rwkv;

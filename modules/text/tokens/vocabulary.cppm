@@ -4,7 +4,7 @@ export module quire.text.tokens.vocabulary;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.model_file.gguf;
+export import quire.model_file.gguf;
 
 export namespace quire {
 

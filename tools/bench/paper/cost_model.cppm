@@ -2,7 +2,7 @@
 export module quire.tools.bench.paper.cost_model;
 
 import quire.core.base;
-import quire.core.json;
+export import quire.core.json;
 import quire.step.plan;
 
 export namespace quire::paper {

@@ -3,7 +3,6 @@ export module quire.tools.bench.paper.page;
 
 import quire.core.base;
 import quire.core.output_file;
-import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.sections;
 import quire.tools.bench.paper.simulated_figures;
 import quire.tools.bench.paper.svg_plot;

@@ -2,17 +2,11 @@
 // measured cost of the engine's steps, so that few runs find each system's knee. **Owns** the engine at hand.
 export module quire.tools.bench.paper.real_figures;
 
-import quire.baseline.systems;
 import quire.core.base;
-import quire.engine.engine;
-import quire.schedule.preemption;
-import quire.tools.bench.paper.cost_model;
-import quire.tools.bench.paper.points;
 export import quire.tools.bench.paper.real_run; // MeasuredCosts
 import quire.tools.bench.paper.simulated_figures;
 import quire.tools.bench.paper.simulation;
 import quire.tools.bench.paper.trace_run;
-import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 

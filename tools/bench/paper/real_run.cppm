@@ -1,16 +1,11 @@
 // quire.tools.bench.paper.real_run: a trace on an engine, in real time; and the cost of its steps. **Owns** the engine of a run.
 export module quire.tools.bench.paper.real_run;
 
-import quire.baseline.systems;
 import quire.core.base;
-import quire.core.json;
 import quire.core.output_file;
-import quire.engine.engine;
-import quire.schedule.preemption;
-import quire.schedule.request;
-import quire.tools.bench.paper.cost_model;
+export import quire.engine.engine;
+export import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.trace_run;
-import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 

@@ -1,14 +1,11 @@
 // quire.tools.bench.paper.simulated_figures: which runs make up each figure in simulated time. Owns nothing.
 export module quire.tools.bench.paper.simulated_figures;
 
-import quire.baseline.systems;
 import quire.core.base;
-import quire.schedule.preemption;
 import quire.tools.bench.paper.cost_model;
-import quire.tools.bench.paper.points;
+export import quire.tools.bench.paper.points;
 import quire.tools.bench.paper.simulation;
 import quire.tools.bench.paper.trace_run;
-import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 

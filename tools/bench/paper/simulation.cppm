@@ -2,16 +2,12 @@
 // place of the device: the model gives the time of a step. **Owns** the scheduler of a run.
 export module quire.tools.bench.paper.simulation;
 
-import quire.baseline.systems;
 import quire.core.base;
 import quire.decode.decoder;
 import quire.decode.pooling;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.step.plan;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.trace_run;
-import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 

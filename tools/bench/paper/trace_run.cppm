@@ -2,13 +2,12 @@
 // device or on a cost model. **Owns** the sums while it runs.
 export module quire.tools.bench.paper.trace_run;
 
-import quire.baseline.systems;
+export import quire.baseline.systems;
 import quire.core.base;
 import quire.core.json;
-import quire.schedule.preemption;
-import quire.schedule.request;
+export import quire.schedule.preemption;
 import quire.schedule.reservation;
-import quire.tools.bench.paper.workload;
+export import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 

@@ -4,9 +4,7 @@ export module quire.tools.bench.replicas.fleet;
 
 import quire.core.base;
 import quire.paging.block_hash;
-import quire.schedule.request;
 import quire.schedule.scheduler;
-import quire.step.plan;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.replicas.chats;
 import quire.tools.bench.replicas.router;

@@ -4,10 +4,6 @@ export module quire.tools.bench.replicas.measured;
 
 import quire.core.base;
 import quire.core.thread_pool;
-import quire.engine.engine;
-import quire.paging.block_hash;
-import quire.schedule.request;
-import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.real_run;
 import quire.tools.bench.replicas.chats;
 import quire.tools.bench.replicas.fleet;

@@ -3,8 +3,6 @@ export module quire.compute.cpu.isa.avx512;
 
 import quire.compute.cpu.kernel_table;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
 import quire.model_file.quants;
 import quire.model_file.quants.lattices;
 

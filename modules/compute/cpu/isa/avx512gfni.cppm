@@ -4,8 +4,6 @@ export module quire.compute.cpu.isa.avx512gfni;
 
 import quire.compute.cpu.kernel_table;
 import quire.core.base;
-import quire.core.tensor;
-import quire.model_file.family;
 import quire.model_file.quants;
 import quire.model_file.quants.lattices;
 

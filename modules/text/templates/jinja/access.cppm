@@ -4,11 +4,11 @@ export module quire.text.templates.jinja.access;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.text.marked_text;
+export import quire.text.marked_text;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.text_format;
 import quire.text.templates.jinja.text_methods;
-import quire.text.templates.jinja.value;
+export import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -2,7 +2,7 @@
 export module quire.text.templates.jinja.ast;
 
 import quire.core.base;
-import quire.text.templates.jinja.value;
+export import quire.text.templates.jinja.value;
 
 export namespace quire::jinja {
 

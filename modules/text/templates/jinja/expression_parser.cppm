@@ -4,7 +4,6 @@ export module quire.text.templates.jinja.expression_parser;
 import quire.core.base;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.lexer;
-import quire.text.templates.jinja.value;
 
 export namespace quire::jinja {
 

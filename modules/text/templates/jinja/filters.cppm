@@ -4,14 +4,12 @@ export module quire.text.templates.jinja.filters;
 import quire.core.base;
 import quire.core.json;
 import quire.core.unicode;
-import quire.text.marked_text;
 import quire.text.templates.jinja.access;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.json_text;
 import quire.text.templates.jinja.tests;
 import quire.text.templates.jinja.text_format;
 import quire.text.templates.jinja.text_methods;
-import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -7,9 +7,7 @@ module;
 export module quire.text.templates.jinja.globals;
 
 import quire.core.base;
-import quire.text.marked_text;
 import quire.text.templates.jinja.access;
-import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -2,13 +2,11 @@
 export module quire.text.templates.jinja.interpreter;
 
 import quire.core.base;
-import quire.text.marked_text;
 import quire.text.templates.jinja.access;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.filters;
 import quire.text.templates.jinja.globals;
 import quire.text.templates.jinja.tests;
-import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -7,15 +7,14 @@ module;
 export module quire.text.templates.jinja.jinja_template;
 
 import quire.core.base;
-import quire.core.json;
-import quire.text.marked_text;
+export import quire.core.json;
+export import quire.text.marked_text;
 import quire.text.templates.jinja.ast;
 import quire.text.templates.jinja.filters;
 import quire.text.templates.jinja.interpreter;
 import quire.text.templates.jinja.lexer;
 import quire.text.templates.jinja.parser;
 import quire.text.templates.jinja.tests;
-import quire.text.templates.jinja.value;
 
 export namespace quire {
 

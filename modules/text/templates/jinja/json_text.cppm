@@ -3,8 +3,6 @@ export module quire.text.templates.jinja.json_text;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.text.marked_text;
-import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

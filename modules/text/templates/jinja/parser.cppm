@@ -6,7 +6,6 @@ import quire.core.unicode;
 import quire.text.templates.jinja.ast;
 export import quire.text.templates.jinja.expression_parser;
 import quire.text.templates.jinja.lexer;
-import quire.text.templates.jinja.value;
 
 export namespace quire::jinja {
 

@@ -3,7 +3,7 @@ export module quire.text.templates.jinja.tests;
 
 import quire.core.base;
 import quire.text.templates.jinja.access;
-import quire.text.templates.jinja.value;
+export import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -5,9 +5,7 @@ export module quire.text.templates.jinja.text_methods;
 import quire.core.base;
 import quire.core.unicode;
 import quire.core.unicode_data;
-import quire.text.marked_text;
 import quire.text.templates.jinja.text_format;
-import quire.text.templates.jinja.value;
 import quire.text.templates.jinja.value_text;
 
 export namespace quire::jinja {

@@ -6,7 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.unicode;
 import quire.core.unicode_data;
-import quire.text.marked_text;
+export import quire.text.marked_text;
 
 export namespace quire::jinja {
 

@@ -3,8 +3,8 @@ export module quire.text.templates.jinja.value_text;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.text.marked_text;
-import quire.text.templates.jinja.value;
+export import quire.text.marked_text;
+export import quire.text.templates.jinja.value;
 
 export namespace quire::jinja {
 

@@ -5,7 +5,6 @@ export module quire.text.tokens.encoders.byte_pair;
 import quire.core.base;
 import quire.core.unicode;
 import quire.core.unicode_data;
-import quire.model_file.gguf;
 import quire.text.tokens.merging;
 import quire.text.tokens.pretokenizer;
 import quire.text.tokens.vocabulary;

@@ -5,7 +5,6 @@ export module quire.text.tokens.encoders.unigram;
 
 import quire.core.base;
 import quire.core.unicode;
-import quire.model_file.gguf;
 import quire.text.tokens.byte_trie;
 import quire.text.tokens.merging;
 import quire.text.tokens.vocabulary;

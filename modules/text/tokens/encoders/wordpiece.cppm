@@ -6,7 +6,6 @@ export module quire.text.tokens.encoders.wordpiece;
 import quire.core.base;
 import quire.core.unicode;
 import quire.core.unicode_data;
-import quire.model_file.gguf;
 import quire.text.tokens.byte_trie;
 import quire.text.tokens.vocabulary;
 
