@@ -11,7 +11,6 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.preemption;
 import quire.schedule.request;
-import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 
 using namespace quire;

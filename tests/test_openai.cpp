@@ -9,7 +9,7 @@ import quire.serve.api.answer;
 import quire.serve.api.error;
 import quire.serve.api.generation_request;
 import quire.serve.api.limits;
-import quire.serve.http.server_sent_events;
+import quire.serve.http.exchange;
 import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.response;

@@ -3,7 +3,6 @@ export module quire.constraint.forced_tokens;
 
 import quire.constraint.grammar.token_trie;
 import quire.core.base;
-import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 
 export namespace quire {

@@ -4,7 +4,6 @@ export module quire.constraint.reasoning_budget;
 
 import quire.core.base;
 export import quire.schedule.token_filter;
-import quire.text.tokens.encode_inside;
 export import quire.text.tokens.tokenizer;
 
 export namespace quire {

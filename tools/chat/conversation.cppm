@@ -13,7 +13,6 @@ import quire.core.base;
 import quire.engine.engine;
 import quire.text.templates.chat_template;
 import quire.text.tokens.breaker_sequences;
-import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 import quire.tools.chat.flags;
 import quire.tools.common.terminal;

@@ -6,7 +6,6 @@ import quire.core.base;
 import quire.serve.anthropic.request;
 import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
-import quire.serve.http.server_sent_events;
 
 export namespace quire {
 

@@ -6,7 +6,7 @@ import quire.core.hash;
 export import quire.core.json;
 import quire.schedule.request;
 export import quire.serve.api.error;
-import quire.serve.http.server_sent_events;
+import quire.serve.http.exchange;
 export import quire.text.calls.tool_calls;
 
 export namespace quire {

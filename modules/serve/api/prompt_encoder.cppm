@@ -7,7 +7,6 @@ export import quire.serve.api.error;
 export import quire.serve.api.generation_request;
 export import quire.text.marked_text;
 export import quire.text.templates.chat_template;
-import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 
 export namespace quire {

@@ -1,6 +1,7 @@
 // quire.serve.http.exchange: an HTTP request and its response as values, and the handler that turns one into the other. Owns nothing.
 export module quire.serve.http.exchange;
 
+import quire.core.base;
 
 export namespace quire {
 
@@ -58,6 +59,12 @@ std::string_view find_field(const HttpFields& fields, std::string_view name);
 // With ASCII's letters in lower case.
 std::string lower(std::string_view text);
 
+// One event of a stream.
+std::string event(std::string_view data);
+std::string event(std::string_view name, std::string_view data);
+// A comment, which clients skip: the connection lives.
+constexpr std::string_view comment_event = ":\n\n";
+
 } // namespace quire
 
 module :private;
@@ -78,5 +85,10 @@ std::string lower(std::string_view text) {
 }
 
 std::string_view HttpRequest::header(std::string_view name) const { return find_field(headers, name); }
+
+std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
+std::string event(std::string_view name, std::string_view data) {
+    return cat("event: ", name, "\ndata: ", data, "\n\n");
+}
 
 } // namespace quire

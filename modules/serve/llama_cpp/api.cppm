@@ -5,7 +5,6 @@ export module quire.serve.llama_cpp.api;
 import quire.core.base;
 import quire.serve.api.generate;
 import quire.serve.api.request_fields;
-import quire.serve.http.server_sent_events;
 import quire.serve.openai.request;
 
 export namespace quire {

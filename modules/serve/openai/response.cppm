@@ -6,7 +6,6 @@ import quire.core.base;
 import quire.core.unicode;
 import quire.schedule.request;
 import quire.serve.api.answer;
-import quire.serve.http.server_sent_events;
 
 export namespace quire {
 

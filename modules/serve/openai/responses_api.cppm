@@ -5,7 +5,6 @@ export module quire.serve.openai.responses_api;
 import quire.core.base;
 import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
-import quire.serve.http.server_sent_events;
 import quire.serve.openai.responses_request;
 
 export namespace quire {

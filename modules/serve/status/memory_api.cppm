@@ -3,7 +3,6 @@ export module quire.serve.status.memory_api;
 
 import quire.core.base;
 import quire.serve.api.context;
-import quire.serve.http.server_sent_events;
 import quire.serve.kv_events.log;
 import quire.serve.status.snapshot_json;
 import quire.serve.status.text_request;

@@ -3,7 +3,6 @@
 export module quire.text.tokens.breaker_sequences;
 
 import quire.core.base;
-import quire.text.tokens.encode_inside;
 import quire.text.tokens.tokenizer;
 
 export namespace quire {

@@ -63,6 +63,10 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+// A text in the middle of another. Some vocabularies put a space before the first word of a text: a newline stands there instead, and its
+// tokens are removed.
+std::vector<Token> encode_inside(const Tokenizer& tokenizer, std::string_view text);
+
 // Turns one stream of tokens into text, holding back bytes that are not yet a whole UTF-8 character.
 // The text is always valid UTF-8: bytes that can never become valid come out as U+FFFD.
 class Detokenizer {
@@ -304,6 +308,17 @@ std::string Tokenizer::decode(std::span<const Token> ids, bool special) const {
         out.starts_with(' '))
         out.erase(0, 1);
     return words ? clean_spaces(out) : out;
+}
+
+std::vector<Token> encode_inside(const Tokenizer& tokenizer, std::string_view text) {
+    const EncodeOptions      plain{.add_special = false, .parse_special = true};
+    const std::string        anchor = "\n";
+    const std::vector<Token> before = tokenizer.encode(anchor, plain);
+    std::vector<Token>       all    = tokenizer.encode(cat(anchor, text), plain);
+    if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
+        return tokenizer.encode(text, plain);
+    all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
+    return all;
 }
 
 Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool first, bool special)
