@@ -107,10 +107,9 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     add_number(*throughput_command, "--max-sequences", a.max_sequences, 1, 4096);
     CLI::App* kernel_command = app.add_subcommand("kernel", "single GPU kernels");
-    kernel_command->add_option(
-        "--only", a.only,
-        "kernels whose name begins so: gemv, skinny GEMM, cuBLASLt, decode, prefill attention, prefill GEMM, layer "
-        "kernel, norm, swiglu, rope, copy, argmax, sample");
+    kernel_command->add_option("--only", a.only,
+                               "kernels whose name begins so: gemv, skinny GEMM, cuBLASLt, decode, prefill attention, "
+                               "prefill GEMM, layer kernel, norm, swiglu, rope, copy, argmax, sample");
     kernel_command->add_option("--bandwidth", a.bandwidth, "memory bandwidth in GB/s; default 4300");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; default 790");
     CLI::App* make_command = app.add_subcommand("make-model", "write a model file with random weights");

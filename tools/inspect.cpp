@@ -48,16 +48,12 @@ std::string read_input() {
 
 Result<std::vector<Token>> parse_ids(const std::string& text) {
     std::vector<Token> ids;
-    const char *       at = text.data(), *end = at + text.size();
-    while (true) {
-        Token id         = 0;
-        auto [next, err] = std::from_chars(at, end, id);
-        if (err != std::errc{} || (next != end && *next != ','))
-            return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
-        ids.push_back(id);
-        if (next == end) return ids;
-        at = next + 1;
+    for (std::string_view part : split(text, ',')) {
+        const auto id = to_number<Token>(part);
+        if (!id) return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
+        ids.push_back(*id);
     }
+    return ids;
 }
 
 // The file with everything in it checked. A file without tensors is a vocabulary, and fine as one.
@@ -221,12 +217,8 @@ int detokenize(const Arguments& a) {
             return complain({ErrorKind::input,
                              cat("token ", id, " is outside the vocabulary of ", checked->tokenizer.vocab_size())});
     const std::string bytes = checked->tokenizer.decode(*ids);
-    std::string       hex;
-    for (unsigned char c : bytes) {
-        hex += "0123456789abcdef"[c >> 4];
-        hex += "0123456789abcdef"[c & 15];
-    }
-    return print_json(Json{{"text", bytes}, {"hex", hex}}); // json_dump() replaces bytes that are not UTF-8
+    return print_json(
+        Json{{"text", bytes}, {"hex", hexadecimal(bytes)}}); // json_dump() replaces bytes that are not UTF-8
 }
 
 // With a context of `n_tokens`, as the request needs.

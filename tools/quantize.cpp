@@ -62,8 +62,7 @@ int run(int argc, char** argv) {
     app.add_option("OUT", o.out, "file to write; it appears only when it is complete")->required();
     app.add_option("TYPE", type, "see below")->required();
     app.add_option("--imatrix", o.imatrix,
-                   "importance matrix of llama-imatrix, GGUF or .dat: errors in columns with "
-                   "large inputs count more");
+                   "importance matrix of llama-imatrix, GGUF or .dat: errors in columns with large inputs count more");
     app.add_flag("--allow-requantize", o.allow_requantize,
                  "also convert matrices that are quantised already; quality already lost does not come back");
     app.add_option("-t,--threads", o.threads, "threads; 0: one per physical core")

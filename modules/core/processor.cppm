@@ -37,12 +37,9 @@ std::string processor_name() {
 std::vector<std::string> vector_extensions() {
     const std::string        flags = cpuinfo("flags");
     std::vector<std::string> found;
-    for (std::size_t at = 0, end = 0; at < flags.size(); at = end + 1) {
-        end                    = std::min(flags.find(' ', at), flags.size());
-        const std::string flag = flags.substr(at, end - at);
+    for (std::string_view flag : split(flags))
         if (flag == "fma" || flag == "f16c" || flag == "gfni" || flag.starts_with("avx") || flag.starts_with("amx"))
-            found.push_back(flag);
-    }
+            found.emplace_back(flag);
     return found;
 }
 

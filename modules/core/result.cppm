@@ -1,4 +1,4 @@
-// quire.core.result: Token, RequestId, Error and Result, check(), cat(), Stopwatch. Owns nothing.
+// quire.core.result: Token, RequestId, Error and Result, check(), cat(), split(), Stopwatch. Owns nothing.
 export module quire.core.result;
 
 import quire.core.std;
@@ -44,6 +44,21 @@ std::string quote(std::string_view text, std::size_t max = 64);
 std::string cut_short(std::string_view text, std::size_t max = 64);
 // Whether an id from outside can be echoed and logged unchanged: at most 128 letters, digits and - _ . :
 bool is_plain_word(std::string_view text);
+// Letters and digits of ASCII.
+constexpr bool is_alphanumeric(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+// The parts between the characters `at`, one more than there are of these; between blanks, a list of words.
+std::vector<std::string_view> split(std::string_view text, char at = ' ');
+// The number that is the whole text, as from_chars() reads it; nothing if there is more or less, or it does not fit.
+template <class Number, std::same_as<int>... Base>
+std::optional<Number> to_number(std::string_view text, Base... base) {
+    Number     value{};
+    const auto read = std::from_chars(text.data(), text.data() + text.size(), value, base...);
+    if (read.ec != std::errc{} || read.ptr != text.data() + text.size()) return std::nullopt;
+    return value;
+}
 
 // Seconds since construction or the last restart, on the monotonic clock.
 class Stopwatch {
@@ -133,9 +148,16 @@ std::string quote(std::string_view text, std::size_t max) {
 
 bool is_plain_word(std::string_view text) {
     return !text.empty() && text.size() <= 128 && std::ranges::all_of(text, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-               c == '.' || c == ':';
+        return is_alphanumeric(c) || c == '-' || c == '_' || c == '.' || c == ':';
     });
+}
+
+std::vector<std::string_view> split(std::string_view text, char at) {
+    std::vector<std::string_view> parts;
+    for (std::size_t end = 0; (end = text.find(at)) != text.npos; text.remove_prefix(end + 1))
+        parts.push_back(text.substr(0, end));
+    parts.push_back(text);
+    return parts;
 }
 
 double Stopwatch::seconds() const {

@@ -386,10 +386,8 @@ Result<LoadTarget> load_target(std::string_view base_url, std::string_view endpo
     while (prefix.ends_with('/')) prefix.remove_suffix(1);
     target.port = target.tls ? 443 : 80;
     if (const std::size_t colon = authority.rfind(':'); colon != std::string_view::npos && !authority.ends_with(']')) {
-        const std::string_view number = authority.substr(colon + 1);
-        const auto             read   = std::from_chars(number.data(), number.data() + number.size(), target.port);
-        if (read.ec != std::errc{} || read.ptr != number.data() + number.size() || target.port < 1 ||
-            target.port > 65535)
+        target.port = to_number<int>(authority.substr(colon + 1)).value_or(0);
+        if (target.port < 1 || target.port > 65535)
             return fail("the URL ", quote(base_url), " has no port in 1..65535");
         authority = authority.substr(0, colon);
     }

@@ -88,10 +88,10 @@ int between(std::mt19937_64& random, int least, int most) {
 
 std::string words(int n, std::mt19937_64& random) {
     // Each a token of its own in most vocabularies.
-    static constexpr std::array list = {"the",  "of",  "and", "to",   "in",  "is",   "that", "it",  "was",  "for",
-                                        "on",   "are", "as",  "with", "his", "they", "at",   "be",  "this", "have",
-                                        "from", "or",  "one", "had",  "by",  "word", "but",  "not", "what", "all"};
-    std::string                 out;
+    static const std::vector<std::string_view> list = split(
+        "the of and to in is that it was for on are as with his they at be this have from or one had by word but not "
+        "what all");
+    std::string out;
     for (int i = 0; i < n; i++)
         out += cat(i > 0 ? " " : "", list[std::size_t(between(random, 0, int(list.size()) - 1))]);
     return out;
@@ -254,14 +254,11 @@ std::vector<std::string> request_bodies(std::span<const LoadPrompt> prompts, con
 Result<Goodput> parse_goodput(std::span<const std::string> pairs) {
     Goodput g;
     for (const std::string& pair : pairs) {
-        const std::size_t colon  = std::min(pair.find(':'), pair.size());
-        const std::string name   = pair.substr(0, colon);
-        double            value  = -1;
-        const char*       from   = pair.data() + std::min(colon + 1, pair.size());
-        const auto        read   = std::from_chars(from, pair.data() + pair.size(), value);
-        const bool        number = read.ec == std::errc{} && read.ptr == pair.data() + pair.size() && value >= 0;
+        const std::size_t colon = std::min(pair.find(':'), pair.size());
+        const std::string name  = pair.substr(0, colon);
+        const double      value = to_number<double>(pair.substr(std::min(colon + 1, pair.size()))).value_or(-1);
         auto* member = name == "ttft" ? &g.ttft : name == "tpot" ? &g.tpot : name == "e2el" ? &g.e2el : nullptr;
-        if (!number || !member) return fail("--goodput ", quote(pair), " is not ttft:MS, tpot:MS or e2el:MS");
+        if (!(value >= 0) || !member) return fail("--goodput ", quote(pair), " is not ttft:MS, tpot:MS or e2el:MS");
         *member = value;
     }
     return g;

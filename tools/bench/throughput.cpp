@@ -79,9 +79,8 @@ int throughput(const Arguments& a) {
     else
         std::printf(
             "%zu requests, mean %.0f in, %.0f out: %.2f s\nThroughput: %.2f requests/s, %.2f total tokens/s, %.2f "
-            "output "
-            "tokens/s\n%llu steps, %llu of them planned ahead, %llu preemptions, %.1f %% of the time no step under "
-            "way\n",
+            "output tokens/s\n%llu steps, %llu of them planned ahead, %llu preemptions, %.1f %% of the time no step "
+            "under way\n",
             lengths.size(), n_in / double(lengths.size()), n_out / double(lengths.size()), s,
             double(lengths.size()) / s, (n_in + n_out) / s, n_out / s, static_cast<unsigned long long>(stats.steps),
             static_cast<unsigned long long>(stats.planned_ahead), static_cast<unsigned long long>(stats.preemptions),

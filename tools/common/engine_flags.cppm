@@ -71,9 +71,8 @@ Result<std::string> default_model() {
 }
 
 std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds) {
-    double value      = 0;
-    auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (fault == std::errc{} && end == text.data() + text.size() && value >= least && value <= most) return "";
+    const auto value = to_number<double>(text);
+    if (value && *value >= least && *value <= most) return "";
     return cat(quote(text), " is not a number that is ", bounds);
 }
 

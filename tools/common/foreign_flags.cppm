@@ -161,21 +161,11 @@ constexpr ForeignFlag foreign_flags[] = {
 };
 
 bool has_name(std::string_view names, std::string_view name) {
-    for (std::size_t at = 0; (at = names.find(name, at)) != std::string_view::npos; at += name.size())
-        if ((at == 0 || names[at - 1] == ' ') && (at + name.size() == names.size() || names[at + name.size()] == ' '))
-            return true;
-    return false;
-}
-
-std::optional<double> as_number(std::string_view text) {
-    double value          = 0;
-    const auto [end, bad] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (bad != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-    return value;
+    return std::ranges::any_of(split(names), [&](std::string_view one) { return one == name; });
 }
 
 bool same_value(std::string_view a, std::string_view b) {
-    return a == b || (as_number(a) && as_number(a) == as_number(b));
+    return a == b || (to_number<double>(a) && to_number<double>(a) == to_number<double>(b));
 }
 
 const ForeignFlag* find_foreign(Program program, std::string_view name, std::string_view value) {
@@ -186,7 +176,7 @@ const ForeignFlag* find_foreign(Program program, std::string_view name, std::str
     return nullptr;
 }
 
-bool looks_like_flag(std::string_view word) { return word.size() > 1 && word[0] == '-' && !as_number(word); }
+bool looks_like_flag(std::string_view word) { return word.size() > 1 && word[0] == '-' && !to_number<double>(word); }
 
 Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own) {
     TranslatedFlags done;
@@ -210,10 +200,11 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
             if (foreign->values == 1 && value.empty() && !joined) return fail(name, " needs a value");
             if (foreign->fate == Fate::refused) return fail(name, ": ", foreign->text);
             if (foreign->fate == Fate::ignored) ignored += cat(ignored.empty() ? "" : ", ", name);
-            std::stringstream text{std::string(foreign->text)};
-            for (std::string part; foreign->fate == Fate::renamed && std::getline(text, part, ' ');)
-                if (part != "=") done.words.push_back(part);
+            for (std::string_view part : split(foreign->text)) {
+                if (foreign->fate != Fate::renamed) break;
+                if (part != "=") done.words.emplace_back(part);
                 else if (takes || joined) done.words.push_back(value);
+            }
             i += takes;
         } else if (takes_value) {
             done.words.push_back(word);
@@ -223,7 +214,7 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
                 done.words.back() += cat(word[1] == '-' ? "=" : "", words[++i]);
         } else if (word[1] != '-' && word.size() > 2) {
             // -n128 is a letter and its number.
-            if (!as_number(word.substr(2)) || !own(word.substr(0, 2)).value_or(false))
+            if (!to_number<double>(word.substr(2)) || !own(word.substr(0, 2)).value_or(false))
                 return fail("there is no flag ", word, "; --help lists them");
             done.words.push_back(word.substr(0, 2));
             done.words.push_back(word.substr(2));

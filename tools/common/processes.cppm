@@ -23,12 +23,10 @@ namespace quire {
 Result<int> number_of(const char* name, int otherwise, int least, int most) {
     const char* const text = std::getenv(name);
     if (!text || !*text) return otherwise;
-    const std::string_view all(text);
-    int                    value = 0;
-    const auto [end, fault]      = std::from_chars(all.data(), all.data() + all.size(), value);
-    if (fault != std::errc{} || end != all.data() + all.size() || value < least || value > most)
-        return fail(name, " is ", quote(all), ", not a number in ", least, "..", most);
-    return value;
+    const auto value = to_number<int>(text);
+    if (!value || *value < least || *value > most)
+        return fail(name, " is ", quote(text), ", not a number in ", least, "..", most);
+    return *value;
 }
 
 Result<void> read_processes(EngineOptions& options) {

@@ -17,6 +17,8 @@ std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer);
 // with a mask before each; times are the thread's processor time, so that other programs do not count. Error: the constraint cannot be compiled.
 Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, std::string_view text);
 
+std::string hexadecimal(std::string_view bytes);
+
 struct ConstrainTests {
     SchemaOptions schema;
     bool          masks   = false; // print also the vocabulary, and of each test the tokens and masks

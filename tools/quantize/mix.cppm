@@ -83,34 +83,12 @@ bool stays(const MixTensor& t) {
     if (t.dims[1] == 1 && t.dims[2] == 1 && t.dims[3] == 1) return true;
     if (!t.name.ends_with("weight")) return true;
     if (t.name == "position_embd.weight" || t.name == "token_types.weight") return true;
-    constexpr std::array<std::string_view, 28> parts{"_norm.weight",
-                                                     "ffn_gate_inp.weight",
-                                                     "altup",
-                                                     "laurel",
-                                                     "per_layer_model_proj",
-                                                     "ssm_conv1d",
-                                                     "shortconv.conv.weight",
-                                                     "time_mix_first.weight",
-                                                     "time_mix_w0.weight",
-                                                     "time_mix_w1.weight",
-                                                     "time_mix_w2.weight",
-                                                     "time_mix_v0.weight",
-                                                     "time_mix_v1.weight",
-                                                     "time_mix_v2.weight",
-                                                     "time_mix_a0.weight",
-                                                     "time_mix_a1.weight",
-                                                     "time_mix_a2.weight",
-                                                     "time_mix_g1.weight",
-                                                     "time_mix_g2.weight",
-                                                     "time_mix_decay_w1.weight",
-                                                     "time_mix_decay_w2.weight",
-                                                     "time_mix_lerp_fused.weight",
-                                                     "attn_rel_b.weight",
-                                                     ".position_embd",
-                                                     "sam.",
-                                                     ".rel_pos",
-                                                     ".patch_embd",
-                                                     ".patch_merger"};
+    static const std::vector<std::string_view> parts = split(
+        "_norm.weight ffn_gate_inp.weight altup laurel per_layer_model_proj ssm_conv1d shortconv.conv.weight "
+        "time_mix_first.weight time_mix_w0.weight time_mix_w1.weight time_mix_w2.weight time_mix_v0.weight "
+        "time_mix_v1.weight time_mix_v2.weight time_mix_a0.weight time_mix_a1.weight time_mix_a2.weight "
+        "time_mix_g1.weight time_mix_g2.weight time_mix_decay_w1.weight time_mix_decay_w2.weight "
+        "time_mix_lerp_fused.weight attn_rel_b.weight .position_embd sam. .rel_pos .patch_embd .patch_merger");
     return std::ranges::any_of(parts, [&](std::string_view part) { return t.name.contains(part); });
 }
 

@@ -61,11 +61,7 @@ std::string log_value(std::string_view text) {
     return out.find_first_of(" \"\\") == std::string::npos ? out : json_dump(Json(out));
 }
 
-bool is_number(const std::string& text) {
-    double     value  = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-    return result.ec == std::errc{} && result.ptr == text.data() + text.size();
-}
+bool is_number(const std::string& text) { return to_number<double>(text).has_value(); }
 
 std::string dropped_line(std::uint64_t n, bool json) {
     if (json) return json_dump(Json{{"time", clock_text()}, {"dropped_lines", n}});

@@ -130,10 +130,10 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         v.group                = int(b.number("group", 0, most_cache_groups - 1, 0));
         const std::string hash = b.text("hash");
         if (!hash.empty()) {
-            const auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), v.hash, 16);
-            v.cached                = true;
-            if (error != std::errc{} || end != hash.data() + hash.size())
-                b.complain("has a hash that is not hexadecimal");
+            const auto number = to_number<std::uint64_t>(hash, 16);
+            v.cached          = true;
+            v.hash            = number.value_or(0);
+            if (!number) b.complain("has a hash that is not hexadecimal");
         }
         if (!b.fault().empty()) return fail(b.fault());
     }
@@ -195,10 +195,7 @@ std::string to_jsonl(const Trace& trace) {
 Result<Trace> parse_trace(std::string_view text) {
     Trace       trace;
     std::size_t line = 0;
-    for (std::size_t at = 0; at < text.size();) {
-        const std::size_t end = std::min(text.find('\n', at), text.size());
-        const auto        one = text.substr(at, end - at);
-        at                    = end + 1;
+    for (std::string_view one : split(text, '\n')) {
         line++;
         if (one.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         Result<Json> json = json_parse(one, {.bytes = std::size_t(256) << 20, .depth = 8});
@@ -267,12 +264,10 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) !=
 std::string wrap(const std::string& text) {
     std::string out;
     std::size_t column = 80;
-    for (std::size_t at = text.find_first_not_of(' '), end; at != std::string::npos;
-         at             = text.find_first_not_of(' ', end)) {
-        end                      = std::min(text.find(' ', at), text.size());
-        const std::string word   = text.substr(at, end - at);
-        const auto        wide   = std::size_t(std::ranges::count_if(word, begins_character));
-        const bool        breaks = column + 1 + wide > 80;
+    for (std::string_view word : split(text)) {
+        if (word.empty()) continue;
+        const auto wide   = std::size_t(std::ranges::count_if(word, begins_character));
+        const bool breaks = column + 1 + wide > 80;
         if (breaks) out += out.empty() ? "  " : "\n  ";
         else out += ' ';
         column = breaks ? 2 + wide : column + 1 + wide;

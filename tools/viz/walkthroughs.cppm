@@ -45,10 +45,9 @@ Trace record(Engine& engine, const std::function<std::string(int, const Snapshot
 }
 
 constexpr std::string_view address =
-    "Four score and seven years ago our fathers brought forth on this continent, a new "
-    "nation, conceived in Liberty, and dedicated to the proposition that all men are "
-    "created equal. Now we are engaged in a great civil war, testing whether that "
-    "nation, or any nation so conceived and so dedicated, can long endure.";
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, "
+    "and dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing "
+    "whether that nation, or any nation so conceived and so dedicated, can long endure.";
 
 constexpr Walkthrough all[] = {
     {"fig6", "One request: blocks are taken as tokens come (the paper, Fig. 6)"},
@@ -138,8 +137,7 @@ Trace fig8(Engine& engine) {
     answer_with(engine, {continuation(engine, address, 7, 4), continuation(engine, " mothers brought forth", 0, 4)});
     return record(engine, from({"The prompt is computed once. Two samples map its two blocks: reference counts 2.",
                                 "Sample 1 writes first: the last block is shared, so it is copied and sample 1 goes on "
-                                "in the copy. Sample 2 "
-                                "is then alone with the old block and writes in place.",
+                                "in the copy. Sample 2 is then alone with the old block and writes in place.",
                                 "Each sample takes blocks of its own now; the full first block stays shared.",
                                 "Both are over; all blocks are free."}));
 }
@@ -200,8 +198,7 @@ Trace fig9(Engine& engine) {
             case 9: return "Four beams, a last block each: 5, 6, 7 and 8.";
             case 12:
                 return "Beams 2 and 3 have two children each, beams 1 and 4 none: theirs are given back, and blocks 2, "
-                       "4, 5 and "
-                       "8 are free.";
+                       "4, 5 and 8 are free.";
             case 13: return "The four survivors share 0, 1, 3, and 6 or 7; each takes a new block: 9 to 12.";
             default: return "";
         }
@@ -241,8 +238,7 @@ Trace swap(Engine& engine) {
         }
         if (out)
             return "No block is left for the older request's next token: the younger one gives up all its blocks, "
-                   "which "
-                   "are copied to the swap pool.";
+                   "which are copied to the swap pool.";
         if (in) return "The older one is over, and the younger one comes back, to other blocks than before.";
         return "";
     });

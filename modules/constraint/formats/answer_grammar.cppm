@@ -38,32 +38,14 @@ module :private;
 
 namespace quire {
 
-constexpr std::array<std::string_view, 24> all_marks{"<think>",
-                                                     "</think>",
-                                                     "<tool_call>",
-                                                     "</tool_call>",
-                                                     "[TOOL_CALLS]",
-                                                     "[CALL_ID]",
-                                                     "[ARGS]",
-                                                     "<|python_tag|>",
-                                                     "<arg_key>",
-                                                     "</arg_key>",
-                                                     "<arg_value>",
-                                                     "</arg_value>",
-                                                     "<｜tool▁calls▁begin｜>",
-                                                     "<｜tool▁calls▁end｜>",
-                                                     "<｜tool▁call▁begin｜>",
-                                                     "<｜tool▁call▁end｜>",
-                                                     "<｜tool▁sep｜>",
-                                                     "<|channel|>",
-                                                     "<|message|>",
-                                                     "<|constrain|>",
-                                                     "<|start|>",
-                                                     "<|end|>",
-                                                     "<|call|>",
-                                                     "<|return|>"};
-
-std::span<const std::string_view> answer_marks() { return all_marks; }
+std::span<const std::string_view> answer_marks() {
+    static const std::vector<std::string_view> all = split(
+        "<think> </think> <tool_call> </tool_call> [TOOL_CALLS] [CALL_ID] [ARGS] <|python_tag|> <arg_key> </arg_key> "
+        "<arg_value> </arg_value> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+        "<｜tool▁call▁end｜> "
+        "<｜tool▁sep｜> <|channel|> <|message|> <|constrain|> <|start|> <|end|> <|call|> <|return|>");
+    return all;
+}
 
 class AnswerBuilder : AnswerTexts {
 public:

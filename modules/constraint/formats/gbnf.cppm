@@ -95,9 +95,7 @@ private:
     }
     std::string word() {
         const std::size_t first = at_;
-        const auto        is    = [](char c) {
-            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
-        };
+        const auto        is    = [](char c) { return is_alphanumeric(c) || c == '-' || c == '_'; };
         while (at_ < text_.size() && is(text_[at_])) at_++;
         return std::string(text_.substr(first, at_ - first));
     }

@@ -110,12 +110,12 @@ JsonShapes JsonShapes::make(RegexPool& pool, bool point_zero, bool plain_numbers
     if (point_zero) s.integer = pool.concat(s.integer, pool.repeat(s.growth, 0, 1));
     s.plain_integer = fixed(pool, "0|-?[1-9][0-9]*");
     s.character     = quire::character(pool, all_but({}), TextSpelling::json);
-    s.any_character =
-        pool.any_of({s.character, fixed(pool,
-                                        "\\\\([\"\\\\/bfnrt]|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
-                                        "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))")});
-    s.text     = pool.repeat(s.character, 0, RegexPool::endless);
-    s.any_text = pool.repeat(s.any_character, 0, RegexPool::endless);
+    s.any_character = pool.any_of({s.character, fixed(pool,
+                                                      "\\\\([\"\\\\/"
+                                                      "bfnrt]|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
+                                                      "|[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))")});
+    s.text          = pool.repeat(s.character, 0, RegexPool::endless);
+    s.any_text      = pool.repeat(s.any_character, 0, RegexPool::endless);
     return s;
 }
 
@@ -167,8 +167,7 @@ Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const
 // RFC 3339, 5321, 1123, 2673, 4291, 4122, 3986, 6901, and ISO 8601 as RFC 3339 quotes it.
 constexpr std::string_view format_date =
     "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|"
-    "2[0-8]))|"
-    "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
+    "2[0-8]))|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
 constexpr std::string_view format_time =
     "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
 // A leap second is at 23:59:60 UTC: of another place's time, an hour and a minute that the offset leads there from.
@@ -244,8 +243,8 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
     }
     if (name == "duration")
         return whole(
-            "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|"
-            "[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))");
+            "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M(["
+            "0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))");
     if (name == "email")
         return whole(cat("(", atom, "(\\.", atom, ")*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(", label, "(\\.", label,
                          ")*|\\[", format_ipv4, "\\]|\\[IPv6:", format_ipv6(), "\\])"));
@@ -261,8 +260,8 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
     if (name == "relative-json-pointer") return whole("(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)");
     if (name == "uri-template")
         return whole(
-            "([^\\x00-\\x20\"'<>\\\\^`{|}%]|%[0-9A-Fa-f]{2}|\\{[+#./;?&]?[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?"
-            "(,[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?)*\\})*");
+            "([^\\x00-\\x20\"'<>\\\\^`{|}%]|%[0-9A-Fa-f]{2}|\\{[+#./"
+            ";?&]?[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?(,[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?)*\\})*");
     if (name == "regex" || name == "idn-email" || name == "idn-hostname")
         return fail("the format ", quote(name), " is not supported");
     return std::optional<RegexId>();

@@ -99,27 +99,14 @@ Result<void> SchemaReferences::check_dialect() const {
 }
 
 SchemaReferences::Role SchemaReferences::role_of(const std::string& keyword) {
-    static const std::unordered_set<std::string> schema{"additionalItems",
-                                                        "additionalProperties",
-                                                        "contains",
-                                                        "contentSchema",
-                                                        "else",
-                                                        "extends",
-                                                        "disallow",
-                                                        "if",
-                                                        "items",
-                                                        "not",
-                                                        "propertyNames",
-                                                        "then",
-                                                        "unevaluatedItems",
-                                                        "unevaluatedProperties"};
-    static const std::unordered_set<std::string> schemas{"$defs",        "allOf",
-                                                         "anyOf",        "definitions",
-                                                         "dependencies", "dependentSchemas",
-                                                         "oneOf",        "patternProperties",
-                                                         "prefixItems",  "properties",
-                                                         "type"};
-    return schema.contains(keyword) ? Role::schema : schemas.contains(keyword) ? Role::schemas : Role::other;
+    static const std::vector<std::string_view> schema = split(
+        "additionalItems additionalProperties contains contentSchema else extends disallow if items not propertyNames "
+        "then unevaluatedItems unevaluatedProperties");
+    static const std::vector<std::string_view> schemas = split(
+        "$defs allOf anyOf definitions dependencies dependentSchemas oneOf patternProperties prefixItems properties "
+        "type");
+    const auto is_in = [&](const auto& names) { return std::ranges::find(names, keyword) != names.end(); };
+    return is_in(schema) ? Role::schema : is_in(schemas) ? Role::schemas : Role::other;
 }
 
 void SchemaReferences::read(const Json& schema, const std::string& base_, const std::string& place, int depth,
@@ -189,10 +176,9 @@ const Json* SchemaReferences::pointer(const Json& from, std::string_view path) c
             if (member == at->end()) return nullptr;
             at = &*member;
         } else if (at->is_array()) {
-            std::size_t index        = 0;
-            const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), index);
-            if (error != std::errc{} || stop != name.data() + name.size() || index >= at->size()) return nullptr;
-            at = &(*at)[index];
+            const auto index = to_number<std::size_t>(name);
+            if (!index || *index >= at->size()) return nullptr;
+            at = &(*at)[*index];
         } else {
             return nullptr;
         }

@@ -151,8 +151,7 @@ private:
         const auto at = std::ranges::find(open_, id, &Use::id);
         if (at == open_.end())
             return fail(where, cat("the tool_result answers ", quote(id),
-                                   ", which no tool_use block of the message "
-                                   "before has as its id"));
+                                   ", which no tool_use block of the message before has as its id"));
         std::string text;
         if (const auto content = block.find("content"); content != block.end() && !content->is_null())
             text = text_of(*content, where + ".content");

@@ -74,10 +74,8 @@ std::optional<ApiError> Access::preflight(HttpExchange& e) const {
         "X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, "
         "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout";
     const std::string_view asked = r.header("access-control-request-headers");
-    const bool             plain = std::ranges::all_of(asked, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-               c == ',' || c == ' ';
-    });
+    const bool             plain = std::ranges::all_of(
+        asked, [](char c) { return is_alphanumeric(c) || c == '-' || c == '_' || c == ',' || c == ' '; });
     if (!asked.empty() && plain) names += cat(", ", asked);
     e.response.status = 204;
     e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");

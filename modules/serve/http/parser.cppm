@@ -61,8 +61,7 @@ module :private;
 namespace quire {
 
 bool is_token_char(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
+    return is_alphanumeric(c) || std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
 }
 
 bool is_token(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_token_char); }
@@ -79,8 +78,7 @@ std::size_t count_fields(const HttpFields& fields, std::string_view name) {
 // A Host: a name or address, maybe a port; empty where a target has none.
 bool is_authority(std::string_view text) {
     return std::ranges::all_of(text, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-               std::string_view("-._~!$&'()*+,;=%:[]").find(c) != std::string_view::npos;
+        return is_alphanumeric(c) || std::string_view("-._~!$&'()*+,;=%:[]").find(c) != std::string_view::npos;
     });
 }
 
@@ -109,13 +107,11 @@ std::expected<void, HttpError> interpret(HttpHead& head, const HttpLimits& limit
     const std::string_view length   = find_field(head.headers, "content-length");
     const std::string      encoding = lower(find_field(head.headers, "transfer-encoding"));
     if (count_fields(head.headers, "content-length") > 0) {
-        std::size_t value       = 0;
-        const auto [end, wrong] = std::from_chars(length.data(), length.data() + length.size(), value);
-        if (length.empty() || length.size() > 18 || wrong != std::errc{} || end != length.data() + length.size())
-            return http_error(400, "the content-length is not a number");
-        if (value > limits.body_bytes)
-            return http_error(413, cat("the body has ", value, " bytes; ", limits.body_bytes, " are allowed"));
-        head.length     = value;
+        const auto value = to_number<std::size_t>(length);
+        if (!value || length.size() > 18) return http_error(400, "the content-length is not a number");
+        if (*value > limits.body_bytes)
+            return http_error(413, cat("the body has ", *value, " bytes; ", limits.body_bytes, " are allowed"));
+        head.length     = *value;
         head.has_length = true;
     }
     if (count_fields(head.headers, "transfer-encoding") > 0) {

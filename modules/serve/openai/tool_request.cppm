@@ -25,8 +25,7 @@ constexpr std::size_t most_tools = 1024, most_calls = 1024, longest_name = 256;
 
 bool is_name(std::string_view name) {
     return !name.empty() && name.size() <= longest_name && std::all_of(name.begin(), name.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
-               c == '.';
+        return is_alphanumeric(c) || c == '_' || c == '-' || c == '.';
     });
 }
 
@@ -47,10 +46,9 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
     if (!at->contains("name"))
         return wrong(".function.name", cat("Missing required parameter: '", param, ".function.name'."));
     if (!is_name(text_in(*at, "name")))
-        return wrong(".function.name", cat("Invalid '", param,
-                                           ".function.name': it has to be of letters, digits, _, - and "
-                                           "dots, at most ",
-                                           longest_name));
+        return wrong(".function.name",
+                     cat("Invalid '", param,
+                         ".function.name': it has to be of letters, digits, _, - and dots, at most ", longest_name));
     if (const auto p = at->find("parameters"); p != at->end() && !p->is_null() && !p->is_object())
         return wrong(".function.parameters",
                      cat(param, ".function.parameters is ", type_name(*p), "; it has to be an object"));
@@ -114,9 +112,9 @@ void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named
     const auto function = choice.find("function");
     if (text_in(choice, "type") != "function" || function == choice.end() || !function->is_object() ||
         text_in(*function, "name").empty())
-        return f.fail("tool_choice",
-                      "a tool_choice that is an object has to be {\"type\": \"function\", \"function\": "
-                      "{\"name\": …}}");
+        return f.fail(
+            "tool_choice",
+            "a tool_choice that is an object has to be {\"type\": \"function\", \"function\": {\"name\": …}}");
     const std::string name = text_in(*function, "name");
     for (const Json& tool : tools)
         if (text_in(tool["function"], "name") == name) return named.push_back(tool);

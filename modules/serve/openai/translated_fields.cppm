@@ -19,28 +19,10 @@ module :private;
 
 namespace quire {
 
-constexpr std::string_view only_chats[] = {"n",
-                                           "best_of",
-                                           "use_beam_search",
-                                           "beam_width",
-                                           "logprobs",
-                                           "n_probs",
-                                           "prompt_logprobs",
-                                           "echo",
-                                           "prompt",
-                                           "messages",
-                                           "stop",
-                                           "max_tokens",
-                                           "max_completion_tokens",
-                                           "n_predict",
-                                           "functions",
-                                           "function_call",
-                                           "response_format",
-                                           "return_token_ids",
-                                           "return_tokens",
-                                           "top_logprobs",
-                                           "return_progress",
-                                           "timings_per_token"};
+const std::vector<std::string_view> only_chats = split(
+    "n best_of use_beam_search beam_width logprobs n_probs prompt_logprobs echo prompt messages stop max_tokens "
+    "max_completion_tokens n_predict functions function_call response_format return_token_ids return_tokens "
+    "top_logprobs return_progress timings_per_token");
 
 const Json no_objects = Json::array();
 
@@ -48,7 +30,7 @@ void pass_on(JsonFields& f, const Json& body, Json& chat) {
     const std::set<std::string> read = f.seen();
     for (auto at = body.begin(); at != body.end(); ++at) {
         if (read.contains(at.key()) || at->is_null()) continue;
-        if (std::ranges::find(only_chats, at.key()) != std::end(only_chats))
+        if (std::ranges::find(only_chats, at.key()) != only_chats.end())
             return f.fail(at.key(), cat(at.key(), " belongs to /v1/chat/completions"));
         chat[at.key()] = at.value();
     }

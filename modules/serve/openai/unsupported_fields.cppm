@@ -73,16 +73,9 @@ constexpr Unsupported unsupported[] = {
 };
 
 // Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels.
-constexpr const char* idle[] = {"user",
-                                "metadata",
-                                "safety_identifier",
-                                "prompt_cache_key",
-                                "adaptive_decay",
-                                "parallel_tool_calls",
-                                "prompt_cache_retention",
-                                "reasoning_format",
-                                "preserved_tokens",
-                                "generation_prompt"};
+constexpr std::string_view idle =
+    "user metadata safety_identifier prompt_cache_key adaptive_decay parallel_tool_calls prompt_cache_retention "
+    "reasoning_format preserved_tokens generation_prompt";
 
 std::string accepted(const Json& harmless) {
     std::string list;
@@ -100,7 +93,7 @@ void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
         if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
             f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
     }
-    for (const char* name : idle) (void)f.find(name);
+    for (std::string_view name : split(idle)) (void)f.find(std::string(name));
 }
 
 } // namespace quire

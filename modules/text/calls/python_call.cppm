@@ -61,10 +61,7 @@ private:
     bool take(char c) { return next_is(c) || wrong(); }
     bool word(std::string& out) {
         skip_white();
-        const auto part = [](char c) {
-            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-                   c == '-';
-        };
+        const auto part = [](char c) { return is_alphanumeric(c) || c == '_' || c == '.' || c == '-'; };
         while (at_ < text_.size() && part(text_[at_])) out += text_[at_++];
         return (!out.empty() && at_ < text_.size()) || wrong();
     }

@@ -127,10 +127,9 @@ struct PreTokenizerRow {
 
 constexpr std::array pre_tokenizers{
     PreTokenizerRow{"default", {punctuation, gpt2, numbers, three_digits}},
-    PreTokenizerRow{
-        "gpt-2 gpt2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de jina-v1-en jina-v2-es jina-v2-de "
-        "jina-v2-code roberta-bpe gigachat a.x-4.0 mellum modern-bert exaone4",
-        {gpt2}},
+    PreTokenizerRow{"gpt-2 gpt2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de jina-v1-en jina-v2-es "
+                    "jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum modern-bert exaone4",
+                    {gpt2}},
     PreTokenizerRow{
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", {llama3}, whole_first | bos},
     PreTokenizerRow{"dbrx smaug-bpe chatglm-bpe", {llama3}},
@@ -170,24 +169,10 @@ constexpr std::array pre_tokenizers{
     PreTokenizerRow{"whitespace", {R"(\S+)"}, no_flags, Spelling::words},
 };
 
-// Calls each(name) for the names of a row until it says true.
-template <class Each>
-bool any_name(const PreTokenizerRow& row, const Each& each) {
-    for (std::size_t at = 0; at < row.names.size();) {
-        const std::size_t end = std::min(row.names.find(' ', at), row.names.size());
-        if (each(row.names.substr(at, end - at))) return true;
-        at = end + 1;
-    }
-    return false;
-}
-
 std::vector<std::string_view> PreTokenizer::names() {
     std::vector<std::string_view> all;
     for (const PreTokenizerRow& row : pre_tokenizers)
-        any_name(row, [&](std::string_view name) {
-            all.push_back(name);
-            return false;
-        });
+        for (std::string_view name : quire::split(row.names)) all.push_back(name);
     return all;
 }
 
@@ -206,7 +191,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 Result<PreTokenizer> PreTokenizer::named(std::string_view name) {
     const PreTokenizerRow* found = nullptr;
     for (const PreTokenizerRow& row : pre_tokenizers)
-        if (any_name(row, [&](std::string_view known) { return known == name; })) found = &row;
+        if (std::ranges::any_of(quire::split(row.names), [&](std::string_view known) { return known == name; }))
+            found = &row;
     if (!found) {
         std::string_view nearest = "default";
         std::size_t      least   = ~std::size_t(0);

@@ -62,10 +62,8 @@ module :private;
 namespace quire {
 
 int byte_of(std::string_view piece) {
-    unsigned value = 0;
     if (piece.size() != 6 || !piece.starts_with("<0x") || piece[5] != '>') return -1;
-    auto [end, error] = std::from_chars(piece.data() + 3, piece.data() + 5, value, 16);
-    return error == std::errc{} && end == piece.data() + 5 ? int(value) : -1;
+    return to_number<int>(piece.substr(3, 2), 16).value_or(-1);
 }
 
 Result<const GgufArray*> array_of(const Gguf& file, std::string_view key, std::size_t n) {
@@ -171,32 +169,14 @@ Result<void> load_special_ids(const Gguf& file, const VocabularyDefaults& defaul
 // Tokens at which generation ends: the tokens that the file's keys name, and tokens with a spelling that is used for no other purpose.
 // The latter are control tokens whatever type they have in the file.
 Result<void> find_ends(const Gguf& file, Vocabulary& v) {
-    static constexpr std::array<std::string_view, 22> end_texts{"<|eot_id|>",
-                                                                "<|im_end|>",
-                                                                "<|end|>",
-                                                                "<|return|>",
-                                                                "<|call|>",
-                                                                "<|flush|>",
-                                                                "<|calls|>",
-                                                                "<end_of_turn>",
-                                                                "<|endoftext|>",
-                                                                "</s>",
-                                                                "<|eom_id|>",
-                                                                "<EOT>",
-                                                                "_<EOT>",
-                                                                "[EOT]",
-                                                                "[EOS]",
-                                                                "<|end_of_text|>",
-                                                                "<end_of_utterance>",
-                                                                "<eos>",
-                                                                "<turn|>",
-                                                                "<|tool_response>",
-                                                                "<｜end▁of▁sentence｜>",
-                                                                "[e~["};
+    static const std::vector<std::string_view> end_texts = split(
+        "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
+        "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
+        "<｜end▁of▁sentence｜> [e~[");
     // ends of a file or of a repository, in models that complete code
-    static constexpr std::array<std::string_view, 11> code_texts{
-        "<|fim_pad|>",   "<fim-pad>",  "<fim_pad>", "<PAD>",      "[PAD]",       "<|fim_repo|>",
-        "<|repo_name|>", "<fim-repo>", "<REPO>",    "<reponame>", "<|file_sep|>"};
+    static const std::vector<std::string_view> code_texts = split(
+        "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
+        "<|file_sep|>");
     const auto mark = [&](std::string_view text) {
         if (const Token id = v.find(text); id >= 0) {
             v.ends[std::size_t(id)]  = true;

@@ -37,10 +37,9 @@ std::string without_escapes(std::string_view piece) {
             continue;
         }
         const char c    = piece[++i];
-        unsigned   byte = 0;
-        if (c == 'x' && i + 2 < piece.size() &&
-            std::from_chars(piece.data() + i + 1, piece.data() + i + 3, byte, 16).ptr == piece.data() + i + 3) {
-            out += char(byte);
+        const auto byte = to_number<unsigned>(piece.substr(i + 1, 2), 16);
+        if (c == 'x' && i + 2 < piece.size() && byte) {
+            out += char(*byte);
             i += 2;
         } else out += c == 't' ? '\t' : c == 'n' ? '\n' : c == 'r' ? '\r' : c;
     }
