@@ -163,17 +163,11 @@ Value get_item(Runtime& runtime, const Value& object, const Value& key) {
 
 Value get_path(Runtime& runtime, Value object, const Value& path) {
     if (!path.text()) return get_item(runtime, object, path);
-    std::string_view rest = path.text()->bytes;
-    for (;;) {
-        const std::size_t      dot   = rest.find('.');
-        const std::string_view part  = rest.substr(0, dot);
-        std::int64_t           index = 0;
-        const auto [end, error]      = std::from_chars(part.data(), part.data() + part.size(), index);
-        const bool number            = error == std::errc() && end == part.data() + part.size();
-        object                       = get_item(runtime, object, number ? Value(index) : Value(part));
-        if (dot == std::string_view::npos) return object;
-        rest.remove_prefix(dot + 1);
+    for (std::string_view part : split(path.text()->bytes, '.')) {
+        const auto index = to_number<std::int64_t>(part);
+        object           = get_item(runtime, object, index ? Value(*index) : Value(part));
     }
+    return object;
 }
 
 Value get_slice(Runtime& runtime, const Value& object, const Value& begin, const Value& end, const Value& step) {

@@ -105,6 +105,9 @@ protected:
     NodePtr                     product();
     NodePtr                     power();
     NodePtr                     unary(bool with_filter);
+    NodePtr                     filtered() { return unary(true); }
+    NodePtr                     chain(NodePtr (ExpressionParser::*operand)(),
+                                      std::initializer_list<std::pair<std::string_view, NodeKind>> operators);
     static std::optional<Value> constant_named(std::string_view name);
     NodePtr                     primary();
     NodePtr                     postfix(NodePtr n);
@@ -176,23 +179,38 @@ NodePtr ExpressionParser::expression() {
     return yes;
 }
 
-NodePtr ExpressionParser::or_expression() {
-    NodePtr left = and_expression();
-    while (is_name("or")) {
+// Operands between operators of one level, from left to right.
+NodePtr ExpressionParser::chain(NodePtr (ExpressionParser::*operand)(),
+                                std::initializer_list<std::pair<std::string_view, NodeKind>> operators) {
+    NodePtr left = (this->*operand)();
+    for (;;) {
+        const auto found =
+            std::ranges::find_if(operators, [&](const auto& o) { return is_op(o.first) || is_name(o.first); });
+        if (found == operators.end()) return left;
         const std::size_t offset = tokens_[next_++].offset;
-        left                     = binary(NodeKind::logical_or, offset, std::move(left), and_expression());
+        left                     = binary(found->second, offset, std::move(left), (this->*operand)());
     }
-    return left;
+}
+
+NodePtr ExpressionParser::or_expression() {
+    return chain(&ExpressionParser::and_expression, {{"or", NodeKind::logical_or}});
 }
 
 NodePtr ExpressionParser::and_expression() {
-    NodePtr left = not_expression();
-    while (is_name("and")) {
-        const std::size_t offset = tokens_[next_++].offset;
-        left                     = binary(NodeKind::logical_and, offset, std::move(left), not_expression());
-    }
-    return left;
+    return chain(&ExpressionParser::not_expression, {{"and", NodeKind::logical_and}});
 }
+
+NodePtr ExpressionParser::sum() {
+    return chain(&ExpressionParser::concat, {{"+", NodeKind::add}, {"-", NodeKind::subtract}});
+}
+
+NodePtr ExpressionParser::product() {
+    return chain(
+        &ExpressionParser::power,
+        {{"*", NodeKind::multiply}, {"/", NodeKind::divide}, {"//", NodeKind::floor_divide}, {"%", NodeKind::modulo}});
+}
+
+NodePtr ExpressionParser::power() { return chain(&ExpressionParser::filtered, {{"**", NodeKind::power}}); }
 
 NodePtr ExpressionParser::not_expression() {
     if (!is_name("not")) return compare();
@@ -224,16 +242,6 @@ NodePtr ExpressionParser::compare() {
     }
 }
 
-NodePtr ExpressionParser::sum() {
-    NodePtr left = concat();
-    while (is_op("+") || is_op("-")) {
-        const Lexeme& t    = tokens_[next_++];
-        const auto    kind = t.text == "+" ? NodeKind::add : NodeKind::subtract;
-        left               = binary(kind, t.offset, std::move(left), concat());
-    }
-    return left;
-}
-
 NodePtr ExpressionParser::concat() {
     NodePtr first = product();
     if (!is_op("~")) return first;
@@ -241,29 +249,6 @@ NodePtr ExpressionParser::concat() {
     add(n, std::move(first));
     while (skip_op("~")) add(n, product());
     return n;
-}
-
-NodePtr ExpressionParser::product() {
-    NodePtr left = power();
-    for (;;) {
-        NodeKind kind{};
-        if (is_op("*")) kind = NodeKind::multiply;
-        else if (is_op("/")) kind = NodeKind::divide;
-        else if (is_op("//")) kind = NodeKind::floor_divide;
-        else if (is_op("%")) kind = NodeKind::modulo;
-        else return left;
-        const std::size_t offset = tokens_[next_++].offset;
-        left                     = binary(kind, offset, std::move(left), power());
-    }
-}
-
-NodePtr ExpressionParser::power() {
-    NodePtr left = unary(true);
-    while (is_op("**")) {
-        const std::size_t offset = tokens_[next_++].offset;
-        left                     = binary(NodeKind::power, offset, std::move(left), unary(true));
-    }
-    return left;
 }
 
 NodePtr ExpressionParser::unary(bool with_filter) {

@@ -153,8 +153,7 @@ Value indent(Runtime& runtime, const Value& v, const Arguments& a) {
         if (i) out.append("\n", false);
         if (i == 0 ? first : blank || !line.bytes.empty()) out.append(margin);
         out.append(line);
-        if (out.bytes.size() > runtime.budget.longest)
-            fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+        runtime.budget.growing(out.bytes.size());
     }
     runtime.budget.text(out.bytes.size());
     return out;
@@ -196,13 +195,8 @@ Value sort_filter(Runtime& runtime, const Value& v, const Arguments& a) {
         if (!attribute || attribute->none()) return lower_key(runtime, item, sensitive);
         if (!attribute->text()) return lower_key(runtime, get_path(runtime, item, *attribute), sensitive);
         std::vector<Value> keys;
-        std::string_view   rest = attribute->text()->bytes;
-        for (;;) {
-            const std::size_t comma = rest.find(',');
-            keys.push_back(lower_key(runtime, get_path(runtime, item, Value(rest.substr(0, comma))), sensitive));
-            if (comma == std::string_view::npos) break;
-            rest.remove_prefix(comma + 1);
-        }
+        for (std::string_view path : split(attribute->text()->bytes, ','))
+            keys.push_back(lower_key(runtime, get_path(runtime, item, Value(path)), sensitive));
         return make_list(runtime, std::move(keys));
     });
     return make_list(runtime, std::move(items));
@@ -317,12 +311,10 @@ Value int_filter(Runtime&, const Value& v, const Arguments& a) {
         (base == 8 && (body.starts_with("0o") || body.starts_with("0O"))) ||
         (base == 2 && (body.starts_with("0b") || body.starts_with("0B"))))
         body.remove_prefix(2);
-    std::uint64_t value = 0;
     if (base < 2 || base > 36) return failed;
-    const auto [end, error] = std::from_chars(body.data(), body.data() + body.size(), value, int(base));
-    if (error == std::errc() && end == body.data() + body.size() &&
-        value <= std::uint64_t(std::numeric_limits<std::int64_t>::max()))
-        return negative ? -std::int64_t(value) : std::int64_t(value);
+    const auto value = to_number<std::uint64_t>(body, int(base));
+    if (value && *value <= std::uint64_t(std::numeric_limits<std::int64_t>::max()))
+        return negative ? -std::int64_t(*value) : std::int64_t(*value);
     char*        stop = nullptr; // int(float(text)), as Jinja tries next
     const double d    = std::strtod(digits.c_str(), &stop);
     const bool   hex  = digits.find_first_of("xXpP") != std::string::npos;
@@ -431,9 +423,8 @@ Value urlencode(Runtime& runtime, const Value& v, const Arguments&) {
     text->for_each_part([&](std::string_view part, bool is_input) {
         std::string made;
         for (char c : part) {
-            const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                               std::string_view("_.-~/").contains(c);
-            char hex[4];
+            const bool plain = is_alphanumeric(c) || std::string_view("_.-~/").contains(c);
+            char       hex[4];
             std::snprintf(hex, sizeof hex, "%%%02X", unsigned(static_cast<unsigned char>(c)));
             made += plain ? std::string(1, c) : std::string(hex);
         }
@@ -459,10 +450,11 @@ Value last_filter(Runtime& runtime, const Value& v, const Arguments&) {
     return items.empty() ? undefined("No last item, sequence was empty.") : items.back();
 }
 
-Value filter_of_text(Runtime& runtime, const Value& v, MarkedText (*f)(const Text&)) {
+template <MarkedText (*make)(const Text&)>
+Value filter_of_text(Runtime& runtime, const Value& v, const Arguments&) {
     const TextRef text = as_text(runtime, v);
     runtime.budget.text(text->bytes.size());
-    return f(*text);
+    return make(*text);
 }
 
 Value escape(Runtime& runtime, const Value& v, const Arguments&) {
@@ -470,115 +462,112 @@ Value escape(Runtime& runtime, const Value& v, const Arguments&) {
     return text->safe ? Value(text) : Value(Text{escape_html(*text), true});
 }
 
-#define QUIRE_FILTER                                                        \
-    [](Runtime & runtime [[maybe_unused]], const Value& v [[maybe_unused]], \
-       const Arguments& a [[maybe_unused]]) -> Value
+Value abs_filter(Runtime&, const Value& v, const Arguments&) {
+    must_be_defined(v);
+    if (!v.number()) fault("bad operand type for abs(): '", type_name(v), "'");
+    return (v.integer() ? *v.integer() < 0 : std::signbit(*v.number())) ? negate(v) : v;
+}
+
+Value attr_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    const Value* name = a.get(0, "name");
+    if (!name || !name->text()) fault("attr() needs a name");
+    const Value found = get_attribute(runtime, v, name->text()->bytes);
+    const bool  item  = v.dict() && v.dict()->find(*name) && !found.object();
+    return item ? undefined(cat("'dict object' has no attribute '", name->text()->bytes, "'")) : found;
+}
+
+Value center_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    const Arguments width{{a.get(0, "width") ? *a.get(0, "width") : Value(std::int64_t(80))}, {}};
+    return call_method(runtime, Value(as_text(runtime, v)), "center", width);
+}
+
+Value format_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    const TextRef format = as_text(runtime, v);
+    if (a.named.empty()) return format_percent(runtime, *format, make_list(runtime, a.positional, List::Form::tuple));
+    Dict values;
+    for (const auto& [name, value] : a.named) values.set(Value(std::string_view(name)), value);
+    return format_percent(runtime, *format, make_dict(runtime, std::move(values)));
+}
+
+Value pprint_filter(Runtime& runtime, const Value& v, const Arguments&) {
+    MarkedText out;
+    append_repr(runtime, out, v);
+    return out;
+}
+
+Value replace_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    const Value *from = a.get(0, "old"), *to = a.get(1, "new"), *most = a.get(2, "count");
+    if (!from || !to) fault("replace() needs two texts");
+    return replace(runtime, *as_text(runtime, v), *as_text(runtime, *from), *as_text(runtime, *to),
+                   most && !most->none() ? whole(a, 2, "count", -1) : -1);
+}
+
+Value trim_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    const Value*  set  = a.get(0, "chars");
+    const TextRef text = as_text(runtime, v);
+    runtime.budget.text(text->bytes.size());
+    return strip(*text, set && set->text() ? &set->text()->bytes : nullptr, true, true);
+}
 
 const std::unordered_map<std::string_view, Filter>& filters() {
-    static const std::unordered_map<std::string_view, Filter> table = [] {
-        std::unordered_map<std::string_view, Filter> t{{"abs", QUIRE_FILTER{must_be_defined(v);
-        if (!v.number()) fault("bad operand type for abs(): '", type_name(v), "'");
-        return (v.integer() ? *v.integer() < 0 : std::signbit(*v.number())) ? negate(v) : v;
-    }
-}
-, {"attr", QUIRE_FILTER{const Value* name = a.get(0, "name");
-if (!name || !name->text()) fault("attr() needs a name");
-const Value found = get_attribute(runtime, v, name->text()->bytes);
-const bool  item  = v.dict() && v.dict()->find(*name) && !found.object();
-return item ? undefined(cat("'dict object' has no attribute '", name->text()->bytes, "'")) : found;
-}
-}
-, {"batch", batch}, {"capitalize", QUIRE_FILTER{return filter_of_text(runtime, v, capitalize);
-}
-}
-, {"center", QUIRE_FILTER{Arguments width{{a.get(0, "width") ? *a.get(0, "width") : Value(std::int64_t(80))}, {}};
-return call_method(runtime, Value(as_text(runtime, v)), "center", width);
-}
-}
-, {"default", default_filter}, {"dictsort", dictsort}, {"escape", escape},
-    {"forceescape", QUIRE_FILTER{return Text{escape_html(*as_text(runtime, v)), true};
-}
-}
-, {"first", first_filter}, {"float", float_filter},
-    {"format", QUIRE_FILTER{if (a.named.empty()) return format_percent(
-                   runtime, *as_text(runtime, v), make_list(runtime, a.positional, List::Form::tuple));
-Dict values;
-for (const auto& [name, value] : a.named) values.set(Value(std::string_view(name)), value);
-return format_percent(runtime, *as_text(runtime, v), make_dict(runtime, std::move(values)));
-}
-}
-, {"from_json", from_json_filter}, {"groupby", groupby}, {"indent", indent}, {"int", int_filter},
-    {"items", items_filter}, {"join", join_filter}, {"last", last_filter},
-    {"length", QUIRE_FILTER{return std::int64_t(length(v));
-}
-}
-, {"list", QUIRE_FILTER{return make_list(runtime, iterate(runtime, v));
-}
-}
-, {"lower", QUIRE_FILTER{return filter_of_text(runtime, v, lower);
-}
-}
-, {"map", map_filter}, {"max", QUIRE_FILTER{return extreme(runtime, v, a, 1);
-}
-}
-, {"min", QUIRE_FILTER{return extreme(runtime, v, a, -1);
-}
-}
-, {"pprint", QUIRE_FILTER{MarkedText out;
-append_repr(runtime, out, v);
-return out;
-}
-}
-, {"reject", QUIRE_FILTER{return chosen(runtime, v, a, false, false);
-}
-}
-, {"rejectattr", QUIRE_FILTER{return chosen(runtime, v, a, true, false);
-}
-}
-, {"replace", QUIRE_FILTER{const Value* from = a.get(0, "old"), *to = a.get(1, "new"), *most = a.get(2, "count");
-if (!from || !to) fault("replace() needs two texts");
-return replace(runtime, *as_text(runtime, v), *as_text(runtime, *from), *as_text(runtime, *to),
-               most && !most->none() ? whole(a, 2, "count", -1) : -1);
-}
-}
-, {"reverse", reverse_filter}, {"round", round_filter},
-    {"safe", QUIRE_FILTER{return Text{static_cast<const MarkedText&>(*as_text(runtime, v)), true};
-}
-}
-, {"select", QUIRE_FILTER{return chosen(runtime, v, a, false, true);
-}
-}
-, {"selectattr", QUIRE_FILTER{return chosen(runtime, v, a, true, true);
-}
-}
-, {"slice", slice_filter}, {"sort", sort_filter}, {"string", QUIRE_FILTER{return as_text(runtime, v);
-}
-}
-, {"sum", sum_filter}, {"title", title_filter}, {"tojson", tojson},
-    {"trim", QUIRE_FILTER{const Value* set = a.get(0, "chars");
-const TextRef text = as_text(runtime, v);
-runtime.budget.text(text->bytes.size());
-return strip(*text, set && set->text() ? &set->text()->bytes : nullptr, true, true);
-}
-}
-, {"truncate", truncate}, {"unique", unique_filter}, {"upper", QUIRE_FILTER{return filter_of_text(runtime, v, upper);
-}
-}
-, {"urlencode", urlencode},
-    {"wordcount",
-     QUIRE_FILTER{return std::int64_t(length(call_method(runtime, Value(as_text(runtime, v)), "split", {})));
-}
-}
-,
-}
-;
-t["count"] = t["length"];
-t["d"]     = t["default"];
-t["e"]     = t["escape"];
-return t;
-}
-();
-return table;
+    using R = Runtime;
+    using V = Value;
+    using A = Arguments;
+    static const std::unordered_map<std::string_view, Filter> table{
+        {"abs", abs_filter},
+        {"attr", attr_filter},
+        {"batch", batch},
+        {"capitalize", filter_of_text<capitalize>},
+        {"center", center_filter},
+        {"count", [](R&, const V& v, const A&) -> V { return std::int64_t(length(v)); }},
+        {"d", default_filter},
+        {"default", default_filter},
+        {"dictsort", dictsort},
+        {"e", escape},
+        {"escape", escape},
+        {"first", first_filter},
+        {"float", float_filter},
+        {"forceescape", [](R& r, const V& v, const A&) -> V { return Text{escape_html(*as_text(r, v)), true}; }},
+        {"format", format_filter},
+        {"from_json", from_json_filter},
+        {"groupby", groupby},
+        {"indent", indent},
+        {"int", int_filter},
+        {"items", items_filter},
+        {"join", join_filter},
+        {"last", last_filter},
+        {"length", [](R&, const V& v, const A&) -> V { return std::int64_t(length(v)); }},
+        {"list", [](R& r, const V& v, const A&) -> V { return make_list(r, iterate(r, v)); }},
+        {"lower", filter_of_text<lower>},
+        {"map", map_filter},
+        {"max", [](R& r, const V& v, const A& a) { return extreme(r, v, a, 1); }},
+        {"min", [](R& r, const V& v, const A& a) { return extreme(r, v, a, -1); }},
+        {"pprint", pprint_filter},
+        {"reject", [](R& r, const V& v, const A& a) { return chosen(r, v, a, false, false); }},
+        {"rejectattr", [](R& r, const V& v, const A& a) { return chosen(r, v, a, true, false); }},
+        {"replace", replace_filter},
+        {"reverse", reverse_filter},
+        {"round", round_filter},
+        {"safe", [](R& r, const V& v, const A&) -> V { return Text{MarkedText(*as_text(r, v)), true}; }},
+        {"select", [](R& r, const V& v, const A& a) { return chosen(r, v, a, false, true); }},
+        {"selectattr", [](R& r, const V& v, const A& a) { return chosen(r, v, a, true, true); }},
+        {"slice", slice_filter},
+        {"sort", sort_filter},
+        {"string", [](R& r, const V& v, const A&) -> V { return as_text(r, v); }},
+        {"sum", sum_filter},
+        {"title", title_filter},
+        {"tojson", tojson},
+        {"trim", trim_filter},
+        {"truncate", truncate},
+        {"unique", unique_filter},
+        {"upper", filter_of_text<upper>},
+        {"urlencode", urlencode},
+        {"wordcount",
+         [](R& r, const V& v, const A&) -> V {
+             return std::int64_t(length(call_method(r, V(as_text(r, v)), "split", {})));
+         }},
+    };
+    return table;
 }
 
 bool is_filter(std::string_view name) { return filters().contains(name); }

@@ -28,8 +28,7 @@ public:
     void write(const Value& v, int depth) {
         runtime_.budget.step();
         if (depth > 200) fault("values are nested too deep for JSON");
-        if (out.bytes.size() > runtime_.budget.longest)
-            fault("a text becomes longer than ", runtime_.budget.longest, " bytes");
+        runtime_.budget.growing(out.bytes.size());
         if (const Text* t = v.text()) return text(*t);
         if (const Dict* d = v.dict()) return object(*d, depth);
         if (const List* l = v.list(); l && (l->form == List::Form::list || l->form == List::Form::tuple)) {

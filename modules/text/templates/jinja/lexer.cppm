@@ -277,11 +277,9 @@ private:
                 return;
             }
         }
-        std::int64_t value = 0;
-        auto [end, error]  = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
-        if (error != std::errc() || end != digits.data() + digits.size())
-            fail("this number is no integer of 64 bits", begin);
-        add(TokenKind::integer, begin).integer = value;
+        const auto value = to_number<std::int64_t>(digits, base);
+        if (!value) fail("this number is no integer of 64 bits", begin);
+        add(TokenKind::integer, begin).integer = *value;
     }
 
     void text_literal() {

@@ -336,8 +336,7 @@ MarkedText expand_braces(Runtime& runtime, const Text& format, const Arguments& 
                                  depth - 1)
                        .bytes;
         out.append(format_value(runtime, v, spec));
-        if (out.bytes.size() > runtime.budget.longest)
-            fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+        runtime.budget.growing(out.bytes.size());
         at = end + 1;
     }
     runtime.budget.text(out.bytes.size());

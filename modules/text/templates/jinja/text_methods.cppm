@@ -101,8 +101,7 @@ MarkedText replace(Runtime& runtime, const Text& text, const Text& from, const T
     const std::string_view s = text.bytes, f = from.bytes;
     std::size_t            at  = 0;
     auto                   put = [&](const MarkedText& piece, std::size_t begin, std::size_t end) {
-        if (out.bytes.size() + (end - begin) > runtime.budget.longest)
-            fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+        runtime.budget.growing(out.bytes.size() + (end - begin));
         out.append(piece, begin, end);
     };
     if (f.empty()) {
@@ -151,8 +150,7 @@ MarkedText join(Runtime& runtime, const Text& separator, const std::vector<Value
     for (std::size_t i = 0; i < items.size(); i++) {
         if (i) out.append(separator);
         append_str(runtime, out, items[i]);
-        if (out.bytes.size() > runtime.budget.longest)
-            fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+        runtime.budget.growing(out.bytes.size());
     }
     runtime.budget.text(out.bytes.size());
     return out;
@@ -387,8 +385,7 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
         std::int64_t column = 0;
         MarkedText   out    = mapped(t, [&](char32_t c, std::string& made) {
             if (c == '\t') {
-                if (made.size() > runtime.budget.longest)
-                    fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+                runtime.budget.growing(made.size());
                 const std::int64_t n = size > 0 ? size - column % size : 0;
                 made.append(std::size_t(n), ' ');
                 column += n;

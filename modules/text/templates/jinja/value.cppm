@@ -33,6 +33,10 @@ struct Budget {
     void step(std::int64_t n = 1) {
         if ((steps -= n) < 0) fault("the template takes too many steps");
     }
+    // While a text is made: it has so many bytes by now.
+    void growing(std::size_t n) const {
+        if (n > longest) fault("a text becomes longer than ", longest, " bytes");
+    }
     // Before a text of so many bytes is made.
     void text(std::size_t n);
     void list(std::size_t n);
@@ -184,7 +188,7 @@ module :private;
 namespace quire::jinja {
 
 void Budget::text(std::size_t n) {
-    if (n > longest) fault("a text becomes longer than ", longest, " bytes");
+    growing(n);
     if (n > bytes) fault("the template's texts need too much memory");
     bytes -= n;
     step(std::int64_t(n / 256));

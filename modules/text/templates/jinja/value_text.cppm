@@ -83,8 +83,7 @@ void append_text_repr(MarkedText& out, const Text& text) {
 void append_repr(Runtime& runtime, MarkedText& out, const Value& v, int depth) {
     if (depth > deepest) fault("values are nested too deep to be written");
     runtime.budget.step();
-    if (out.bytes.size() > runtime.budget.longest)
-        fault("a text becomes longer than ", runtime.budget.longest, " bytes");
+    runtime.budget.growing(out.bytes.size());
     if (v.undefined()) out.append("Undefined", false);
     else if (v.none()) out.append("None", false);
     else if (const auto* b = v.get<bool>()) out.append(*b ? "True" : "False", false);
