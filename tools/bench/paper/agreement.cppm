@@ -33,129 +33,58 @@ module :private;
 namespace quire::paper {
 
 // Python and numpy, seed 1, traces of an hour (175B: 15 minutes), the calibrated costs.
-constexpr Reference numbers[] = {
-    {"13", "a", "orca-max", "batched", -1, "7.00"},
-    {"13", "a", "orca-pow2", "batched", -1, "9.75"},
-    {"13", "a", "orca-oracle", "batched", -1, "13.37"},
-    {"13", "a", "quire", "batched", -1, "32.94"},
-    {"13", "b", "orca-max", "batched", -1, "7.00"},
-    {"13", "b", "orca-pow2", "batched", -1, "42.75"},
-    {"13", "b", "orca-oracle", "batched", -1, "74.13"},
-    {"13", "b", "quire", "batched", -1, "138.29"},
-    {"13", "a", "orca-max", "tokens", -1, "20.5"},
-    {"13", "a", "orca-max", "reservation", -1, "13.6"},
-    {"13", "a", "orca-max", "internal", -1, "57.1"},
-    {"13", "a", "orca-max", "other", -1, "8.85"},
-    {"13", "a", "orca-pow2", "tokens", -1, "28.1"},
-    {"13", "a", "orca-pow2", "reservation", -1, "18.7"},
-    {"13", "a", "orca-pow2", "internal", -1, "15.2"},
-    {"13", "a", "orca-pow2", "other", -1, "38.1"},
-    {"13", "a", "orca-oracle", "tokens", -1, "38.4"},
-    {"13", "a", "orca-oracle", "reservation", -1, "25.8"},
-    {"13", "a", "orca-oracle", "other", -1, "35.8"},
-    {"13", "a", "quire", "tokens", -1, "94.3"},
-    {"13", "a", "quire", "other", -1, "5.7"},
-    {"13", "overloaded", "quire", "tokens", -1, "97.0"},
-    {"12", "a", "faster-transformer", "sustained", 0.5, "0.31"},
-    {"12", "a", "orca-max", "sustained", 0.5, "0.71"},
-    {"12", "a", "orca-pow2", "sustained", 0.5, "1.00"},
-    {"12", "a", "orca-oracle", "sustained", 0.5, "1.23"},
-    {"12", "a", "quire", "sustained", 0.5, "2.05"},
-    {"12", "b", "faster-transformer", "sustained", 0.5, "0.17"},
-    {"12", "b", "orca-max", "sustained", 0.5, "0.35"},
-    {"12", "b", "orca-pow2", "sustained", 0.5, "0.49"},
-    {"12", "b", "orca-oracle", "sustained", 0.5, "0.64"},
-    {"12", "b", "quire", "sustained", 0.5, "1.35"},
-    {"12", "c", "faster-transformer", "sustained", 0.5, "0.57"},
-    {"12", "c", "orca-max", "sustained", 0.5, "2.03"},
-    {"12", "c", "orca-pow2", "sustained", 0.5, "2.41"},
-    {"12", "c", "orca-oracle", "sustained", 0.5, "2.75"},
-    {"12", "c", "quire", "sustained", 0.5, "3.64"},
-    {"12", "d", "faster-transformer", "sustained", 0.5, "1.65"},
-    {"12", "d", "orca-max", "sustained", 0.5, "4.38"},
-    {"12", "d", "orca-pow2", "sustained", 0.5, "17.7"},
-    {"12", "d", "orca-oracle", "sustained", 0.5, "24.0"},
-    {"12", "d", "quire", "sustained", 0.5, "30.8"},
-    {"12", "e", "faster-transformer", "sustained", 0.5, "0.85"},
-    {"12", "e", "orca-max", "sustained", 0.5, "2.01"},
-    {"12", "e", "orca-pow2", "sustained", 0.5, "10.5"},
-    {"12", "e", "orca-oracle", "sustained", 0.5, "15.7"},
-    {"12", "e", "quire", "sustained", 0.5, "24.8"},
-    {"12", "f", "faster-transformer", "sustained", 0.5, "1.62"},
-    {"12", "f", "orca-max", "sustained", 0.5, "12.1"},
-    {"12", "f", "orca-pow2", "sustained", 0.5, "25.6"},
-    {"12", "f", "orca-oracle", "sustained", 0.5, "25.6"},
-    {"12", "f", "quire", "sustained", 0.5, "25.9"},
-    {"15", "Alpaca", "parallel", "saved", 2, "6.45"},
-    {"15", "Alpaca", "parallel", "saved", 4, "9.67"},
-    {"15", "Alpaca", "parallel", "saved", 6, "10.75"},
-    {"15", "ShareGPT", "parallel", "saved", 2, "16.6"},
-    {"15", "ShareGPT", "parallel", "saved", 4, "24.9"},
-    {"15", "ShareGPT", "parallel", "saved", 6, "27.7"},
-    {"16", "a", "orca-oracle", "sustained", 0.5, "24.0"},
-    {"16", "a", "quire", "sustained", 0.5, "45.0"},
-    {"16", "b", "orca-oracle", "sustained", 0.5, "9.45"},
-    {"16", "b", "quire", "sustained", 0.5, "35.0"},
-    {"17", "", "orca-max", "sustained", 0.5, "0.637"},
-    {"17", "", "orca-pow2", "sustained", 0.5, "0.658"},
-    {"17", "", "orca-oracle", "sustained", 0.5, "0.666"},
-    {"17", "", "quire", "sustained", 0.5, "0.863"},
-};
+constexpr std::string_view all = "faster-transformer orca-max orca-pow2 orca-oracle quire", but_first = all.substr(19),
+                           chat_rates = "0.2 0.4 0.6 0.8 1 1.2 1.6 1.8 2 2.2",
+                           text_rates = "1 4 8 16 20 22 24 26 30 32";
 
-// Latencies in s/token, by system, at the rates.
-struct Curve {
-    std::string_view                 panel, series;
-    std::array<double, 10>           rates;
-    std::array<std::string_view, 10> values;
+// The references of some series at some x: all values of the first series, then those of the next.
+struct References {
+    std::string_view set, panel, kind, series, x, values;
 };
-constexpr std::array<double, 10> chat_rates{0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.6, 1.8, 2, 2.2},
-    text_rates{1, 4, 8, 16, 20, 22, 24, 26, 30, 32};
-constexpr Curve curves[] = {
-    {"a",
-     "faster-transformer",
-     chat_rates,
-     {"0.247", "5.80", "13.0", "28.0", "32.2", "46.9", "71.8", "81.3", "87.8", "97.3"}},
-    {"a", "orca-max", chat_rates, {"0.026", "0.031", "0.060", "2.32", "6.01", "11.8", "22.7", "27.0", "30.5", "34.9"}},
-    {"a",
-     "orca-pow2",
-     chat_rates,
-     {"0.026", "0.028", "0.032", "0.066", "0.418", "4.70", "12.8", "15.8", "19.1", "22.7"}},
-    {"a",
-     "orca-oracle",
-     chat_rates,
-     {"0.026", "0.027", "0.029", "0.032", "0.038", "0.171", "6.03", "8.06", "11.1", "14.4"}},
-    {"a",
-     "quire",
-     chat_rates,
-     {"0.026", "0.028", "0.029", "0.030", "0.032", "0.034", "0.042", "0.051", "0.282", "1.93"}},
-    {"d",
-     "faster-transformer",
-     text_rates,
-     {"0.248", "119", "347", "815", "1031", "1152", "1259", "1378", "1614", "1720"}},
-    {"d", "orca-max", text_rates, {"0.026", "0.085", "81.9", "272", "363", "413", "458", "508", "601", "644"}},
-    {"d",
-     "orca-pow2",
-     text_rates,
-     {"0.026", "0.028", "0.031", "0.061", "12.5", "25.3", "36.1", "48.3", "71.8", "82.9"}},
-    {"d",
-     "orca-oracle",
-     text_rates,
-     {"0.026", "0.028", "0.031", "0.039", "0.046", "0.061", "0.284", "8.05", "25.5", "33.9"}},
-    {"d",
-     "quire",
-     text_rates,
-     {"0.026", "0.028", "0.031", "0.040", "0.046", "0.051", "0.055", "0.061", "0.095", "4.22"}},
+constexpr References numbers[] = {
+    {"13", "a", "batched", but_first, "-1", "7.00 9.75 13.37 32.94"},
+    {"13", "b", "batched", but_first, "-1", "7.00 42.75 74.13 138.29"},
+    {"13", "a", "tokens", but_first, "-1", "20.5 28.1 38.4 94.3"},
+    {"13", "a", "reservation", "orca-max orca-pow2 orca-oracle", "-1", "13.6 18.7 25.8"},
+    {"13", "a", "internal", "orca-max orca-pow2", "-1", "57.1 15.2"},
+    {"13", "a", "other", but_first, "-1", "8.85 38.1 35.8 5.7"},
+    {"13", "overloaded", "tokens", "quire", "-1", "97.0"},
+    {"12", "a", "sustained", all, "0.5", "0.31 0.71 1.00 1.23 2.05"},
+    {"12", "b", "sustained", all, "0.5", "0.17 0.35 0.49 0.64 1.35"},
+    {"12", "c", "sustained", all, "0.5", "0.57 2.03 2.41 2.75 3.64"},
+    {"12", "d", "sustained", all, "0.5", "1.65 4.38 17.7 24.0 30.8"},
+    {"12", "e", "sustained", all, "0.5", "0.85 2.01 10.5 15.7 24.8"},
+    {"12", "f", "sustained", all, "0.5", "1.62 12.1 25.6 25.6 25.9"},
+    {"15", "Alpaca", "saved", "parallel", "2 4 6", "6.45 9.67 10.75"},
+    {"15", "ShareGPT", "saved", "parallel", "2 4 6", "16.6 24.9 27.7"},
+    {"16", "a", "sustained", "orca-oracle quire", "0.5", "24.0 45.0"},
+    {"16", "b", "sustained", "orca-oracle quire", "0.5", "9.45 35.0"},
+    {"17", "", "sustained", but_first, "0.5", "0.637 0.658 0.666 0.863"},
+    {"12", "a", "latency", "faster-transformer", chat_rates, "0.247 5.80 13.0 28.0 32.2 46.9 71.8 81.3 87.8 97.3"},
+    {"12", "a", "latency", "orca-max", chat_rates, "0.026 0.031 0.060 2.32 6.01 11.8 22.7 27.0 30.5 34.9"},
+    {"12", "a", "latency", "orca-pow2", chat_rates, "0.026 0.028 0.032 0.066 0.418 4.70 12.8 15.8 19.1 22.7"},
+    {"12", "a", "latency", "orca-oracle", chat_rates, "0.026 0.027 0.029 0.032 0.038 0.171 6.03 8.06 11.1 14.4"},
+    {"12", "a", "latency", "quire", chat_rates, "0.026 0.028 0.029 0.030 0.032 0.034 0.042 0.051 0.282 1.93"},
+    {"12", "d", "latency", "faster-transformer", text_rates, "0.248 119 347 815 1031 1152 1259 1378 1614 1720"},
+    {"12", "d", "latency", "orca-max", text_rates, "0.026 0.085 81.9 272 363 413 458 508 601 644"},
+    {"12", "d", "latency", "orca-pow2", text_rates, "0.026 0.028 0.031 0.061 12.5 25.3 36.1 48.3 71.8 82.9"},
+    {"12", "d", "latency", "orca-oracle", text_rates, "0.026 0.028 0.031 0.039 0.046 0.061 0.284 8.05 25.5 33.9"},
+    {"12", "d", "latency", "quire", text_rates, "0.026 0.028 0.031 0.040 0.046 0.051 0.055 0.061 0.095 4.22"},
 };
 
 std::span<const Reference> references() {
-    static const std::vector<Reference> all = [] {
-        std::vector<Reference> list(std::begin(numbers), std::end(numbers));
-        for (const Curve& c : curves)
-            for (std::size_t i = 0; i < c.rates.size(); i++)
-                list.push_back({"12", c.panel, c.series, "latency", c.rates[i], c.values[i]});
-        return list;
+    static const std::vector<Reference> list = [] {
+        std::vector<Reference> made;
+        for (const References& r : numbers) {
+            const std::vector<std::string_view> values = split(r.values);
+            auto                                value  = values.begin();
+            for (std::string_view series : split(r.series))
+                for (std::string_view x : split(r.x))
+                    made.push_back({r.set, r.panel, series, r.kind, to_number<double>(x).value_or(0), *value++});
+        }
+        return made;
     }();
-    return all;
+    return list;
 }
 
 double value_of(const Points& points, const Reference& r) {
@@ -170,9 +99,7 @@ double value_of(const Points& points, const Reference& r) {
 }
 
 double difference(const Points& points, const Reference& r) {
-    double value = 0;
-    std::from_chars(r.value.data(), r.value.data() + r.value.size(), value);
-    const double mine = value_of(points, r);
+    const double value = to_number<double>(r.value).value_or(0), mine = value_of(points, r);
     if (!std::isfinite(mine)) return mine;
     const std::size_t point    = r.value.find('.');
     const double      rounding = 0.5 * std::pow(10, point == r.value.npos ? 0 : -double(r.value.size() - point - 1));
@@ -199,7 +126,7 @@ std::optional<Section> agreement(const Sets& simulated) {
         other.push_back(cat(what, ": ", number(value_of(set->second, r), -3), ", there ", r.value));
     }
     if (n == 0) return std::nullopt;
-    Section s{"Beside another simulator", "", "", {}, {}, {}};
+    Section s{"Beside another simulator"};
     s.why.push_back(
         cat("The systems were also simulated by a program in Python that shares no code with quire: the same traces, "
             "the same cost model, a scheduler of its own. Of its ",
@@ -212,17 +139,12 @@ std::optional<Section> agreement(const Sets& simulated) {
     s.why.push_back(list + ".");
     s.why.push_back(
         "Why. FasterTransformer: when a request of a batch is over, its KV is not read any more here, as the "
-        "definition "
-        "has it; the other program goes on reading it, so its batches take longer. With 175B and Alpaca the latency of "
-        "FasterTransformer stays between 0.49 and 0.52 s/token from 1.6 to 2 requests/s in both programs; at which of "
-        "these "
-        "rates it passes 0.5 is chance. Steep curves: near the knee a rate that differs by less than 1 % changes the "
-        "latency "
-        "by more than 3 %, while the sustained rates agree. Blocks saved: the other program averages over the first "
-        "3,000 "
-        "requests of the data set, this one over those that arrive; its formula, over the requests that arrive here, "
-        "gives "
-        "16.0 and 24.0 % too.");
+        "definition has it; the other program goes on reading it, so its batches take longer. With 175B and Alpaca the "
+        "latency of FasterTransformer stays between 0.49 and 0.52 s/token from 1.6 to 2 requests/s in both programs; "
+        "at which of these rates it passes 0.5 is chance. Steep curves: near the knee a rate that differs by less than "
+        "1 % changes the latency by more than 3 %, while the sustained rates agree. Blocks saved: the other program "
+        "averages over the first 3,000 requests of the data set, this one over those that arrive; its formula, over "
+        "the requests that arrive here, gives 16.0 and 24.0 % too.");
     return s;
 }
 

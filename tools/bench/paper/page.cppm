@@ -24,12 +24,10 @@ constexpr std::string_view title = "The paper, reproduced";
 std::vector<std::string> introduction(const Sets& simulated, const Sets& measured) {
     std::vector<std::string> out{
         "The evaluation of Kwon et al., \"Efficient Memory Management for Large Language Model Serving with "
-        "PagedAttention\" (SOSP '23), on quire's own scheduler, "
-        "block tables and decoding methods. The systems that the paper compares with are admission rules behind the "
-        "same scheduler: Orca (Max), (Pow2) and (Oracle) "
+        "PagedAttention\" (SOSP '23), on quire's own scheduler, block tables and decoding methods. The systems that "
+        "the paper compares with are admission rules behind the same scheduler: Orca (Max), (Pow2) and (Oracle) "
         "reserve a contiguous chunk for each sequence from a buddy allocator; FasterTransformer runs one batch after "
-        "another. `./bench throughput --system` runs each "
-        "of them on any model. This page is made by `./bench paper`."};
+        "another. `./bench throughput --system` runs each of them on any model. This page is made by `./bench paper`."};
     if (!simulated.empty()) {
         const Points& any = simulated.begin()->second;
         out.push_back(cat("**Simulated**: a discrete-event simulation on ", any.machine,
@@ -48,19 +46,18 @@ std::vector<std::string> introduction(const Sets& simulated, const Sets& measure
         }
         double seconds = 0;
         for (const auto& [set, points] : measured) seconds += points.seconds;
-        out.push_back(cat(
-            "**Measured**: ", any.machine, " (`./bench paper --real`, ", settings, "; ", number(seconds / 60, 0),
-            " minutes in all), random weights, a pool of 15,728 slots whatever the memory, rates around each system's "
-            "knee on that machine. In traces of seconds no backlog grows, so a rate is sustained there up to three "
-            "times the latency of a sequence alone."));
+        out.push_back(cat("**Measured**: ", any.machine, " (`./bench paper --real`, ", settings, "; ",
+                          number(seconds / 60, 0),
+                          " minutes in all), random weights, a pool of 15,728 slots whatever the memory, rates around "
+                          "each system's knee on that machine. In traces of seconds no backlog grows, so a rate is "
+                          "sustained there up to three times the latency of a sequence alone."));
     } else out.push_back("**Measured**: not measured yet; `./bench paper --real` fills in the column.");
     out.push_back(
         "The data sets are synthetic: the paper's mean lengths, log-normal prompts and gamma outputs, ShareGPT's "
-        "spread fitted to Fig. 2 and 13, Alpaca's to Fig. 13; "
-        "translations and chats are assumed. Arrivals are Poisson, outputs have the trace's length, normalized latency "
-        "is the mean of (end - arrival) / output tokens, and a rate is "
-        "sustained if that is at most 0.5 s/token. The traces are those of numpy's default_rng, so that they can be "
-        "made elsewhere.");
+        "spread fitted to Fig. 2 and 13, Alpaca's to Fig. 13; translations and chats are assumed. Arrivals are "
+        "Poisson, outputs have the trace's length, normalized latency is the mean of (end - arrival) / output tokens, "
+        "and a rate is sustained if that is at most 0.5 s/token. The traces are those of numpy's default_rng, so that "
+        "they can be made elsewhere.");
     return out;
 }
 
@@ -109,10 +106,10 @@ std::string html_page(const std::vector<Section>& sections, const std::vector<st
             "content=\"width=device-width\"><title>",
             title,
             "</title><style>:root{color-scheme:light dark}body{font:15px/1.5 sans-serif;max-width:62rem;margin:2rem "
-            "auto;padding:0 1rem}"
-            "svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:13px}td,th{border:1px solid "
-            "#8885;padding:.15rem .6rem}"
-            "td:nth-child(n+2){text-align:right}figcaption{color:#888;font-size:13px}</style><h1>",
+            "auto;padding:0 "
+            "1rem}svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:13px}td,th{border:1px solid "
+            "#8885;padding:.15rem "
+            ".6rem}td:nth-child(n+2){text-align:right}figcaption{color:#888;font-size:13px}</style><h1>",
             title, "</h1>");
     for (const std::string& paragraph : intro) out += cat("<p>", inline_html(paragraph), "</p>");
     for (const Section& s : sections) {

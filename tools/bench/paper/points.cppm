@@ -23,7 +23,7 @@ struct Points {
     std::string        settings;     // sets with equal settings are comparable: seed, scale, shape
     std::uint32_t      seed    = 1;
     double             seconds = 0; // that it took
-    std::vector<Point> points;
+    std::vector<Point> points  = {};
 
     // The value of the point with that panel, series, kind and x (any, if negative); NaN: there is none.
     double       value(std::string_view panel, std::string_view series, std::string_view kind, double x = -1) const;

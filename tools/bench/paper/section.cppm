@@ -23,10 +23,10 @@ struct Chart {
 
 struct Section {
     std::string              title;
-    std::string              claim, verdict;
-    std::vector<std::string> why; // paragraphs
-    std::vector<Chart>       charts;
-    std::vector<Row>         rows;
+    std::string              claim{}, verdict{};
+    std::vector<std::string> why{}; // paragraphs
+    std::vector<Chart>       charts{};
+    std::vector<Row>         rows{};
 };
 
 inline constexpr std::array<std::string_view, 5> order{"faster-transformer", "orca-max", "orca-pow2", "orca-oracle",

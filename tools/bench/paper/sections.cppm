@@ -28,11 +28,7 @@ Section figure_2(const Pair& sets) {
                                      {"orca-oracle", 38.2, 25.2, 0, 36.6},
                                      {"quire", 96.3, 0, 0, 3.7}};
     Section               s{"Fig. 2: what the KV memory holds",
-              "Orca's systems fill 20.4 to 38.2 % of the KV memory with tokens, vLLM 96.3 %.",
-              "",
-                            {},
-                            {},
-                            {}};
+              "Orca's systems fill 20.4 to 38.2 % of the KV memory with tokens, vLLM 96.3 %."};
     std::vector<BarPanel> panels;
     const auto panel = [&](const std::string& title, const std::function<std::array<double, 4>(std::size_t)>& shares) {
         BarPanel p{
@@ -81,12 +77,9 @@ Section figure_2(const Pair& sets) {
     });
     s.why.push_back(
         "The shares of Orca's systems follow from the lengths and from the buddy allocator alone, whatever a step "
-        "costs: each request asks for its "
-        "slots before it starts, and the allocator rounds them up to a power of two. 15,728 slots hold seven chunks of "
-        "2,048; the rest, 8.85 %, is "
-        "the external fragmentation of Orca (Max). The description of the figure calls Oracle's 25.2 % internal "
-        "fragmentation, but a "
-        "system that reserves the exact "
+        "costs: each request asks for its slots before it starts, and the allocator rounds them up to a power of two. "
+        "15,728 slots hold seven chunks of 2,048; the rest, 8.85 %, is the external fragmentation of Orca (Max). The "
+        "description of the figure calls Oracle's 25.2 % internal fragmentation, but a system that reserves the exact "
         "length has none: it is reservation. quire wastes the last block of each sequence, and what admission keeps "
         "free.");
     s.why.push_back(
@@ -97,13 +90,8 @@ Section figure_2(const Pair& sets) {
 Section figure_12(const Pair& sets) {
     Section s{"Fig. 12: latency against request rate",
               "At similar latencies vLLM sustains 1.7 to 2.7 times the rate of Orca (Oracle), 2.7 to 8 times that of "
-              "Orca (Max), up to 22 times that "
-              "of FasterTransformer (ShareGPT, three models); 1.3 times Oracle on Alpaca with 13B; less with 175B and "
-              "Alpaca, which is compute-bound.",
-              "",
-              {},
-              {},
-              {}};
+              "Orca (Max), up to 22 times that of FasterTransformer (ShareGPT, three models); 1.3 times Oracle on "
+              "Alpaca with 13B; less with 175B and Alpaca, which is compute-bound."};
     add_latency_charts(s, sets, "fig12",
                        {{"a", "(a) OPT-13B, 1 GPU, ShareGPT"},
                         {"b", "(b) OPT-66B, 4 GPUs, ShareGPT"},
@@ -139,32 +127,25 @@ Section figure_12(const Pair& sets) {
     });
     s.why.push_back(
         "A rate ratio cannot exceed the ratio of the batches that fit into memory, and falls short of it as a step "
-        "with more sequences takes longer. For "
-        "66B and Orca (Max) the batches differ five-fold, so eight-fold cannot come from memory. With 175B on eight "
-        "GPUs, a third of the memory is KV "
-        "cache: all systems can batch much, and the arithmetic decides. FasterTransformer's latency has no flat part: "
-        "at a low latency threshold its ratio "
-        "is as high as the paper's 22, at half a second a token it is lower on ShareGPT and higher on Alpaca.");
+        "with more sequences takes longer. For 66B and Orca (Max) the batches differ five-fold, so eight-fold cannot "
+        "come from memory. With 175B on eight GPUs, a third of the memory is KV cache: all systems can batch much, and "
+        "the arithmetic decides. FasterTransformer's latency has no flat part: at a low latency threshold its ratio is "
+        "as high as the paper's 22, at half a second a token it is lower on ShareGPT and higher on Alpaca.");
     s.why.push_back(
         "Fitted, in the simulation: two parameters of the step's cost, to vLLM's two batches in Fig. 13; every other "
-        "number is a prediction. vLLM is here quire's "
-        "own scheduler with what the paper says: recomputation, whole prompts, 1 % of the blocks kept free at "
-        "admission (the paper names no such reserve).");
+        "number is a prediction. vLLM is here quire's own scheduler with what the paper says: recomputation, whole "
+        "prompts, 1 % of the blocks kept free at admission (the paper names no such reserve).");
     if (sets.measured)
         s.why.push_back(
             "Measured, the limit is three times the latency of a sequence alone. Requests that wait for the batch "
-            "before "
-            "theirs exceed it at almost any rate, so that the measured ratio over FasterTransformer says little.");
+            "before theirs exceed it at almost any rate, so that the measured ratio over FasterTransformer says "
+            "little.");
     return s;
 }
 
 Section figure_13(const Pair& sets) {
     Section s{"Fig. 13: average number of batched requests",
-              "vLLM batches 2.2 times as many requests as Orca (Oracle), 4.3 times as many as Orca (Max) (ShareGPT).",
-              "",
-              {},
-              {},
-              {}};
+              "vLLM batches 2.2 times as many requests as Orca (Oracle), 4.3 times as many as Orca (Max) (ShareGPT)."};
     struct Batches {
         std::string_view panel, title;
         double           paper[4];
@@ -199,24 +180,18 @@ Section figure_13(const Pair& sets) {
     });
     s.why.push_back(
         "Orca's batches follow from memory: Max holds seven chunks, Oracle what the buddy allocator leaves. quire's "
-        "batch is the one number here that depends on "
-        "how long a step takes, because at a rate that it sustains the batch is rate times the time a request stays "
-        "(Little's law). The paper's 30.42 requests at "
-        "2 requests/s and 132.44 at 30 mean steps of 45 and 75 ms; an A100 alone would need 32 and 21 ms. The rest is "
-        "overhead of the software of 2023, which the "
-        "calibrated cost model has in it. A faster engine is not saturated at these rates; on other hardware the rate "
-        "is chosen at quire's own knee.");
+        "batch is the one number here that depends on how long a step takes, because at a rate that it sustains the "
+        "batch is rate times the time a request stays (Little's law). The paper's 30.42 requests at 2 requests/s and "
+        "132.44 at 30 mean steps of 45 and 75 ms; an A100 alone would need 32 and 21 ms. The rest is overhead of the "
+        "software of 2023, which the calibrated cost model has in it. A faster engine is not saturated at these rates; "
+        "on other hardware the rate is chosen at quire's own knee.");
     return s;
 }
 
 Section figure_14(const Pair& sets) {
     Section                                          s{"Fig. 14: parallel sampling and beam search",
               "vLLM's gain over Orca (Oracle) on Alpaca grows from 1.3 times for one answer to 2.3 times for beam "
-                                                       "search of width 6.",
-              "",
-                                                       {},
-                                                       {},
-                                                       {}};
+                                                       "search of width 6."};
     std::vector<std::pair<std::string, std::string>> titles;
     for (const char* method : {"parallel", "beam"})
         for (int n : {2, 4, 6})
@@ -236,33 +211,26 @@ Section figure_14(const Pair& sets) {
     });
     s.why.push_back(
         "The real decoding methods run on real block tables: samples share the prompt's full blocks, beams also the "
-        "blocks of their common past. The Orca systems "
-        "reserve a chunk for every sequence and copy a beam's KV into its own chunk whenever it takes over another "
-        "beam's past.");
+        "blocks of their common past. The Orca systems reserve a chunk for every sequence and copy a beam's KV into "
+        "its own chunk whenever it takes over another beam's past.");
     s.why.push_back(
         "Sharing saves up to two thirds of the blocks of beams, but every beam is still computed and reads its own "
-        "past "
-        "in each step. How much a larger batch brings depends on what a sequence adds to a step: on the simulated "
-        "A100, "
-        "with the overhead of 2023's software for each sequence, the gain hardly grows with the width.");
+        "past in each step. How much a larger batch brings depends on what a sequence adds to a step: on the simulated "
+        "A100, with the overhead of 2023's software for each sequence, the gain hardly grows with the width.");
     if (std::isfinite(two(true)) && std::isfinite(six(true)))
         s.why.back() += cat(" Measured it is ", number(two(true), 2), " times with two beams and ",
                             number(six(true), 2), " times with six: there a sequence adds little to a step.");
     s.why.push_back(
         "Made up in the simulation: how likely a beam's continuations are (the best has a probability drawn evenly "
-        "from 0 to 1, the next the same part "
-        "of the rest). It decides how soon beams have a common past, hence how much they share.");
+        "from 0 to 1, the next the same part of the rest). It decides how soon beams have a common past, hence how "
+        "much they share.");
     return s;
 }
 
 Section figure_15(const Pair& sets) {
     Section s{"Fig. 15: memory saved by sharing",
               "Parallel samples save 6.1 to 9.8 % of the blocks on Alpaca and 16.2 to 30.5 % on ShareGPT, beams 37.6 "
-              "to 55.2 % and 44.3 to 66.3 %.",
-              "",
-              {},
-              {},
-              {}};
+              "to 55.2 % and 44.3 to 66.3 %."};
     struct Saved {
         std::string_view workload, method;
         double           paper[3]; // for 2, 4, 6; 0: not printed
@@ -310,22 +278,17 @@ Section figure_15(const Pair& sets) {
     });
     s.why.push_back(
         "Counted on the block tables of the running requests, not computed from lengths. Only full blocks of the "
-        "prompt stay shared among samples, so short prompts "
-        "save little. Samples of a request end together here; with lengths of their own they would save less. Beams "
-        "share most of their past, and the more, the "
-        "surer a model is of its best beam: that is why the beams here, of a made-up or random model, save more than "
-        "those of a trained one.");
+        "prompt stay shared among samples, so short prompts save little. Samples of a request end together here; with "
+        "lengths of their own they would save less. Beams share most of their past, and the more, the surer a model is "
+        "of its best beam: that is why the beams here, of a made-up or random model, save more than those of a trained "
+        "one.");
     return s;
 }
 
 Section figure_16(const Pair& sets) {
     Section s{"Fig. 16: a prefix that requests share",
               "With a shared prefix of one example (80 tokens) vLLM sustains 1.67 times the rate of Orca (Oracle), "
-              "with five (341 tokens) 3.58 times.",
-              "",
-              {},
-              {},
-              {}};
+              "with five (341 tokens) 3.58 times."};
     add_latency_charts(s, sets, "fig16", {{"a", "(a) one-shot, 80 tokens"}, {"b", "(b) five-shot, 341 tokens"}},
                        "requests/s");
     add_rates(s, sets, "a", "one-shot", {{"orca-oracle", "1.67×"}, {"orca-max", ""}});
@@ -336,14 +299,12 @@ Section figure_16(const Pair& sets) {
     });
     s.why.push_back(
         "The prefix is pinned once and found by every request; its last, partly filled block is copied. It is neither "
-        "computed again nor kept twice. "
-        "The lengths of the translations are assumed: the paper gives none.");
+        "computed again nor kept twice. The lengths of the translations are assumed: the paper gives none.");
     return s;
 }
 
 Section figure_17(const Pair& sets) {
-    Section s{
-        "Fig. 17: chatbot", "vLLM sustains twice the rate of the three Orca systems, which are alike.", "", {}, {}, {}};
+    Section s{"Fig. 17: chatbot", "vLLM sustains twice the rate of the three Orca systems, which are alike."};
     add_latency_charts(s, sets, "fig17", {{"", "chatbot, prompts cut to 1,024"}}, "requests/s");
     add_rates(s, sets, "", "chatbot", {{"orca-oracle", "2×"}, {"orca-pow2", "2×"}, {"orca-max", "2×"}});
     s.verdict =
@@ -351,20 +312,15 @@ Section figure_17(const Pair& sets) {
             ". The printed rates of 40 and 20 requests/s: impossible as printed");
     s.why.push_back(
         "Most prompts have 1,024 tokens, so all three Orca systems ask for 2,048 slots and run seven at a time. "
-        "quire's batch nearly doubles, but each step then reads more KV "
-        "and computes longer prompts, so the rate does not double. A prompt of 1,024 tokens costs 26.6 TFLOP; an A100 "
-        "at its peak could not start 12 a second.");
+        "quire's batch nearly doubles, but each step then reads more KV and computes longer prompts, so the rate does "
+        "not double. A prompt of 1,024 tokens costs 26.6 TFLOP; an A100 at its peak could not start 12 a second.");
     return s;
 }
 
 Section figure_18(const Pair& sets) {
     Section                s{"Fig. 18: block size",
               "The paged kernel takes 20 to 26 % longer than a contiguous one; blocks of 16 to 128 tokens are best for "
-                             "ShareGPT, 16 and 32 for Alpaca, larger ones much worse.",
-              "",
-                             {},
-                             {},
-                             {}};
+                             "ShareGPT, 16 and 32 for Alpaca, larger ones much worse."};
     std::vector<LinePanel> panels;
     if (sets.measured && !lines_of(*sets.measured, "a", "overhead").empty())
         s.charts.push_back({"fig18-kernel",
@@ -390,43 +346,35 @@ Section figure_18(const Pair& sets) {
     s.verdict = "large blocks: holds; small blocks: does not follow from memory alone";
     s.why.push_back(
         "Large blocks waste their ends: that follows from memory, and hurts Alpaca, whose sequences are shorter than "
-        "the largest blocks. That small blocks are slow was "
-        "a matter of the paper's kernel, which gave a block to a warp. The simulation's kernel costs the same for any "
-        "size, so its best block is the smallest.");
+        "the largest blocks. That small blocks are slow was a matter of the paper's kernel, which gave a block to a "
+        "warp. The simulation's kernel costs the same for any size, so its best block is the smallest.");
     if (sets.measured) {
         std::map<int, double> most; // by the size of a block, of all batches and contexts
         for (const Point& p : sets.measured->points)
             if (p.kind == "overhead") {
-                int         size = 0; // behind the last space
-                const char* end  = p.series.data() + p.series.size();
-                std::from_chars(p.series.data() + p.series.rfind(' ') + 1, end, size);
-                most[size] = std::max(most[size], p.value);
+                double& factor = most[to_number<int>(split(p.series).back()).value_or(0)];
+                factor         = std::max(factor, p.value);
             }
         std::string sizes;
         for (const auto& [size, factor] : most)
             sizes += cat(sizes.empty() ? "" : ", ", size, ": ", number(std::max(0.0, 100 * (factor - 1)), 0), " %");
         if (!sizes.empty())
             s.why.push_back(
-                cat("Measured: quire's kernels read the ids of a block table together and several blocks at "
-                    "once. By how much attention takes longer than over contiguous memory at most, by the "
-                    "tokens in a block: ",
+                cat("Measured: quire's kernels read the ids of a block table together and several blocks at once. By "
+                    "how much attention takes longer than over contiguous memory at most, by the tokens in a block: ",
                     sizes, "."));
         s.why.push_back(
-            "End to end the traces last seconds, in which a rate far above the knee of longer ones is still "
-            "sustained: the shape counts.");
+            "End to end the traces last seconds, in which a rate far above the knee of longer ones is still sustained: "
+            "the shape counts.");
     }
     return s;
 }
 
 Section figure_19(const Pair& sets) {
-    Section                s{"Fig. 19: swapping or recomputation",
-              "Recomputation does not depend on the block size; swapping is slow with small blocks. Recomputation is "
-                             "better up to blocks of 8, swapping from 64 on; "
-                             "recomputation never costs more than 20 % above swapping.",
-              "",
-                             {},
-                             {},
-                             {}};
+    Section s{
+        "Fig. 19: swapping or recomputation",
+        "Recomputation does not depend on the block size; swapping is slow with small blocks. Recomputation is "
+        "better up to blocks of 8, swapping from 64 on; recomputation never costs more than 20 % above swapping."};
     std::vector<LinePanel> panels;
     for (bool real : {false, true}) {
         const Points* set = real ? sets.measured : sets.simulated;
@@ -468,18 +416,17 @@ Section figure_19(const Pair& sets) {
     });
     s.why.push_back(
         "Every block that is swapped is two transfers a layer, so small blocks pay the start of a transfer again and "
-        "again. Computing 256 tokens again takes 43 ms at half of an A100's "
-        "peak, not 20: the printed milliseconds belong to a length that the paper does not give, and do not add up "
-        "among themselves (120 in and 120 out are not 140). "
-        "The start of a transfer, 2.5 µs, was fitted to Fig. 19a's shape.");
+        "again. Computing 256 tokens again takes 43 ms at half of an A100's peak, not 20: the printed milliseconds "
+        "belong to a length that the paper does not give, and do not add up among themselves (120 in and 120 out are "
+        "not 140). The start of a transfer, 2.5 µs, was fitted to Fig. 19a's shape.");
     if (const double mine = sets.value(true, "a", "swap", "milliseconds", 16); sets.measured && mine > 0)
-        s.why.push_back(cat(
-            "Measured: quire's copies are one kernel for all layers of all blocks of a step, which writes to pinned "
-            "memory of the host, so the size of a block hardly matters: 256 tokens go out and come back in ",
-            number(mine, 1), " ms with blocks of 16 and ", number(sets.value(true, "a", "swap", "milliseconds", 1), 1),
-            " with blocks of 1, and are computed in ",
-            number(sets.value(true, "a", "recompute", "milliseconds", 16), 1),
-            ". End to end, where few sequences are preempted, the two are alike; large blocks hurt both."));
+        s.why.push_back(
+            cat("Measured: quire's copies are one kernel for all layers of all blocks of a step, which writes to "
+                "pinned memory of the host, so the size of a block hardly matters: 256 tokens go out and come back in ",
+                number(mine, 1), " ms with blocks of 16 and ",
+                number(sets.value(true, "a", "swap", "milliseconds", 1), 1), " with blocks of 1, and are computed in ",
+                number(sets.value(true, "a", "recompute", "milliseconds", 16), 1),
+                ". End to end, where few sequences are preempted, the two are alike; large blocks hurt both."));
     return s;
 }
 
@@ -494,7 +441,7 @@ bool is_shown(const Points& set, const Point& point) {
 }
 
 Section beyond(const Pair& sets) {
-    Section s{"Beyond the paper", "", "", {}, {}, {}};
+    Section s{"Beyond the paper"};
     for (const auto& [name, panels] :
          {std::pair("beyond-admission", std::array{"admission, ShareGPT", "admission, Alpaca"}),
           std::pair("beyond-chats", std::array{"chatbot", "priorities"}),
@@ -516,15 +463,13 @@ Section beyond(const Pair& sets) {
                 }
     s.why.push_back(
         "Admission: how many blocks stay free when a request starts (the watermark) decides how often one is preempted "
-        "soon after, and its prompt computed in vain. The paper "
-        "names none; the simulator that this page is checked against has 1 %. More of them means fewer preemptions and "
-        "a smaller batch: about 4 % is best for both workloads, and quire's default. A reserve that "
-        "grows with the number of running sequences was tried and is no better than a fixed one. Keeping what was "
-        "preempted means that its blocks are used again if nobody took them "
+        "soon after, and its prompt computed in vain. The paper names none; the simulator that this page is checked "
+        "against has 1 %. More of them means fewer preemptions and a smaller batch: about 4 % is best for both "
+        "workloads, and quire's default. A reserve that grows with the number of running sequences was tried and is no "
+        "better than a fixed one. Keeping what was preempted means that its blocks are used again if nobody took them "
         "meanwhile: it saves most of a recomputation, and brings nearly as much as swapping. Who is preempted stays "
-        "the "
-        "paper's rule, the latest request. The length of prompt chunks hardly matters to "
-        "the mean; it bounds how long a step, hence a token of the others, takes.");
+        "the paper's rule, the latest request. The length of prompt chunks hardly matters to the mean; it bounds how "
+        "long a step, hence a token of the others, takes.");
     if (sets.measured && sets.measured->find("admission, ShareGPT", "the paper's", "latency")) {
         const auto result = [&](const char* workload, const char* series) {
             const Point* p = sets.measured->find(cat("admission, ", workload), series, "latency");
@@ -542,19 +487,19 @@ Section beyond(const Pair& sets) {
         p && p->result.steps > 0) {
         const double step = p->result.seconds / double(p->result.steps), made = p->result.batched / step,
                      asked = p->x * 58.45;
-        std::string text   = cat(
-            "The rates that were goals, 12 ShareGPT-like and 240 Alpaca-like requests/s, ran for 30 s, the others for "
-              "some seconds. At 240 requests/s the pool holds ",
-            number(p->result.batched, 0), " requests on average, and a step takes ", number(step * 1e3, 1),
-            " ms: ", number(made, 0), " tokens/s, and ", number(asked, 0), " are asked for.");
+        std::string text =
+            cat("The rates that were goals, 12 ShareGPT-like and 240 Alpaca-like requests/s, ran for 30 s, the others "
+                "for some seconds. At 240 requests/s the pool holds ",
+                number(p->result.batched, 0), " requests on average, and a step takes ", number(step * 1e3, 1),
+                " ms: ", number(made, 0), " tokens/s, and ", number(asked, 0), " are asked for.");
         if (made < asked) text += " So a backlog grows as long as the trace lasts, and the mean latency with it.";
         s.why.push_back(text);
     }
     s.why.push_back(
         "Chats: a prompt that is cut to its last 1,024 tokens begins elsewhere in every round, so only short chats are "
-        "found in the prefix cache. Cut at multiples of 512, a chat "
-        "begins alike for several rounds. Most of the gain here comes from the shorter prompts: the pool keeps the "
-        "past of few of the 24 chats that go on at a time until their next round.");
+        "found in the prefix cache. Cut at multiples of 512, a chat begins alike for several rounds. Most of the gain "
+        "here comes from the shorter prompts: the pool keeps the past of few of the 24 chats that go on at a time "
+        "until their next round.");
     s.why.push_back(
         "Priorities: an urgent request goes before all others and takes the place of running ones if it must; the "
         "others pay for it when the pool is full.");
