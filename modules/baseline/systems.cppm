@@ -60,16 +60,77 @@ int slots_wanted(System system, int n_prompt, int n_output, int context) {
 
 class ChunkReservations final : public Reservations {
 public:
-    ChunkReservations(System system, int n_blocks, int block_size, int context);
+    ChunkReservations(System system, int n_blocks, int block_size, int context)
+        : system_(system), runs_(n_blocks), n_blocks_(n_blocks), block_size_(block_size), context_(context) {}
 
-    Result<void> check_request(const Request& request) const override;
-    bool         reserve(SequenceGroup& group) override;
-    void         release(SequenceGroup& group) override;
-    void         place_first(SequenceGroup& group, BlockManager& blocks) const override;
-    void         place_forks(SequenceGroup& group, BlockManager& blocks) const override;
-    bool         joins() const override { return system_ != System::faster_transformer; }
+    Result<void> check_request(const Request& request) const override {
+        if (request.pin) return fail(name_of(system_), " shares nothing: a prompt cannot be pinned");
+        const int n = runs_.most_runs(blocks_wanted(request));
+        if (request.width() > n)
+            return fail_with(ErrorKind::limit, name_of(system_), " reserves ", request.width(), " chunks of ",
+                             wanted(request), " slots for the request; the whole pool has ", n, " of that size");
+        return {};
+    }
 
-    MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const override;
+    bool reserve(SequenceGroup& group) override {
+        const int n = blocks_wanted(group.request);
+        while (int(group.runs.size()) < group.request.width()) {
+            const std::optional<BlockRun> run = runs_.take(n);
+            if (!run) {
+                release(group);
+                return false;
+            }
+            group.runs.push_back(*run);
+        }
+        return true;
+    }
+
+    void release(SequenceGroup& group) override {
+        for (const BlockRun& run : group.runs) runs_.give_back(run);
+        group.runs.clear();
+    }
+
+    void place_first(SequenceGroup& group, BlockManager& blocks) const override {
+        blocks.place(group.sequences[0]->table, group.runs[0].first);
+    }
+
+    void place_forks(SequenceGroup& group, BlockManager& blocks) const override {
+        const auto in_use = [&](const BlockRun& run) {
+            return std::ranges::any_of(group.sequences,
+                                       [&](const auto& s) { return blocks.placed_at(s->table) == run.first; });
+        };
+        // The first pass is for sequences whose blocks lie in a chunk without an owner: they stay there, and the others copy from it.
+        for (const bool stays : {true, false})
+            for (const auto& s : group.sequences) {
+                if (blocks.placed_at(s->table) >= 0) continue;
+                const BlockId here = blocks.blocks(s->table)[0];
+                const auto    run  = std::ranges::find_if(
+                    group.runs, [&](const BlockRun& r) { return (!stays || r.first == here) && !in_use(r); });
+                if (run != group.runs.end()) blocks.place(s->table, run->first);
+                else check(stays, "more sequences than chunks");
+            }
+    }
+
+    bool joins() const override { return system_ != System::faster_transformer; }
+
+    MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const override {
+        MemoryUse    use;
+        std::int64_t asked = 0;
+        for (const auto& group : running) {
+            const Request&     r     = group->request;
+            const std::int64_t width = std::int64_t(group->runs.size());
+            const std::int64_t final = width * std::min(group->n_prompt() + r.max_tokens, context_);
+            std::int64_t       now   = 0;
+            for (const auto& s : group->sequences) now += std::int64_t(s->tokens.size());
+            use.tokens += now;
+            use.reservation += final - now;
+            use.internal += width * wanted(r) - final;
+            asked += width * wanted(r);
+        }
+        use.other = std::int64_t(n_blocks_) * block_size_ - asked;
+        return use;
+    }
+
 
 private:
     int wanted(const Request& request) const {
@@ -81,75 +142,6 @@ private:
     BuddyAllocator runs_;
     int            n_blocks_, block_size_, context_;
 };
-
-ChunkReservations::ChunkReservations(System system, int n_blocks, int block_size, int context)
-    : system_(system), runs_(n_blocks), n_blocks_(n_blocks), block_size_(block_size), context_(context) {}
-
-Result<void> ChunkReservations::check_request(const Request& request) const {
-    if (request.pin) return fail(name_of(system_), " shares nothing: a prompt cannot be pinned");
-    const int n = runs_.most_runs(blocks_wanted(request));
-    if (request.width() > n)
-        return fail_with(ErrorKind::limit, name_of(system_), " reserves ", request.width(), " chunks of ",
-                         wanted(request), " slots for the request; the whole pool has ", n, " of that size");
-    return {};
-}
-
-bool ChunkReservations::reserve(SequenceGroup& group) {
-    const int n = blocks_wanted(group.request);
-    while (int(group.runs.size()) < group.request.width()) {
-        const std::optional<BlockRun> run = runs_.take(n);
-        if (!run) {
-            release(group);
-            return false;
-        }
-        group.runs.push_back(*run);
-    }
-    return true;
-}
-
-void ChunkReservations::release(SequenceGroup& group) {
-    for (const BlockRun& run : group.runs) runs_.give_back(run);
-    group.runs.clear();
-}
-
-void ChunkReservations::place_first(SequenceGroup& group, BlockManager& blocks) const {
-    blocks.place(group.sequences[0]->table, group.runs[0].first);
-}
-
-void ChunkReservations::place_forks(SequenceGroup& group, BlockManager& blocks) const {
-    const auto in_use = [&](const BlockRun& run) {
-        return std::ranges::any_of(group.sequences,
-                                   [&](const auto& s) { return blocks.placed_at(s->table) == run.first; });
-    };
-    // The first pass is for sequences whose blocks lie in a chunk without an owner: they stay there, and the others copy from it.
-    for (const bool stays : {true, false})
-        for (const auto& s : group.sequences) {
-            if (blocks.placed_at(s->table) >= 0) continue;
-            const BlockId here = blocks.blocks(s->table)[0];
-            const auto    run  = std::ranges::find_if(
-                group.runs, [&](const BlockRun& r) { return (!stays || r.first == here) && !in_use(r); });
-            if (run != group.runs.end()) blocks.place(s->table, run->first);
-            else check(stays, "more sequences than chunks");
-        }
-}
-
-MemoryUse ChunkReservations::memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const {
-    MemoryUse    use;
-    std::int64_t asked = 0;
-    for (const auto& group : running) {
-        const Request&     r     = group->request;
-        const std::int64_t width = std::int64_t(group->runs.size());
-        const std::int64_t final = width * std::min(group->n_prompt() + r.max_tokens, context_);
-        std::int64_t       now   = 0;
-        for (const auto& s : group->sequences) now += std::int64_t(s->tokens.size());
-        use.tokens += now;
-        use.reservation += final - now;
-        use.internal += width * wanted(r) - final;
-        asked += width * wanted(r);
-    }
-    use.other = std::int64_t(n_blocks_) * block_size_ - asked;
-    return use;
-}
 
 MakeReservations reservations_of(System system) {
     if (system == System::quire) return {};

@@ -47,26 +47,224 @@ public:
         : program_(program), values_(values), layers_(layers), windows_(windows), first_tables_(first_tables),
           weights_(weights), memory_(memory), gpu_(gpu) {}
 
-    LoweredOperation lower(const Embed& op);
-    LoweredOperation lower(const Norm& op);
-    LoweredOperation lower(const Gemm& op);
-    LoweredOperation lower(const GatedGemm& op);
-    LoweredOperation lower(const Activate& op);
-    LoweredOperation lower(const RopeAndStore& op);
-    LoweredOperation lower(const quire::Attention& op);
-    LoweredOperation lower(const Add& op);
-    LoweredOperation lower(const SelectRows& op);
-    LoweredOperation lower(const Argmax& op);
-    LoweredOperation lower(const HeadGemm& op);
-    LoweredOperation lower(const SoftCap& op);
-    cuda::Projection lower(const Projection& p, float scale = 1) const;
-    LoweredOperation lower(const quire::Route& op);
+    LoweredOperation lower(const Embed& op) {
+        LoweredOperation to = of_one_row();
+        to.device.weight    = weights_.of(op.table);
+        to.device.residual  = static_cast<float*>(device_of(op.out));
+        to.known            = !op.positions && op.scale == 1;
+        if (op.positions) to.positions = &weights_.of(op.positions);
+        return to;
+    }
+
+    LoweredOperation lower(const Norm& op) {
+        const Value&     x = program_[op.x];
+        LoweredOperation to;
+        check(!program_[op.out].f32, "norm: the result is for a GEMM");
+        to.device.kind        = cuda::Operation::norm;
+        to.device.x           = device_of(op.x);
+        to.device.x_is_float  = x.f32;
+        to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
+        to.device.norm_weight = weights_.vector(op.weight);
+        to.device.eps         = op.eps;
+        to.device.out         = device_of(op.out);
+        to.device.rows        = x.cols / op.group; // of one row: its heads
+        to.device.cols        = op.group;
+        to.logit_rows         = x.logit_rows;
+        to.norm_bias          = weights_.vector(op.bias);
+        to.known              = op.kind == NormKind::rms;
+        to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
+        return to;
+    }
+
+    LoweredOperation lower(const Gemm& op) {
+        const Value&     x  = program_[op.x];
+        LoweredOperation to = of_one_row();
+        to.device.kind      = cuda::Operation::gemm;
+        to.device.x         = device_of(op.x);
+        to.device.cols      = x.cols;
+        check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
+        for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p, op.scale);
+        to.logit_rows = x.logit_rows;
+        to.fusible    = !x.logit_rows;
+        return to;
+    }
+
+    LoweredOperation lower(const GatedGemm& op) {
+        LoweredOperation to     = of_one_row();
+        to.device.activation    = activation_of(op.activation);
+        to.device.kind          = cuda::Operation::gated_gemm;
+        to.device.x             = device_of(op.x);
+        to.device.cols          = program_[op.x].cols;
+        to.device.projection[0] = lower(op.gate);
+        to.device.projection[1] = lower(op.up);
+        to.device.n_projections = 2;
+        to.fusible              = true;
+        return to;
+    }
+
+    LoweredOperation lower(const Activate& op) {
+        LoweredOperation to  = of_one_row(false);
+        to.device.x          = device_of(op.x);
+        to.device.cols       = program_[op.x].cols;
+        to.device.activation = activation_of(op.activation);
+        return to;
+    }
+
+    LoweredOperation lower(const RopeAndStore& op) {
+        const Rope& rope        = op.rope;
+        float*&     frequencies = frequencies_[rope.inv_freq.data()];
+        if (frequencies == nullptr && !rope.inv_freq.empty()) {
+            frequencies = static_cast<float*>(memory_.take(rope.inv_freq.size_bytes()));
+            check(frequencies != nullptr, "no memory for the frequencies of RoPE");
+            cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), gpu_);
+        }
+        const KvLayer&   cache = layers_[std::size_t(op.layer)];
+        LoweredOperation to    = of_one_row();
+        to.tables              = tables_of(cache);
+        cuda::RopeStore& args  = to.device.rope;
+        args.q                 = static_cast<Half*>(device_of(op.q));
+        args.k                 = static_cast<Half*>(device_of(op.k));
+        args.v                 = static_cast<Half*>(device_of(op.v));
+        args.cache_k           = static_cast<Half*>(cache.k);
+        args.cache_v           = static_cast<Half*>(cache.v);
+        args.inv_freq          = frequencies;
+        args.n_pairs           = int(rope.inv_freq.size());
+        args.n_heads           = int(program_[op.q].cols / op.q_dim);
+        args.q_dim             = op.q_dim;
+        args.q_first           = op.q_first;
+        args.value_dim         = cache.value_dim;
+        args.n_kv_heads        = cache.n_kv_heads;
+        args.head_dim          = cache.head_dim;
+        args.block_size        = cache.block_size;
+        args.scale             = rope.scale;
+        args.neox              = rope.neox;
+        to.device.kind         = cuda::Operation::rope_and_store;
+        to.fusible             = true;
+        return to;
+    }
+
+    LoweredOperation lower(const quire::Attention& op) {
+        const KvLayer&   cache = layers_[std::size_t(op.layer)];
+        LoweredOperation to    = of_one_row();
+        cuda::Attention& args  = to.device.attend;
+        args.q                 = static_cast<const Half*>(device_of(op.q));
+        args.out               = static_cast<Half*>(device_of(op.out));
+        args.cache_k           = static_cast<const Half*>(cache.k);
+        args.cache_v           = static_cast<const Half*>(cache.v);
+        args.n_heads           = op.n_heads;
+        args.n_kv_heads        = cache.n_kv_heads;
+        args.head_dim          = cache.head_dim;
+        args.block_size        = cache.block_size;
+        args.scale             = op.scale;
+        args.window            = op.window;
+        args.softcap           = op.softcap;
+        args.sinks             = weights_.vector(op.sinks);
+        args.value_dim         = cache.value_dim;
+        to.items               = int(std::ranges::find(windows_, op.window) - windows_.begin());
+        to.tables              = tables_of(cache);
+        to.device.kind         = cuda::Operation::attention;
+        return to;
+    }
+
+    LoweredOperation lower(const Add& op) {
+        LoweredOperation to = of_one_row();
+        to.device.kind      = cuda::Operation::add;
+        to.device.residual  = static_cast<float*>(device_of(op.residual));
+        to.device.x         = device_of(op.x);
+        to.device.cols      = program_[op.x].cols;
+        return to;
+    }
+
+    LoweredOperation lower(const SelectRows& op) {
+        LoweredOperation to = of_one_row();
+        to.device.kind      = cuda::Operation::select_rows;
+        to.device.x         = device_of(op.x);
+        to.device.residual  = static_cast<float*>(device_of(op.out));
+        to.device.cols      = program_[op.x].cols;
+        to.logit_rows       = true;
+        return to;
+    }
+
+    LoweredOperation lower(const Argmax& op) {
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.logits);
+        to.device.cols      = program_[op.logits].cols;
+        to.logit_rows       = true;
+        return to;
+    }
+
+    LoweredOperation lower(const HeadGemm& op) {
+        LoweredOperation to = of_one_row(false);
+        to.heads.x          = static_cast<const Half*>(device_of(op.x));
+        to.heads.out        = static_cast<Half*>(device_of(op.out));
+        to.heads.weight     = weights_.of(op.weight);
+        to.heads.n_heads    = op.n_heads;
+        to.heads.x_dim      = int(program_[op.x].cols / op.n_heads);
+        return to;
+    }
+
+    LoweredOperation lower(const SoftCap& op) {
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.x);
+        to.device.cols      = program_[op.x].cols;
+        to.logit_rows       = program_[op.x].logit_rows;
+        return to;
+    }
+
+    cuda::Projection lower(const Projection& p, float scale = 1) const {
+        return {weights_.of(p.weight), weights_.vector(p.bias), device_of(p.out), program_[p.out].f32, scale};
+    }
+
+    LoweredOperation lower(const quire::Route& op) {
+        LoweredOperation to = of_one_row(false);
+        to.route            = lower_route(op, weights_, [&](ValueId id) { return device_of(id); });
+        return to;
+    }
+
     LoweredOperation lower(const ExpertGatedGemm& op) { return lower_gemm(op); }
     LoweredOperation lower(const ExpertCombineGemm& op) { return lower_gemm(op); }
-    LoweredOperation lower(const GateRows& op);
-    LoweredOperation lower(const AllReduce& op);
-    LoweredOperation lower(const AllGather& op);
-    LoweredOperation lower(const TakeColumns& op);
+    LoweredOperation lower(const GateRows& op) {
+        LoweredOperation to   = of_one_row(false);
+        to.device.x           = device_of(op.gate);
+        to.device.out         = device_of(op.x);
+        to.device.norm_weight = weights_.vector(op.weight);
+        return to;
+    }
+
+    LoweredOperation lower(const AllReduce& op) {
+        LoweredOperation to = of_one_row(false);
+        check(op.parts.size() <= std::size_t(cuda::max_parts), "all_reduce: more parts than the kernels take");
+        for (ValueId id : op.parts) {
+            if (id != none) to.parts.is_float = program_[id].f32;
+            to.parts.of[to.parts.n++] = id != none ? device_of(id) : nullptr;
+        }
+        to.reduce.x_is_float   = to.parts.is_float;
+        to.reduce.out_is_float = program_[op.out].f32;
+        to.device.x            = to.parts.of[0];
+        to.device.out          = device_of(op.out);
+        to.device.cols         = program_[op.out].cols;
+        return to;
+    }
+
+    LoweredOperation lower(const AllGather& op) {
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.x);
+        to.device.out       = device_of(op.out);
+        to.device.cols      = program_[op.x].cols;
+        to.f32              = program_[op.x].f32;
+        to.logit_rows       = program_[op.x].logit_rows;
+        return to;
+    }
+
+    LoweredOperation lower(const TakeColumns& op) {
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.x);
+        to.device.out       = device_of(op.out);
+        to.device.cols      = program_[op.out].cols;
+        to.f32              = program_[op.x].f32;
+        return to;
+    }
+
 
 private:
     using Half = cuda::Half;
@@ -107,222 +305,6 @@ std::vector<int> windows_of(const Program& program) {
             op && std::ranges::find(windows, op->window) == windows.end())
             windows.push_back(op->window);
     return windows;
-}
-
-cuda::Projection Lowering::lower(const Projection& p, float scale) const {
-    return {weights_.of(p.weight), weights_.vector(p.bias), device_of(p.out), program_[p.out].f32, scale};
-}
-
-LoweredOperation Lowering::lower(const Embed& op) {
-    LoweredOperation to = of_one_row();
-    to.device.weight    = weights_.of(op.table);
-    to.device.residual  = static_cast<float*>(device_of(op.out));
-    to.known            = !op.positions && op.scale == 1;
-    if (op.positions) to.positions = &weights_.of(op.positions);
-    return to;
-}
-
-LoweredOperation Lowering::lower(const Norm& op) {
-    const Value&     x = program_[op.x];
-    LoweredOperation to;
-    check(!program_[op.out].f32, "norm: the result is for a GEMM");
-    to.device.kind        = cuda::Operation::norm;
-    to.device.x           = device_of(op.x);
-    to.device.x_is_float  = x.f32;
-    to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
-    to.device.norm_weight = weights_.vector(op.weight);
-    to.device.eps         = op.eps;
-    to.device.out         = device_of(op.out);
-    to.device.rows        = x.cols / op.group; // of one row: its heads
-    to.device.cols        = op.group;
-    to.logit_rows         = x.logit_rows;
-    to.norm_bias          = weights_.vector(op.bias);
-    to.known              = op.kind == NormKind::rms;
-    to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const Gemm& op) {
-    const Value&     x  = program_[op.x];
-    LoweredOperation to = of_one_row();
-    to.device.kind      = cuda::Operation::gemm;
-    to.device.x         = device_of(op.x);
-    to.device.cols      = x.cols;
-    check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
-    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p, op.scale);
-    to.logit_rows = x.logit_rows;
-    to.fusible    = !x.logit_rows;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const GatedGemm& op) {
-    LoweredOperation to     = of_one_row();
-    to.device.activation    = activation_of(op.activation);
-    to.device.kind          = cuda::Operation::gated_gemm;
-    to.device.x             = device_of(op.x);
-    to.device.cols          = program_[op.x].cols;
-    to.device.projection[0] = lower(op.gate);
-    to.device.projection[1] = lower(op.up);
-    to.device.n_projections = 2;
-    to.fusible              = true;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const Activate& op) {
-    LoweredOperation to  = of_one_row(false);
-    to.device.x          = device_of(op.x);
-    to.device.cols       = program_[op.x].cols;
-    to.device.activation = activation_of(op.activation);
-    return to;
-}
-
-LoweredOperation Lowering::lower(const SoftCap& op) {
-    LoweredOperation to = of_one_row(false);
-    to.device.x         = device_of(op.x);
-    to.device.cols      = program_[op.x].cols;
-    to.logit_rows       = program_[op.x].logit_rows;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const HeadGemm& op) {
-    LoweredOperation to = of_one_row(false);
-    to.heads.x          = static_cast<const Half*>(device_of(op.x));
-    to.heads.out        = static_cast<Half*>(device_of(op.out));
-    to.heads.weight     = weights_.of(op.weight);
-    to.heads.n_heads    = op.n_heads;
-    to.heads.x_dim      = int(program_[op.x].cols / op.n_heads);
-    return to;
-}
-
-LoweredOperation Lowering::lower(const RopeAndStore& op) {
-    const Rope& rope        = op.rope;
-    float*&     frequencies = frequencies_[rope.inv_freq.data()];
-    if (frequencies == nullptr && !rope.inv_freq.empty()) {
-        frequencies = static_cast<float*>(memory_.take(rope.inv_freq.size_bytes()));
-        check(frequencies != nullptr, "no memory for the frequencies of RoPE");
-        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), gpu_);
-    }
-    const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to    = of_one_row();
-    to.tables              = tables_of(cache);
-    cuda::RopeStore& args  = to.device.rope;
-    args.q                 = static_cast<Half*>(device_of(op.q));
-    args.k                 = static_cast<Half*>(device_of(op.k));
-    args.v                 = static_cast<Half*>(device_of(op.v));
-    args.cache_k           = static_cast<Half*>(cache.k);
-    args.cache_v           = static_cast<Half*>(cache.v);
-    args.inv_freq          = frequencies;
-    args.n_pairs           = int(rope.inv_freq.size());
-    args.n_heads           = int(program_[op.q].cols / op.q_dim);
-    args.q_dim             = op.q_dim;
-    args.q_first           = op.q_first;
-    args.value_dim         = cache.value_dim;
-    args.n_kv_heads        = cache.n_kv_heads;
-    args.head_dim          = cache.head_dim;
-    args.block_size        = cache.block_size;
-    args.scale             = rope.scale;
-    args.neox              = rope.neox;
-    to.device.kind         = cuda::Operation::rope_and_store;
-    to.fusible             = true;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const quire::Attention& op) {
-    const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to    = of_one_row();
-    cuda::Attention& args  = to.device.attend;
-    args.q                 = static_cast<const Half*>(device_of(op.q));
-    args.out               = static_cast<Half*>(device_of(op.out));
-    args.cache_k           = static_cast<const Half*>(cache.k);
-    args.cache_v           = static_cast<const Half*>(cache.v);
-    args.n_heads           = op.n_heads;
-    args.n_kv_heads        = cache.n_kv_heads;
-    args.head_dim          = cache.head_dim;
-    args.block_size        = cache.block_size;
-    args.scale             = op.scale;
-    args.window            = op.window;
-    args.softcap           = op.softcap;
-    args.sinks             = weights_.vector(op.sinks);
-    args.value_dim         = cache.value_dim;
-    to.items               = int(std::ranges::find(windows_, op.window) - windows_.begin());
-    to.tables              = tables_of(cache);
-    to.device.kind         = cuda::Operation::attention;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const quire::Route& op) {
-    LoweredOperation to = of_one_row(false);
-    to.route            = lower_route(op, weights_, [&](ValueId id) { return device_of(id); });
-    return to;
-}
-
-LoweredOperation Lowering::lower(const GateRows& op) {
-    LoweredOperation to   = of_one_row(false);
-    to.device.x           = device_of(op.gate);
-    to.device.out         = device_of(op.x);
-    to.device.norm_weight = weights_.vector(op.weight);
-    return to;
-}
-
-LoweredOperation Lowering::lower(const Add& op) {
-    LoweredOperation to = of_one_row();
-    to.device.kind      = cuda::Operation::add;
-    to.device.residual  = static_cast<float*>(device_of(op.residual));
-    to.device.x         = device_of(op.x);
-    to.device.cols      = program_[op.x].cols;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const SelectRows& op) {
-    LoweredOperation to = of_one_row();
-    to.device.kind      = cuda::Operation::select_rows;
-    to.device.x         = device_of(op.x);
-    to.device.residual  = static_cast<float*>(device_of(op.out));
-    to.device.cols      = program_[op.x].cols;
-    to.logit_rows       = true;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const AllReduce& op) {
-    LoweredOperation to = of_one_row(false);
-    check(op.parts.size() <= std::size_t(cuda::max_parts), "all_reduce: more parts than the kernels take");
-    for (ValueId id : op.parts) {
-        if (id != none) to.parts.is_float = program_[id].f32;
-        to.parts.of[to.parts.n++] = id != none ? device_of(id) : nullptr;
-    }
-    to.reduce.x_is_float   = to.parts.is_float;
-    to.reduce.out_is_float = program_[op.out].f32;
-    to.device.x            = to.parts.of[0];
-    to.device.out          = device_of(op.out);
-    to.device.cols         = program_[op.out].cols;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const AllGather& op) {
-    LoweredOperation to = of_one_row(false);
-    to.device.x         = device_of(op.x);
-    to.device.out       = device_of(op.out);
-    to.device.cols      = program_[op.x].cols;
-    to.f32              = program_[op.x].f32;
-    to.logit_rows       = program_[op.x].logit_rows;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const TakeColumns& op) {
-    LoweredOperation to = of_one_row(false);
-    to.device.x         = device_of(op.x);
-    to.device.out       = device_of(op.out);
-    to.device.cols      = program_[op.out].cols;
-    to.f32              = program_[op.x].f32;
-    return to;
-}
-
-LoweredOperation Lowering::lower(const Argmax& op) {
-    LoweredOperation to = of_one_row(false);
-    to.device.x         = device_of(op.logits);
-    to.device.cols      = program_[op.logits].cols;
-    to.logit_rows       = true;
-    return to;
 }
 
 } // namespace quire

@@ -94,7 +94,17 @@ public:
             replicas_.push_back(std::make_unique<Replica>(scheduler_options(options)));
     }
 
-    FleetResult run();
+    FleetResult run() {
+        for (const Round& round : chats_.first()) add(round.at, -1, round);
+        while (!events_.empty() && events_.top().at < options_.seconds) {
+            const Event e = events_.top();
+            events_.pop();
+            if (e.replica < 0) ask(e.round);
+            else end_step(e.replica, e.at);
+        }
+        return meter_.result();
+    }
+
 
 private:
     struct Replica {
@@ -134,9 +144,62 @@ private:
         return s;
     }
     void add(double at, int replica, const Round& round) { events_.push({at, n_events_++, replica, round}); }
-    void ask(const Round& round);
-    void begin_step(int replica, double now);
-    void end_step(int replica, double now);
+    void ask(const Round& round) {
+        Request r;
+        for (int i = 0; i < round.prompt; i++) r.prompt.push_back(chats_.token_at(round.text, i));
+        r.max_tokens                = round.output;
+        r.ignore_end                = true;
+        r.sampling.temperature      = 0;
+        const Router::Choice choice = router_.choose(r.prompt);
+        const RequestId      id     = ++last_id_;
+        Replica&             to     = *replicas_[std::size_t(choice.replica)];
+        running_.emplace(id, Running{round, choice});
+        to.inbox.emplace_back(id, std::move(r));
+        if (!to.busy) begin_step(choice.replica, round.at);
+    }
+
+    void begin_step(int replica, double now) {
+        Replica& r = *replicas_[std::size_t(replica)];
+        for (auto& [id, request] : r.inbox) r.scheduler.add(id, std::move(request));
+        r.inbox.clear();
+        r.busy = !r.scheduler.idle();
+        if (!r.busy) return;
+        r.items = r.scheduler.schedule(r.plan);
+        add(now + cost_.seconds(r.plan, options_.block_size, true), replica, {});
+    }
+
+    void end_step(int replica, double now) {
+        Replica& r = *replicas_[std::size_t(replica)];
+        r.scheduler.commit();
+        std::vector<RequestId> over;
+        for (const Scheduled& item : r.items) {
+            if (!item.samples) continue;
+            SequenceGroup& group = *item.group;
+            Sequence&      s     = *item.sequence;
+            Running&       mine  = running_.at(group.id);
+            if (!group.prompt_done) {
+                group.prompt_done = true;
+                router_.first_token(mine.choice);
+                meter_.first_token(mine.round, now);
+            }
+            r.scheduler.append(s, chats_.token_at(mine.round.text, int(s.tokens.size())));
+            if (r.scheduler.ending(group, s, false) == FinishReason::none) continue;
+            meter_.ended(mine.round, replica, group.n_cached, now);
+            r.scheduler.free(group, s, FinishReason::length);
+            over.push_back(group.id);
+        }
+        router_.events(replica, r.scheduler.take_cache_changes());
+        for (RequestId id : over) {
+            r.scheduler.remove(id);
+            const Running mine = running_.at(id);
+            running_.erase(id);
+            router_.ended(mine.choice);
+            const Round next = chats_.next(mine.round, now);
+            add(next.at, -1, next);
+        }
+        check(r.scheduler.take_ended().empty(), "a chat that its replica cannot hold");
+        begin_step(replica, now);
+    }
 
     const FleetOptions&                                                 options_;
     const paper::CostModel&                                             cost_;
@@ -149,74 +212,6 @@ private:
     std::uint64_t                                                       n_events_ = 0;
     RequestId                                                           last_id_  = 0;
 };
-
-void Fleet::ask(const Round& round) {
-    Request r;
-    for (int i = 0; i < round.prompt; i++) r.prompt.push_back(chats_.token_at(round.text, i));
-    r.max_tokens                = round.output;
-    r.ignore_end                = true;
-    r.sampling.temperature      = 0;
-    const Router::Choice choice = router_.choose(r.prompt);
-    const RequestId      id     = ++last_id_;
-    Replica&             to     = *replicas_[std::size_t(choice.replica)];
-    running_.emplace(id, Running{round, choice});
-    to.inbox.emplace_back(id, std::move(r));
-    if (!to.busy) begin_step(choice.replica, round.at);
-}
-
-void Fleet::begin_step(int replica, double now) {
-    Replica& r = *replicas_[std::size_t(replica)];
-    for (auto& [id, request] : r.inbox) r.scheduler.add(id, std::move(request));
-    r.inbox.clear();
-    r.busy = !r.scheduler.idle();
-    if (!r.busy) return;
-    r.items = r.scheduler.schedule(r.plan);
-    add(now + cost_.seconds(r.plan, options_.block_size, true), replica, {});
-}
-
-void Fleet::end_step(int replica, double now) {
-    Replica& r = *replicas_[std::size_t(replica)];
-    r.scheduler.commit();
-    std::vector<RequestId> over;
-    for (const Scheduled& item : r.items) {
-        if (!item.samples) continue;
-        SequenceGroup& group = *item.group;
-        Sequence&      s     = *item.sequence;
-        Running&       mine  = running_.at(group.id);
-        if (!group.prompt_done) {
-            group.prompt_done = true;
-            router_.first_token(mine.choice);
-            meter_.first_token(mine.round, now);
-        }
-        r.scheduler.append(s, chats_.token_at(mine.round.text, int(s.tokens.size())));
-        if (r.scheduler.ending(group, s, false) == FinishReason::none) continue;
-        meter_.ended(mine.round, replica, group.n_cached, now);
-        r.scheduler.free(group, s, FinishReason::length);
-        over.push_back(group.id);
-    }
-    router_.events(replica, r.scheduler.take_cache_changes());
-    for (RequestId id : over) {
-        r.scheduler.remove(id);
-        const Running mine = running_.at(id);
-        running_.erase(id);
-        router_.ended(mine.choice);
-        const Round next = chats_.next(mine.round, now);
-        add(next.at, -1, next);
-    }
-    check(r.scheduler.take_ended().empty(), "a chat that its replica cannot hold");
-    begin_step(replica, now);
-}
-
-FleetResult Fleet::run() {
-    for (const Round& round : chats_.first()) add(round.at, -1, round);
-    while (!events_.empty() && events_.top().at < options_.seconds) {
-        const Event e = events_.top();
-        events_.pop();
-        if (e.replica < 0) ask(e.round);
-        else end_step(e.replica, e.at);
-    }
-    return meter_.result();
-}
 
 FleetResult simulate_fleet(const FleetOptions& options, const paper::CostModel& cost) {
     return std::make_unique<Fleet>(options, cost)->run();
