@@ -29,7 +29,7 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file, kv_events, kv_replay;
+    std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins;
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
@@ -317,9 +317,9 @@ int run(Arguments& a) {
     if (!a.unix_path.empty())
         if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
     if (on_port(a) && !is_loopback(a.host) && options.api_keys.empty())
-        log.say(cat("warning: ", a.host,
-                    " can be reached from other machines, and there is no --api-key: anybody who can connect may use "
-                    "it"));
+        log.say(
+            cat("warning: ", a.host,
+                " can be reached from other machines, and there is no --api-key: anybody who can connect may use it"));
     (*http)->start();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
@@ -413,9 +413,9 @@ void add_request_flags(CLI::App& app, Arguments& a) {
     ApiLimits& l = a.endpoints.limits;
     app.add_option("--max-tokens", l.max_tokens, "most tokens a request may ask for; 0: no limit")
         ->check(within(0, 1 << 30));
-    add_number(app, "-n,--predict,--n-predict", l.default_tokens, -1, 1 << 30,
-               "tokens in an answer if the request does not say; -1: 16 for completions, until the context is "
-               "full for chats");
+    add_number(
+        app, "-n,--predict,--n-predict", l.default_tokens, -1, 1 << 30,
+        "tokens in an answer if the request does not say; -1: 16 for completions, until the context is full for chats");
     add_number(app, "--max-n", l.n, 1, 4096, "most answers to a request (n)");
     add_number(app, "--max-best-of", l.best_of, 1, 4096, "largest best_of and beam width");
     add_number(app, "--max-stops", l.stops, 0, 4096, "most stop strings in a request");

@@ -23,7 +23,6 @@ public:
 
     std::span<const KvLayer> layers() const { return layers_; } // of the model
     std::size_t              bytes() const { return memory_.bytes(); }
-    std::size_t              swap_bytes() const { return swap_arrays_.empty() ? 0 : swap_memory_.bytes(); }
 
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;

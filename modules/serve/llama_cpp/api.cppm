@@ -13,13 +13,6 @@ void answer_native_completion(ApiContext& api, HttpExchange& e);
 // Sequences that run, as llama.cpp's slots; with ?fail_on_no_slot=1 an error if no more can.
 void answer_slots(ApiContext& api, HttpExchange& e);
 
-// A body of /completion as a request of /v1/completions.
-Parsed<GenerationRequest> parse_native_request(std::string_view json, const ApiLimits& limits);
-
-// `prompts`: the texts of the prompts, with n answers each; `settings`: the response's `generation_settings`; `context`: of the model, in tokens.
-std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
-                                                Json settings, int context);
-
 } // namespace quire
 
 module :private;
@@ -28,6 +21,8 @@ namespace quire {
 
 class NativeRenderer : public AnswerRenderer {
 public:
+    // `prompts`: the texts of the prompts, with n answers each; `settings`: the response's `generation_settings`; `context`: of the model, in
+    // tokens.
     NativeRenderer(ResponseHead head, std::vector<std::string> prompts, int n, Json settings, int context)
         : head_(std::move(head)), prompts_(std::move(prompts)), n_(n), settings_(std::move(settings)),
           context_(context), new_line_(prompts_.size() * std::size_t(n)) {}
@@ -119,11 +114,7 @@ private:
     std::vector<bool>        new_line_; // of each answer: whether its text has one so far
 };
 
-std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
-                                                Json settings, int context) {
-    return std::make_unique<NativeRenderer>(std::move(head), std::move(prompts), n, std::move(settings), context);
-}
-
+// A body of /completion as a request of /v1/completions.
 Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> document = parse_object(text, limits);
     if (!document) return std::unexpected(document.error());
@@ -143,11 +134,13 @@ Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiL
 
 void answer_native_completion(ApiContext& api, HttpExchange& e) {
     generate(api, e, parse_native_request(e.request.body, api.options.limits), "prompt",
-             [&](const ResponseHead& head, const GenerationRequest& r, const std::vector<std::string>& prompts) {
+             [&](const ResponseHead& head, const GenerationRequest& r,
+                 const std::vector<std::string>& prompts) -> std::unique_ptr<AnswerRenderer> {
                  Json settings     = settings_json(r);
                  settings["n_ctx"] = api.options.limits.context;
                  settings["model"] = head.model;
-                 return native_renderer(head, prompts, r.request.n, std::move(settings), api.options.limits.context);
+                 return std::make_unique<NativeRenderer>(head, prompts, r.request.n, std::move(settings),
+                                                         api.options.limits.context);
              });
 }
 

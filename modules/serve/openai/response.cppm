@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.unicode;
 import quire.schedule.request;
 import quire.serve.api.answer;
+import quire.serve.http.exchange;
 
 export namespace quire {
 
@@ -13,11 +14,6 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
 // Chunks of a stream, as JSON. An answer of a chat begins with render_first_chunk().
 std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
-// Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
-std::string render_call_begin(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
-                              const Usage& usage);
-std::string render_arguments(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
-                             const Usage& usage);
 std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
                                const std::optional<Timings>& timings = {});
 // The renderer of completions and chats.
@@ -228,6 +224,7 @@ std::string call_chunk(const ResponseHead& head, const Choice& c, Json delta, co
     return json_dump(std::move(out));
 }
 
+// Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
 std::string render_call_begin(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
                               const Usage& usage) {
     return call_chunk(head, c,
