@@ -281,7 +281,8 @@ __device__ void multiply(int n, const Pipeline<L::weight_stages>& weights, const
     free();
 }
 
-// The same with quantised weights, made into fp16 in registers while the tensor cores work on the columns before.
+// `n` units of a tile, from unit `first` of the tile on: d = x times quantised weights. The weights become fp16 in registers while the tensor
+// cores multiply the columns before.
 template <class L, Kind K>
 __device__ void multiply_quantised(const Phase& phase, int tile, int first, int n,
                                    const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,

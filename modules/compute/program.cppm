@@ -19,7 +19,7 @@ struct Value {
     bool             f32        = false; // float32 (residual, logits), else the backend's activation type
 };
 
-// What a backend has made of a tensor of the file. The shape and the type are the tensor's; the number means something to that backend alone.
+// A backend's own form of a tensor of the file. The shape and the type are the tensor's; the number means something to that backend alone.
 struct WeightHandle {
     DType        type = DType::F32;
     std::int64_t rows = 0, cols = 0;

@@ -1,4 +1,4 @@
-// What the measurements of `bench kernel` share: a GPU with memory for them, and a line of the table. To be included last, below the imports.
+// Shared by the measurements of `bench kernel`: a GPU with memory for them, and a line of the table. To be included last, below the imports.
 #pragma once
 
 #include "../../cuda/kernels.h"

@@ -67,7 +67,7 @@ void Gemms::run(Tensor x, std::span<const GemmOutput> outputs) {
 }
 
 void Gemms::run(std::span<GemmGroup> groups) {
-    // What the weights of each group want of its input: int16-quantised, packed, or both. The memory of all groups is one piece.
+    // The forms of its input that the weights of a group want: int16-quantised, packed, or both. The memory of all groups is one piece.
     constexpr auto on_line   = [](std::size_t n) { return (n + 15) / 16 * 16; };
     std::size_t    quantised = 0, packed = 0;
     std::int64_t   all = 0, most_rows = 0;

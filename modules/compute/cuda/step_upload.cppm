@@ -55,7 +55,7 @@ public:
     int                      n_items() const { return work_[0].n_items; } // of the first list
     int                      n_tiles() const { return work_[0].n_tiles; }
     const cuda::PrefillTile* tiles() const { return reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_); }
-    // What a graph depends on beside the addresses: the rows, and of each list its SplitKvItems.
+    // A graph depends on the addresses, on the rows, and on the SplitKvItems of each list.
     std::array<int, 7> key() const {
         const auto &a = work_[0], &b = work_[1];
         return {shape_.tokens, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};

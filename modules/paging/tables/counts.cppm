@@ -117,7 +117,7 @@ int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const
                 const BlockId id = cache.in_lane(hit.entries[entry], lane);
                 if (is_free(id) && is_new(id)) n += tables_.pool.n_blocks(id);
             }
-        // What is cached behind the hit is not shared: it would leave nothing to compute, or has gaps in some lane.
+        // Blocks that are cached behind the hit are not shared: they would leave nothing to compute, or have gaps in some lane.
         if ((found + 1) * size <= tokens.size()) {
             const Prefix parent = found > 0 ? cache.prefix_of(hit.entries.back()) : Prefix{chain_root(space)};
             if (cache.find(cache.hash_of(parent, tokens.subspan(found * size, size))) >= 0)

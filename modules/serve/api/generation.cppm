@@ -196,7 +196,7 @@ Timings Generation::timings(const PromptState& prompt, const Answer& answer) con
     return t;
 }
 
-// What an answer begins with: the prompt itself, if it is to be echoed.
+// The beginning of an answer: the prompt itself, if it is to be echoed.
 void Generation::add_prompt(const Output& output, Choice& choice) {
     const PromptState& prompt = prompt_of(output);
     Answer&            answer = answer_of(output);

@@ -27,7 +27,7 @@ struct ToolUse {
     bool required = false;         // the answer has to be a call
 };
 
-// What the text has to be.
+// The constraint that the text has to satisfy.
 struct ConstraintField {
     ConstraintSpec spec;
     std::string    param; // the field that it came from
