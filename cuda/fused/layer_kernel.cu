@@ -24,7 +24,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "../gemm/stream_k_range.cuh"
 #include "../paged_kv.cuh"
@@ -677,22 +676,23 @@ int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& 
     if (n_tokens < 1) return 0;
     if (n_tokens <= max_tokens) return run_pass(ops, n_ops, n_tokens, plan, gpu);
     // All passes or none: beside another engine the launch of a later one could be impossible.
-    const int n = match_layer_kernel(ops, n_ops, n_tokens, gpu);
-    if (n == 0 || !gpu.alone_in_step) return 0;
-    const int n_passes = (n_tokens + max_tokens - 1) / max_tokens,
-              each     = (n_tokens + 8 * n_passes - 1) / (8 * n_passes) * 8;
+    if (n_tokens > max_quantised_layer_rows || !gpu.alone_in_step) return 0;
+    constexpr int most_ops = 2 * max_phases; // of a launch
+    const int     n_passes = (n_tokens + max_tokens - 1) / max_tokens, some = std::min(n_ops, most_ops),
+              each = (n_tokens + 8 * n_passes - 1) / (8 * n_passes) * 8;
+    int done       = 0;
     for (int first = 0; first < n_tokens; first += each) {
-        std::vector<Operation> some;
-        for (int i = 0; i < n; i++) some.push_back(from_token(ops[i], first));
+        Operation rows[most_ops];
+        for (int i = 0; i < some; i++) rows[i] = from_token(ops[i], first);
         Plan rest = plan;
         if (rest.positions != nullptr) rest.positions += first;
         if (rest.slots != nullptr) rest.slots += first;
-        if (run_pass(some.data(), n, std::min(each, n_tokens - first), rest, gpu) != n) {
-            gpu.note(cudaErrorLaunchFailure);
-            return n;
-        }
+        const int ran = run_pass(rows, some, std::min(each, n_tokens - first), rest, gpu);
+        if (first == 0) done = ran;
+        else if (ran != done) gpu.note(cudaErrorLaunchFailure);
+        if (ran == 0) break;
     }
-    return n;
+    return done;
 }
 
 } // namespace quire::cuda
