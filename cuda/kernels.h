@@ -119,6 +119,26 @@ struct SplitKvItem {
     std::int32_t n_splits = 1;       // of the sequence
     std::int32_t split    = 0;       // which of them
     std::int32_t readable = 0;       // K and V of positions below it were written before this step
+    std::int32_t n_shared = 0;       // the first splits, which SharedTiles have; they are no items
+    std::int32_t moved    = 0;       // from the place of the item to the place of its result among those of the launch
+};
+// Sequences that begin with the same blocks: their queries read K and V of the common positions together. A tile is some of these
+// queries and one split of these positions, which is split `split` of each of the sequences.
+struct SharedTile {
+    std::int32_t first = 0, n = 0; // of SharedTiles::queries; n = 0: nothing to do
+    std::int32_t table = 0;        // as SplitKvItem::table, of one of the sequences
+    std::int32_t begin = 0, end = 0, split = 0;
+    std::int32_t readable = 0; // 1: K and V of all these positions were written before this step
+};
+struct SharedQuery {
+    std::int32_t row      = 0; // of q
+    std::int32_t result   = 0; // where the results of the sequence's splits begin
+    std::int32_t n_splits = 0; // of the sequence, shared ones and others; below 2: there is nothing to add up
+};
+struct SharedTiles {
+    const SharedTile*  list    = nullptr;
+    const SharedQuery* queries = nullptr; // all sequences of one query
+    int                n = 0, n_queries = 0;
 };
 struct SplitKvItems {
     const SplitKvItem* list = nullptr;
@@ -126,7 +146,8 @@ struct SplitKvItems {
     // Behind them, the same sequences in shorter splits: for the last heads, so that all SMs finish together.
     int n_short = 0;
     // Each item is a whole sequence, they are short, and there are many: a warp for each of its KV heads instead of a CTA.
-    bool one_warp = false;
+    bool        one_warp = false;
+    SharedTiles shared;
 };
 
 // The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
@@ -264,8 +285,9 @@ int most_splits(const Context& gpu);
 // value_dim: less than head_dim in a latent cache.
 SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
 // Whether SplitKvItems::one_warp suits a step with so many sequences of one query, each in one split; `positions`: of all together.
+// shared: SharedTiles have their other positions.
 bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
-                   std::int64_t positions, int longest);
+                   std::int64_t positions, int longest, bool shared);
 // Some positions in splits of equal length (but for the last one) of about `wanted`.
 struct Splits {
     int n, length;
@@ -276,9 +298,13 @@ inline Splits splits_of(int positions, int wanted) {
     const int length = ((positions + n - 1) / n + 15) / 16 * 16;
     return {(positions + length - 1) / length, length};
 }
-// One query per item. `partial`: [items × heads × (value_dim + 2)] float32, for the reduction; `arrivals`: [T × heads] counters of the
+// One query per item, and SharedTiles before. `partial`: [splits × heads × (value_dim + 2)] float32, for the reduction; `arrivals`: [T × heads] counters of the
 // splits that are done, zero before and after.
 void attention_decode(const Attention& args, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu);
+// How many queries of a KV head a SharedTile takes, times the heads of a group; 0: there is no kernel for this head_dim.
+int shared_tile_rows(int head_dim, int value_dim);
+// Positions of a SharedTile that suit a step; `work`: the number of positions times tiles of queries times KV heads.
+int shared_split_length(const Context& gpu, std::int64_t work);
 // The fastest number of queries for a tile of this head_dim; 0: there is only the plain kernel.
 int prefill_tile(const Context& gpu, int head_dim, int value_dim);
 struct PrefillTile {

@@ -20,7 +20,9 @@ bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
 int          most_splits(const Context&) { return 0; }
 SplitLengths split_lengths(const Context&, int, int, std::int64_t) { return {}; }
-bool         one_warp_each(const Context&, int, int, int, int, std::int64_t, int) { return false; }
+int          shared_tile_rows(int, int) { return 0; }
+int          shared_split_length(const Context&, std::int64_t) { return 0; }
+bool         one_warp_each(const Context&, int, int, int, int, std::int64_t, int, bool) { return false; }
 void         skinny_gemm(const Half*, int, std::int64_t, const Projection*, int, Context&) {}
 const char*  open_cublaslt(Context&) { return "this build has no CUDA"; }
 const char*  last_error(Context&) { return nullptr; }

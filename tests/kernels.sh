@@ -52,7 +52,7 @@ find cuda -name '*.cu' -o -name '*.cuh' | sort | xargs awk -v in_order="$in_orde
         line = $0
         sub(/\/\/.*/, "", line)
         gsub(/^[[:space:]]+|[[:space:]]+$/, "", line)
-        if (line ~ /wait_for_inputs\(\)|load_x<N>/) waits = 1
+        if (line ~ /wait_for_inputs\(\)|load_x<N>|attend_shared</) waits = 1
         if (first != "" || line == "" || line ~ /^#/) next
         if (continues) { continues = (line !~ /;$/); next }
         if (line ~ /^(using|constexpr|static_assert|extern __shared__|__shared__|auto\*)[ (]/) { continues = (line !~ /;$/); next }

@@ -4,13 +4,17 @@
 #include "../cuda/kernels.h"
 
 import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.shared_prefixes;
 import quire.core.std;
 import quire.core.tensor;
+import quire.step.plan;
 
 #include "cuda_tools.h"
 
 using namespace quire;
 using namespace quire::testing;
+
+constexpr int item_words = sizeof(cuda::SplitKvItem) / 4;
 
 TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     if (no_gpu()) return;
@@ -128,22 +132,22 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                               old          = int(random() % 2) * (end - 1);
                     const auto [n, length] = cuda::splits_of(end - begin, chunk);
                     for (int i = 0; i < n; i++)
-                        items.insert(items.end(),
-                                     {t, 0, begin + i * length, std::min(end, begin + (i + 1) * length), n, i, old});
+                        items.insert(items.end(), {t, 0, begin + i * length, std::min(end, begin + (i + 1) * length), n,
+                                                   i, old, 0, 0});
                 }
-                return int(items.size() - before) / 7;
+                return int(items.size() - before) / item_words;
             };
             plan.items.n = cut(lengths.length);
             if (lengths.short_length > 0) plan.items.n_short = cut(lengths.short_length);
             OnDevice<std::int32_t> list(gpu, items),
                 arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
-            OnDevice<float> partial(gpu,
-                                    std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(V + 2)));
+            OnDevice<float> partial(
+                gpu, std::vector<float>(items.size() / item_words * std::size_t(c.heads) * std::size_t(V + 2)));
             plan.items.list = reinterpret_cast<const cuda::SplitKvItem*>(list.data);
             for (int again = 0; again < 2; again++) // the arrivals are ready for the next launch
                 cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
-            for (std::size_t at = 4; at < items.size(); at += 7)
+            for (std::size_t at = 4; at < items.size(); at += item_words)
                 if (items[at] > 1) plan.items.n = 0; // in several splits
             if (plan.items.n == 0) continue;
             plan.items.one_warp = true;
@@ -271,5 +275,166 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         const auto all = std::ptrdiff_t((s.n - 1) * s.kv_heads * s.D); // and nothing else
         CHECK(stored(cache_k, latent ? s.value_dim : 0, k_dim, ks) == all);
         CHECK(stored(latent ? cache_k : cache_v, 0, s.value_dim, vs) == all);
+    }
+}
+
+// A step of one query each: tables[s] are the blocks of sequence s, which has `lengths[s]` positions.
+StepPlan one_query_each(const std::vector<std::vector<BlockId>>& tables, const std::vector<int>& lengths) {
+    StepPlan plan;
+    plan.groups[0].table_start = {0};
+    plan.token_start           = {0};
+    for (std::size_t s = 0; s < tables.size(); s++) {
+        plan.tokens.push_back(0);
+        plan.positions.push_back(lengths[s] - 1);
+        plan.context_lens.push_back(lengths[s]);
+        plan.readable.push_back(0);
+        plan.token_start.push_back(int(s) + 1);
+        GroupPlan& group = plan.groups[0];
+        group.first_entry.push_back(0);
+        group.parts[0].tables.insert(group.parts[0].tables.end(), tables[s].begin(), tables[s].end());
+        group.table_start.push_back(int(group.parts[0].tables.size()));
+    }
+    return plan;
+}
+
+TEST_CASE("the sequences of a step that begin with the same blocks are found as a tree") {
+    // 0, 2 and 5 begin with 1 2 3; of these 0 and 5 go on with 4. The last block of a sequence is never shared.
+    const std::vector<std::vector<BlockId>> tables  = {{1, 2, 3, 4, 5}, {7, 8},     {1, 2, 3, 6},
+                                                       {9, 2, 3},       {7, 8, 10}, {1, 2, 3, 4, 11}};
+    const std::vector<int>                  lengths = {70, 32, 60, 48, 33, 65};
+    StepPlan                                plan    = one_query_each(tables, lengths);
+    SharedPrefixes                          prefixes;
+    const auto                              found = [&](int least) {
+        prefixes.find(plan, plan.groups[0], 16, least);
+        std::vector<std::vector<int>> all; // begin, end, then the sequences in order
+        for (const SharedPrefix& p : prefixes.prefixes()) {
+            std::vector<int> one(prefixes.order().begin() + p.first, prefixes.order().begin() + p.first + p.n);
+            std::ranges::sort(one);
+            one.insert(one.begin(), {p.begin, p.end});
+            all.push_back(one);
+        }
+        std::ranges::sort(all);
+        return all;
+    };
+    CHECK(found(16) == std::vector<std::vector<int>>{{0, 16, 1, 4}, {0, 48, 0, 2, 5}, {48, 64, 0, 5}});
+    CHECK(found(48) == std::vector<std::vector<int>>{{0, 48, 0, 2, 5}});
+    CHECK(found(64) == std::vector<std::vector<int>>{{0, 64, 0, 5}}); // what too few share is left to fewer
+    plan.groups[0].first_entry[5] = 1;                                // behind a window
+    CHECK(found(48) == std::vector<std::vector<int>>{{0, 48, 0, 2}});
+    plan.token_start = {0, 1, 2, 4, 5, 6, 7}; // sequence 2 has two queries
+    CHECK(found(16) == std::vector<std::vector<int>>{{0, 16, 1, 4}});
+}
+
+TEST_CASE("GPU: sequences that share their beginning attend to it together", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(31);
+    struct Shape {
+        int   D, heads, kv_heads, block, sequences;
+        float softcap = 0;
+    };
+    for (const Shape& c : {Shape{64, 8, 2, 16, 40}, Shape{128, 8, 2, 16, 70}, Shape{128, 4, 4, 16, 130},
+                           Shape{128, 7, 1, 8, 9}, Shape{256, 8, 1, 16, 21}, Shape{192, 4, 2, 16, 17},
+                           Shape{80, 6, 3, 24, 33, 2.5f}, Shape{96, 4, 4, 32, 5}, Shape{64, 40, 1, 16, 6}}) {
+        const bool sinks = random() % 2 == 0, rounded = random() % 2 == 0;
+        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.sequences, sinks, rounded);
+        // Three beginnings, of which the second goes on in two ways; some sequences share nothing.
+        std::vector<std::vector<BlockId>> stems(5), tables;
+        std::vector<int>                  lengths;
+        int                               n_blocks = 0;
+        const auto                        more     = [&](std::vector<BlockId>& table, int n) {
+            for (int i = 0; i < n; i++) table.push_back(n_blocks++);
+        };
+        more(stems[0], 1600 / c.block), more(stems[1], 700 / c.block), more(stems[2], 130 / c.block);
+        stems[3] = stems[4] = stems[1];
+        more(stems[3], 330 / c.block), more(stems[4], 90 / c.block);
+        for (int s = 0; s < c.sequences; s++) {
+            std::vector<BlockId>& table = tables.emplace_back();
+            if (random() % 8 > 0) table = stems[random() % 5];
+            const int own = int(random() % (c.sequences % 2 == 0 ? 200 : 900));
+            lengths.push_back(int(table.size()) * c.block + own + 1);
+            more(table, own / c.block + 1);
+        }
+        std::vector<BlockId> ids(std::size_t(n_blocks), 0); // anywhere in the cache
+        std::iota(ids.begin(), ids.end(), 0);
+        std::shuffle(ids.begin(), ids.end(), random);
+        for (std::vector<BlockId>& table : tables)
+            for (BlockId& id : table) id = ids[std::size_t(id)];
+        const StepPlan step = one_query_each(tables, lengths);
+
+        const auto n_cache = std::size_t(n_blocks * c.block * c.kv_heads * c.D);
+        auto       k = random_fp16(n_cache, random), v = random_fp16(n_cache, random);
+        const auto q     = random_fp16(std::size_t(c.sequences * c.heads * c.D), random);
+        const auto sink  = floats_of(random_fp16(std::size_t(c.heads), random, 3));
+        const auto scale = float(1 / std::sqrt(double(c.D)));
+        const auto at    = [&](std::size_t s, int position, int head) {
+            const BlockId block = tables[s][std::size_t(position / c.block)];
+            return std::size_t(((block * c.kv_heads + head) * c.block + position % c.block) * c.D);
+        };
+        for (std::size_t s = 0; s < tables.size(); s++) // nobody may read what is not written
+            for (int position = lengths[s]; position < int(tables[s].size()) * c.block; position++)
+                for (int head = 0; head < c.kv_heads; head++)
+                    for (int d = 0; d < c.D; d++)
+                        k[at(s, position, head) + std::size_t(d)] = v[at(s, position, head) + std::size_t(d)] =
+                            fp16_nan;
+        const std::vector<float> ks = floats_of(k), vs = floats_of(v), qs = floats_of(q);
+        std::vector<double>      want;
+        for (std::size_t s = 0; s < tables.size(); s++)
+            for (int h = 0; h < c.heads; h++) {
+                std::vector<double> p, o(std::size_t(c.D), 0.0);
+                double              most = sinks ? double(sink[std::size_t(h)]) : -1e30, sum = 0;
+                for (int j = 0; j < lengths[s]; j++) {
+                    float dot = 0;
+                    for (int d = 0; d < c.D; d++)
+                        dot += qs[(s * std::size_t(c.heads) + std::size_t(h)) * std::size_t(c.D) + std::size_t(d)] *
+                               ks[at(s, j, h / (c.heads / c.kv_heads)) + std::size_t(d)];
+                    const double x = double(dot * scale), cap = double(c.softcap);
+                    p.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
+                    most = std::max(most, p.back());
+                }
+                for (double& x : p) sum += x = std::exp(x - most);
+                if (sinks) sum += std::exp(double(sink[std::size_t(h)]) - most);
+                for (int j = 0; j < lengths[s]; j++)
+                    for (int d = 0; d < c.D; d++)
+                        o[std::size_t(d)] +=
+                            p[std::size_t(j)] / sum * double(vs[at(s, j, h / (c.heads / c.kv_heads)) + std::size_t(d)]);
+                want.insert(want.end(), o.begin(), o.end());
+            }
+
+        AttentionShape shape;
+        shape.head_dim = shape.value_dim = c.D, shape.n_heads = c.heads, shape.n_kv_heads = c.kv_heads;
+        shape.block_size = c.block, shape.rounded = rounded, shape.least_saved = 1;
+        const AttentionRoom       room = attention_room(shape, gpu, c.sequences, c.sequences, 4096);
+        std::vector<std::int32_t> items(std::size_t(room.list * item_words)), tiles(std::size_t(c.sequences * 3)),
+            shared(std::size_t(most_shared_tiles(gpu)) * sizeof(cuda::SharedTile) / 4),
+            queries(std::size_t(most_shared_queries(c.sequences)) * sizeof(cuda::SharedQuery) / 4);
+        AttentionPlanner    planner;
+        const AttentionWork work =
+            planner.plan(step, step.groups[0], shape, gpu, {items.data(), tiles.data(), shared.data(), queries.data()});
+        REQUIRE(work.n_shared > 0);
+        REQUIRE(work.n_tiles == 0);
+        const OnDevice<std::uint16_t> dk(gpu, k), dv(gpu, v), dq(gpu, q),
+            out(gpu, std::vector<std::uint16_t>(want.size(), fp16_nan));
+        const OnDevice<std::int32_t> there_items(gpu, items), there_shared(gpu, shared), there_queries(gpu, queries),
+            there_tables(gpu, step.groups[0].parts[0].tables), there_positions(gpu, step.positions),
+            arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.sequences * c.heads), 0));
+        const OnDevice<float> there_sinks(gpu, sink),
+            partial(gpu, std::vector<float>(std::size_t(room.launch * c.heads * (c.D + 2)),
+                                            std::numeric_limits<float>::quiet_NaN()));
+        cuda::Plan plan;
+        plan.block_tables = there_tables.data, plan.positions = there_positions.data;
+        plan.items = {
+            reinterpret_cast<const cuda::SplitKvItem*>(there_items.data),
+            work.n_items,
+            0,
+            work.one_warp,
+            {reinterpret_cast<const cuda::SharedTile*>(there_shared.data),
+             reinterpret_cast<const cuda::SharedQuery*>(there_queries.data), work.n_shared, work.n_shared_queries}};
+        cuda::Attention a;
+        a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
+        a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = a.value_dim = c.D, a.block_size = c.block;
+        a.scale = scale, a.softcap = c.softcap, a.sinks = sinks ? there_sinks.data : nullptr;
+        for (int again = 0; again < 2; again++) cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
+        CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
     }
 }

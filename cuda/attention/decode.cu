@@ -16,6 +16,7 @@
 #include "../warp.cuh"
 #include "decode.cuh"
 #include "latent.cuh"
+#include "shared.cuh"
 
 namespace quire::cuda {
 
@@ -28,36 +29,6 @@ __host__ __device__ constexpr int power_of_two(int n) {
     while (p < n) p *= 2;
     return p;
 }
-
-// The block ids of a split, in shared memory: those of `length` positions at a time, which all threads of a CTA read together.
-class TableSegment {
-public:
-    static constexpr int length = fixed_split_length;
-
-    __device__ TableSegment(const std::int32_t* table, int begin, int end, int block_size)
-        : table_(table), begin_(begin), end_(end), block_size_(block_size) {}
-    // By all threads, at multiples of a divisor of `length` from the first position on: loads the ids of `position` and of the positions
-    // after it.
-    __device__ void move_to(int position) {
-        if (position < next_) return;
-        if (next_ > 0) __syncthreads(); // all have read the ids before
-        next_        = position + length;
-        first_block_ = max(position, begin_) / block_size_;
-        for (int i = threadIdx.x; i <= (min(next_, end_) - 1) / block_size_ - first_block_; i += blockDim.x)
-            ids()[i] = table_[first_block_ + i];
-        __syncthreads();
-    }
-    __device__ std::int32_t operator[](int block) const { return ids()[block - first_block_]; }
-
-private:
-    static __device__ std::int32_t* ids() {
-        __shared__ std::int32_t memory[length + 1];
-        return memory;
-    }
-
-    const std::int32_t* table_;
-    int                 begin_, end_, block_size_, first_block_ = 0, next_ = 0;
-};
 
 // D: head_dim, a multiple of 8; G: query heads of a KV head that a CTA takes.
 template <int D, int G>
@@ -263,11 +234,19 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
     __shared__ float         row_maxes[decode_warps][G], row_sums[decode_warps][G];
     reads_early(); // the plan, and K and V of readable positions
+    const int shared_ctas = plan.items.shared.n * a.n_kv_heads, cta = int(blockIdx.x) - shared_ctas;
+    if (cta < 0) { // the first CTAs have the positions that sequences share
+        static_assert(SharedAttention<D>::bytes <= decode_warps * Tiles::warp_bytes &&
+                      SharedAttention<D>::warps == decode_warps);
+        attend_shared<D>(a, plan, int(blockIdx.x) % plan.items.shared.n, int(blockIdx.x) / plan.items.shared.n,
+                         reinterpret_cast<__half*>(memory), partial);
+        return;
+    }
     const int         warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
     unsigned char*    tiles = memory + warp * Tiles::warp_bytes;
-    const int         pair  = int(blockIdx.x) * decode_warps + warp; // OneWarp: an item and a group of heads
+    const int         pair  = cta * decode_warps + warp; // OneWarp: an item and a group of heads
     const CtaWork     work  = OneWarp ? CtaWork{min(pair / n_slots, plan.items.n - 1), pair % n_slots, n_slots}
-                                      : work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
+                                      : work_of(plan.items, long_slots, cta, n_slots);
     const SplitKvItem item  = plan.items.list[work.item];
     if (item.row < 0 || (OneWarp && pair >= plan.items.n * n_slots)) {
         wait_for_inputs();
@@ -342,14 +321,20 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles));
     if constexpr (OneWarp) {
         __syncwarp();
+        float* const to = partial + ((std::int64_t(work.item) + item.moved) * a.n_heads + head0) * (D + 2);
         for (int at = lane; at < n_heads * D; at += 32) {
-            const int   g    = at / D;
+            const int   g     = at / D;
+            const float value = reinterpret_cast<const float*>(tiles)[at];
+            if (item.n_shared > 0) { // combine_splits() does the rest
+                to[g * (D + 2) + at % D] = value;
+                if (at % D == 0) to[g * (D + 2) + D] = row_maxes[warp][g], to[g * (D + 2) + D + 1] = row_sums[warp][g];
+                continue;
+            }
             const float sink = sink_of(a, head0 + g), row_max = row_maxes[warp][g], new_max = fmaxf(row_max, sink);
             const float rescale = rescale_of(row_max, new_max);
             const float sum     = rescale * row_sums[warp][g] + (a.sinks ? rescale_of(sink, new_max) : 0);
-            const float value   = rescale * reinterpret_cast<const float*>(tiles)[at];
             reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0) * D + at] =
-                __float2half(sum == 0 ? 0.0f : __fdividef(value, sum));
+                __float2half(sum == 0 ? 0.0f : __fdividef(rescale * value, sum));
         }
     } else {
         reduce_splits<D, G>(a, item, work, head0, n_heads, decode_warps, &row_maxes[0][0], &row_sums[0][0],
@@ -369,14 +354,15 @@ template <int D>
 void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
     if constexpr (D == 64 || D == 128 || D == 192 || D == 256) {
-        const int slots = a.n_kv_heads * ((group + max_heads - 1) / max_heads);
+        const int slots       = a.n_kv_heads * ((group + max_heads - 1) / max_heads),
+                  shared_ctas = plan.items.shared.n * a.n_kv_heads;
         if (gpu.sm90) {
             constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
             if (plan.items.one_warp) {
                 prepare_kernel(gpu, decode_tma_kernel<D, true>, decode_warps * 32, bytes);
                 return run_kernel(decode_tma_kernel<D, true>,
-                                  dim3(unsigned((n * slots + decode_warps - 1) / decode_warps)), decode_warps * 32,
-                                  bytes, gpu, a, plan, 0, slots, partial, arrivals);
+                                  dim3(unsigned(shared_ctas + (n * slots + decode_warps - 1) / decode_warps)),
+                                  decode_warps * 32, bytes, gpu, a, plan, 0, slots, partial, arrivals);
             }
             prepare_kernel(gpu, decode_tma_kernel<D, false>, decode_warps * 32, bytes);
             // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
@@ -385,13 +371,16 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
             const int short_slots =
                 n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
             return run_kernel(decode_tma_kernel<D, false>,
-                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)), decode_warps * 32,
-                              bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
+                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots + shared_ctas)),
+                              decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
         }
-        if (group > 1)
+        if (group > 1) {
+            if (plan.items.shared.n > 0) attend_shared(a, plan, partial, gpu);
             return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, gpu, a,
                               plan, partial, arrivals);
+        }
     }
+    if (plan.items.shared.n > 0) attend_shared(a, plan, partial, gpu);
     if (group == 1) launch_decode<D, 1>(a, plan, partial, arrivals, gpu);
     else if (group == 2) launch_decode<D, 2>(a, plan, partial, arrivals, gpu);
     else launch_decode<D, 4>(a, plan, partial, arrivals, gpu);
@@ -413,15 +402,17 @@ SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std:
 }
 
 bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
-                   std::int64_t positions, int longest) {
+                   std::int64_t positions, int longest, bool shared) {
     if (!gpu.sm90 || value_dim != head_dim || n_sequences == 0) return false;
     const int ctas = head_dim == 64                       ? KvTiles<64>::ctas_per_sm
                      : head_dim == 128                    ? KvTiles<128>::ctas_per_sm
                      : head_dim == 192 || head_dim == 256 ? 1
                                                           : 0;
-    // At least two waves of warps, and no sequence so long that all others would wait for its end.
-    const std::int64_t warps = std::int64_t(gpu.n_sms) * ctas * decode_warps, mean = positions / n_sequences;
-    return ctas > 0 && std::int64_t(n_sequences) * n_kv_heads >= 2 * warps && mean <= 256 &&
+    // At least two waves of warps, or a warp for each SM where CTAs of shared positions keep the SMs busy, too; and no sequence so
+    // long that all others would wait for its end.
+    const std::int64_t warps = shared ? gpu.n_sms : 2 * std::int64_t(gpu.n_sms) * ctas * decode_warps,
+                       mean  = positions / n_sequences;
+    return ctas > 0 && std::int64_t(n_sequences) * n_kv_heads >= warps && mean <= 256 &&
            longest <= 4 * std::max<std::int64_t>(mean, 64);
 }
 
@@ -441,6 +432,7 @@ void attention_decode(const Attention& a, const Plan& plan, float* partial, std:
         case 256: launch_decode_for<256>(a, plan, partial, arrivals, gpu); break;
         default: break; // prefill_tile() is 0 for it: the caller makes it a prefill tile of one row
     }
+    if (plan.items.shared.n > 0) combine_splits(a, plan, partial, gpu);
 }
 
 } // namespace quire::cuda

@@ -10,6 +10,36 @@
 
 namespace quire::cuda {
 
+// The block ids of a split, in shared memory: those of `length` positions at a time, which all threads of a CTA read together.
+class TableSegment {
+public:
+    static constexpr int length = fixed_split_length;
+
+    __device__ TableSegment(const std::int32_t* table, int begin, int end, int block_size)
+        : table_(table), begin_(begin), end_(end), block_size_(block_size) {}
+    // By all threads, at multiples of a divisor of `length` from the first position on: loads the ids of `position` and of the positions
+    // after it.
+    __device__ void move_to(int position) {
+        if (position < next_) return;
+        if (next_ > 0) __syncthreads(); // all have read the ids before
+        next_        = position + length;
+        first_block_ = max(position, begin_) / block_size_;
+        for (int i = threadIdx.x; i <= (min(next_, end_) - 1) / block_size_ - first_block_; i += blockDim.x)
+            ids()[i] = table_[first_block_ + i];
+        __syncthreads();
+    }
+    __device__ std::int32_t operator[](int block) const { return ids()[block - first_block_]; }
+
+private:
+    static __device__ std::int32_t* ids() {
+        __shared__ std::int32_t memory[length + 1];
+        return memory;
+    }
+
+    const std::int32_t* table_;
+    int                 begin_, end_, block_size_, first_block_ = 0, next_ = 0;
+};
+
 __device__ inline float rescale_of(float row_max, float new_max) {
     return row_max == -INFINITY ? 0.0f : __expf(row_max - new_max);
 }
@@ -23,8 +53,8 @@ struct CtaWork {
 };
 
 // The reduction of split-KV: first the parts of a CTA, in a fixed order; then, by the last CTA of a sequence to arrive, its
-// splits, from `partial`. row_maxes, row_sums: [parts][G], values: [parts][G][D], parts `stride` floats apart, in shared
-// memory.
+// splits, from `partial`; combine_splits() does it where SharedTiles have some of them. row_maxes, row_sums: [parts][G], values:
+// [parts][G][D], parts `stride` floats apart, in shared memory.
 template <int D, int G, class Team = WholeCta>
 __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const CtaWork& work, int head0, int n_heads,
                               int n_parts, const float* row_maxes, const float* row_sums, const float* values,
@@ -47,11 +77,11 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
                 __float2half(total_sum == 0 ? 0.0f : __fdividef(value, total_sum));
             continue;
         }
-        float* to = partial + (std::int64_t(work.item) * a.n_heads + head) * (D + 2);
+        float* to = partial + (std::int64_t(work.item + item.moved) * a.n_heads + head) * (D + 2);
         to[d]     = value;
         if (d == 0) to[D] = new_max, to[D + 1] = total_sum;
     }
-    if (only_split) return;
+    if (only_split || item.n_shared > 0) return;
     __shared__ bool is_last;
     Team::sync();
     if (int(threadIdx.x) == Team::size() - 1) { // one thread's fence is enough: the others wrote before the barrier
@@ -65,8 +95,9 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
     if (!is_last) return;
     // Of each head the row max and row sum of all splits, by a warp; then the values, eight splits at a time.
     __shared__ float   new_maxes[G], total_sums[G];
-    const std::int64_t first_item = std::int64_t(work.item) - item.split, apart = std::int64_t(a.n_heads) * (D + 2);
-    const float*       all = partial + (first_item * a.n_heads + head0) * (D + 2);
+    const std::int64_t first_split = std::int64_t(work.item) + item.moved - item.split,
+                       apart       = std::int64_t(a.n_heads) * (D + 2);
+    const float* all               = partial + (first_split * a.n_heads + head0) * (D + 2);
     for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
         const float* from    = all + g * (D + 2) + D;
         float        new_max = sink_of(a, head0 + g), total_sum = 0;

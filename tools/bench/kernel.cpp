@@ -1,8 +1,10 @@
 // bench kernel: single GPU kernels: bytes or operations over the time of a launch. Weights and caches are larger than the L2.
 #include "../../cuda/kernels.h"
 
+import quire.compute.cuda.attention_plan;
 import quire.core.base;
 import quire.core.tensor;
+import quire.step.plan;
 
 #include "kernel_gpu.h"
 
@@ -12,33 +14,56 @@ namespace {
 
 constexpr int D = 128, block = 16; // head_dim, and tokens in a KV block
 
-// Seconds of split-KV attention of S decoding sequences with a context of L, in blocks of `size` tokens.
-double decode_seconds(Gpu& gpu, int S, int L, int H, int K, int size) {
-    const int                 per = (L + size - 1) / size;
-    std::vector<std::int32_t> table, starts, positions, items, short_items;
-    std::mt19937              random(3);
-    for (int i = 0; i < S * per; i++) table.push_back(i);
-    std::shuffle(table.begin(), table.end(), random);
+// Decoding sequences: `common` positions in the same blocks, `own` more of each, in blocks of `size` tokens.
+struct DecodeShape {
+    int  sequences, common, own, heads, kv_heads, size = block;
+    bool together = false; // the common positions are read once for all
+};
+
+// Seconds of split-KV attention, cut as in a step.
+double decode_seconds(Gpu& gpu, const DecodeShape& d) {
+    const int                 L = d.common + d.own, shared = d.common / d.size, per = (L + d.size - 1) / d.size;
+    const int                 S = d.sequences, H = d.heads, K = d.kv_heads, n_blocks = shared + S * (per - shared);
+    std::vector<std::int32_t> ids(std::size_t(n_blocks), 0);
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
+    StepPlan   step;
+    GroupPlan& group  = step.groups[0];
+    step.token_start  = {0};
+    group.table_start = {0};
     for (int s = 0; s < S; s++) {
-        starts.push_back(s * per);
-        positions.push_back(L - 1);
-        const auto lengths = cuda::split_lengths(gpu.context(), D, D, std::int64_t(S) * L * K);
-        const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
-            const auto [splits, length] = cuda::splits_of(L, most);
-            for (int c = 0; c < splits; c++)
-                to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), splits, c, 0});
-        };
-        cut(lengths.length, items);
-        if (lengths.short_length > 0) cut(lengths.short_length, short_items);
+        std::vector<std::int32_t>& table = group.parts[0].tables;
+        table.insert(table.end(), ids.begin(), ids.begin() + shared);
+        const auto own = ids.begin() + shared + s * (per - shared);
+        table.insert(table.end(), own, own + per - shared);
+        group.table_start.push_back(int(table.size()));
+        group.first_entry.push_back(0);
+        step.tokens.push_back(0), step.positions.push_back(L - 1), step.context_lens.push_back(L);
+        step.readable.push_back(L - 1), step.token_start.push_back(s + 1);
     }
-    const int n_items = int(items.size() / 7);
-    items.insert(items.end(), short_items.begin(), short_items.end());
+    AttentionShape shape;
+    shape.head_dim = shape.value_dim = D, shape.n_heads = H, shape.n_kv_heads = K;
+    shape.block_size                  = d.together ? d.size : 0;
+    const AttentionRoom       room    = attention_room(shape, gpu.context(), S, S, L);
+    const auto                ints    = [](std::size_t bytes) { return std::vector<std::int32_t>(bytes / 4); };
+    std::vector<std::int32_t> items   = ints(std::size_t(room.list) * sizeof(cuda::SplitKvItem)),
+                              tiles   = ints(std::size_t(S) * 12),
+                              shareds = ints(std::size_t(most_shared_tiles(gpu.context())) * sizeof(cuda::SharedTile)),
+                              queries = ints(std::size_t(most_shared_queries(S)) * sizeof(cuda::SharedQuery));
+    AttentionPlanner    planner;
+    const AttentionWork work =
+        planner.plan(step, group, shape, gpu.context(), {items.data(), tiles.data(), shareds.data(), queries.data()});
     cuda::Plan plan;
-    plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
-    plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
-    plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
-    plan.items        = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
-    const std::size_t            n      = std::size_t(S) * std::size_t(per) * std::size_t(size) * std::size_t(K) * D;
+    plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(group.parts[0].tables));
+    plan.table_start                    = static_cast<std::int32_t*>(gpu.ints(group.table_start));
+    plan.positions                      = static_cast<std::int32_t*>(gpu.ints(step.positions));
+    plan.items                          = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)),
+                                           work.n_items,
+                                           work.n_short,
+                                           work.one_warp,
+                                           {static_cast<cuda::SharedTile*>(gpu.ints(shareds)),
+                                            static_cast<cuda::SharedQuery*>(gpu.ints(queries)), work.n_shared, work.n_shared_queries}};
+    const std::size_t            n      = std::size_t(n_blocks) * std::size_t(d.size) * std::size_t(K) * D;
     const int                    copies = std::max(1, int(400e6 / (double(n) * 4)));
     std::vector<cuda::Attention> all;
     for (int i = 0; i < copies; i++) {
@@ -47,15 +72,29 @@ double decode_seconds(Gpu& gpu, int S, int L, int H, int K, int size) {
         t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
         t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
-        t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = size, t.scale = 0.088f;
+        t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = d.size, t.scale = 0.088f;
         all.push_back(t);
     }
-    auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
+    auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(room.launch) * std::size_t(H) * (D + 2) * 4));
     auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
     const double seconds  = gpu.seconds(
         [&](int i) { cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context()); });
     gpu.clear();
     return seconds;
+}
+
+// Sequences that begin with the same blocks: each on its own, and together.
+void shared_attention(Gpu& gpu, const Arguments& a) {
+    for (auto [S, common, own] : {std::array{4, 2048, 128}, std::array{8, 512, 128}, std::array{16, 2048, 128},
+                                  std::array{64, 256, 128}, std::array{64, 2048, 128}, std::array{256, 1024, 256}})
+        for (const bool together : {false, true}) {
+            if (!wanted(a, {"shared decode"})) continue;
+            const DecodeShape shape{S, common, own, 32, 8, block, together};
+            // The bytes that have to be read: those of all sequences, or the common ones once.
+            kernel_line(together ? "shared decode, together" : "shared decode, each alone",
+                        cat(S, " × (", common, " + ", own, "), heads 32/8"), decode_seconds(gpu, shape),
+                        (double(together ? common : S * common) + double(S) * own) * 8 * D * 4, 0, a);
+        }
 }
 
 // Over a paged cache and over a contiguous one.
@@ -70,7 +109,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
         for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
             if (!wanted(a, {"decode"})) continue;
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
-                        cat(S, " × ", L, ", heads ", H, "/", K), decode_seconds(gpu, S, L, H, K, size),
+                        cat(S, " × ", L, ", heads ", H, "/", K), decode_seconds(gpu, {S, 0, L, H, K, size}),
                         double(S) * L * K * D * 4, 0, a);
         }
 }
@@ -116,10 +155,11 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
                 cuda::splits_of(L, cuda::split_lengths(gpu.context(), row, value, std::int64_t(S) * L).length);
             for (int s = 0; s < S; s++)
                 for (int c = 0; c < n; c++)
-                    items.insert(items.end(), {s, s * L / block, c * length, std::min(L, (c + 1) * length), n, c, 0});
+                    items.insert(items.end(),
+                                 {s, s * L / block, c * length, std::min(L, (c + 1) * length), n, c, 0, 0, 0});
             cuda::Plan plan;
-            plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
-            plan.items                          = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), S * n, 0};
+            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.items        = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), S * n, 0, false, {}};
             const double                 bytes  = double(S) * L * row * 2;
             const int                    copies = std::max(1, int(200e6 / bytes));
             std::vector<cuda::Attention> all;
@@ -288,8 +328,8 @@ std::vector<PagedOverhead> paged_overhead() {
         for (int context : {64, 128, 256, 1024})
             for (int size : {1, 4, 16, 64})
                 out.push_back({sequences, context, size,
-                               decode_seconds(gpu, sequences, context, 40, 40, size) /
-                                   decode_seconds(gpu, sequences, context, 40, 40, context)});
+                               decode_seconds(gpu, {sequences, 0, context, 40, 40, size}) /
+                                   decode_seconds(gpu, {sequences, 0, context, 40, 40, context})});
     return out;
 }
 
@@ -303,6 +343,7 @@ int kernels(const Arguments& a) {
     Gpu gpu;
     small_gemms(gpu, a);
     decode_attention(gpu, a);
+    shared_attention(gpu, a);
     prefill_attention(gpu, a);
     latent_attention(gpu, a);
     prefill_gemms(gpu, a);

@@ -1,27 +1,32 @@
 // quire.compute.cuda.attention_plan: how a step's attention is cut for the GPU: split-KV items for sequences with one query, tiles of
-// queries for prompts. Owns nothing.
+// queries for prompts, tiles of queries that share a beginning.
 module;
 
 #include "../../../cuda/kernels.h"
 
 export module quire.compute.cuda.attention_plan;
 
+import quire.compute.cuda.shared_prefixes;
 import quire.core.base;
 import quire.step.plan;
 
 export namespace quire {
 
 struct AttentionShape {
-    int  head_dim = 0, value_dim = 0, n_kv_heads = 0;
+    int  head_dim = 0, value_dim = 0, n_heads = 0, n_kv_heads = 0;
+    int  block_size    = 0;     // 0: blocks that sequences share are read for each of them
     int  window        = 0;     // sliding window; 0: none
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
+    // Reading K and V once for all sequences that share them costs a launch: worth it where it saves so many bytes in a layer.
+    std::int64_t least_saved = 80 << 20;
 };
 
 struct AttentionWork {
     int  n_items = 0, n_short = 0; // SplitKvItems
     bool one_warp = false;
-    int  n_tiles  = 0; // PrefillTiles
+    int  n_tiles  = 0;                       // PrefillTiles
+    int  n_shared = 0, n_shared_queries = 0; // SharedTiles
 };
 
 // Room for the largest steps: places in a list of items, and the items of a launch, because the splits of a launch have memory. In
@@ -34,9 +39,35 @@ AttentionRoom attention_room(const AttentionShape& shape, const cuda::Context& g
 // Where the launches of a deterministic step begin, of at most `most` items each, and the end; no row is in two of them.
 void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector<int>& begins);
 
-// Writes the step's SplitKvItems, for layers with these tables, and PrefillTiles, as words of 4 bytes.
-AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
-                             const cuda::Context& gpu, std::int32_t* items, std::int32_t* tiles);
+// The lists of a step, as words of 4 bytes, with room for most_shared_tiles() SharedTiles and most_shared_queries() SharedQueries.
+struct AttentionLists {
+    std::int32_t *items = nullptr, *tiles = nullptr, *shared = nullptr, *queries = nullptr;
+};
+int most_shared_tiles(const cuda::Context& gpu);
+int most_shared_queries(int max_sequences);
+
+// **Owns** scratch memory, from step to step.
+class AttentionPlanner {
+public:
+    // Writes the lists for layers with these tables.
+    AttentionWork plan(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                       const cuda::Context& gpu, const AttentionLists& lists);
+
+private:
+    // The beginning of a sequence that it shares: positions, and their splits; where the results of all splits of the sequence begin, and
+    // their number.
+    struct Beginning {
+        int end = 0, n_splits = 0, result = 0, n_results = 0;
+    };
+    // Cuts the shared beginnings into splits of this length, and their queries into tiles of n_queries. 0: nothing is shared.
+    int shared_length(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                      const cuda::Context& gpu, int n_queries);
+    int write_shared(const StepPlan& plan, const GroupPlan& tables, int length, int n_queries,
+                     const AttentionLists& lists);
+
+    SharedPrefixes         prefixes_;
+    std::vector<Beginning> beginnings_; // [S]
+};
 
 } // namespace quire
 
@@ -65,6 +96,11 @@ void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector
     begins.push_back(int(items.size()));
 }
 
+template <class Entry>
+void put(std::int32_t* list, int at, const Entry& entry) {
+    std::memcpy(list + std::size_t(at) * sizeof entry / 4, &entry, sizeof entry);
+}
+
 // Splits of a list keep to most_splits(): longer ones where the contexts of a step ask for more.
 int bounded(int length, std::int64_t positions, const cuda::Context& gpu) {
     const auto most = std::max(cuda::most_splits(gpu), 1);
@@ -72,14 +108,84 @@ int bounded(int length, std::int64_t positions, const cuda::Context& gpu) {
     return std::max(length, int((each + unit - 1) / unit * unit));
 }
 
-AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
-                             const cuda::Context& gpu, std::int32_t* items, std::int32_t* tiles) {
+int most_shared_queries(int max_sequences) { return rounded_items(max_sequences); }
+int most_shared_tiles(const cuda::Context& gpu) { return rounded_items(cuda::most_splits(gpu)); }
+
+constexpr int least_shared = 64; // positions that are worth a split
+
+int AttentionPlanner::shared_length(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                                    const cuda::Context& gpu, int n_queries) {
+    if (n_queries == 0 || plan.n_seqs() < 2) return 0;
+    prefixes_.find(plan, tables, shape.block_size, least_shared);
+    const auto   tiles_of  = [&](const SharedPrefix& p) { return std::int64_t(p.n + n_queries - 1) / n_queries; };
+    const auto   splits_of = [&](const SharedPrefix& p, int length) { return (p.end - p.begin + length - 1) / length; };
+    std::int64_t saved = 0, work = 0; // positions
+    int          longest = 0;
+    for (const SharedPrefix& p : prefixes_.prefixes()) {
+        const int n = p.end - p.begin;
+        saved += std::int64_t(p.n - 1) * n;
+        work += tiles_of(p) * n;
+        longest = std::max(longest, n);
+    }
+    if (saved * shape.n_kv_heads * (shape.head_dim + shape.value_dim) * 2 < shape.least_saved) return 0;
+    for (int length = cuda::shared_split_length(gpu, work * shape.n_kv_heads);; length *= 2) {
+        std::int64_t tiles = 0, results = 0;
+        for (const SharedPrefix& p : prefixes_.prefixes()) {
+            tiles += splits_of(p, length) * tiles_of(p);
+            results += std::int64_t(splits_of(p, length)) * p.n;
+        }
+        if (std::max(tiles, results) <= cuda::most_splits(gpu)) return length;
+        if (length >= longest) return 0;
+    }
+}
+
+// SharedTiles and, for beginnings_ with the places of their results, the queries. Returns the number of tiles.
+int AttentionPlanner::write_shared(const StepPlan& plan, const GroupPlan& tables, int length, int n_queries,
+                                   const AttentionLists& lists) {
+    int        n_tiles = 0;
+    const auto order   = prefixes_.order();
+    for (std::size_t i = 0; i < order.size(); i++) {
+        const auto s = std::size_t(order[i]);
+        put(lists.queries, int(i),
+            cuda::SharedQuery{plan.token_start[s], beginnings_[s].result,
+                              beginnings_[s].n_splits == 0 ? 0 : beginnings_[s].n_results});
+        beginnings_[s].n_splits = 0; // counted again below
+    }
+    for (const SharedPrefix& p : prefixes_.prefixes()) {
+        const auto some     = order.subspan(std::size_t(p.first), std::size_t(p.n));
+        const auto first    = std::size_t(some[0]);
+        const int  split    = beginnings_[first].n_splits;
+        const bool readable = std::ranges::all_of(some, [&](int s) { return plan.readable[std::size_t(s)] >= p.end; });
+        int        n        = 0;
+        for (int begin = p.begin; begin < p.end; begin += length, n++)
+            for (int query = 0; query < p.n; query += n_queries)
+                put(lists.shared, n_tiles++,
+                    cuda::SharedTile{p.first + query, std::min(n_queries, p.n - query), tables.origin(first), begin,
+                                     std::min(begin + length, p.end), split + n, readable});
+        for (const int s : some) beginnings_[std::size_t(s)].n_splits += n;
+    }
+    return n_tiles;
+}
+
+AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                                     const cuda::Context& gpu, const AttentionLists& lists) {
     check(plan.readable.size() == std::size_t(plan.n_seqs()), "a plan that does not say what is readable");
     AttentionWork work;
-    int           n_items = 0;
-    const auto    item    = [&](const cuda::SplitKvItem& i) {
-        std::memcpy(items + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
-    };
+    int           n_items = 0, n_results = 0;
+    const auto    item      = [&](const cuda::SplitKvItem& i) { put(lists.items, n_items++, i); };
+    const int     rows      = cuda::shared_tile_rows(shape.head_dim, shape.value_dim);
+    const int     n_queries = shape.block_size == 0 || shape.deterministic || shape.window > 0
+                                  ? 0
+                                  : rows / (shape.n_heads / shape.n_kv_heads);
+    const int     shared    = shared_length(plan, tables, shape, gpu, n_queries);
+    beginnings_.assign(std::size_t(plan.n_seqs()), {});
+    if (shared > 0)
+        for (const SharedPrefix& p : prefixes_.prefixes())
+            for (int i = 0; i < p.n; i++) {
+                Beginning& of = beginnings_[std::size_t(prefixes_.order()[std::size_t(p.first + i)])];
+                of.end        = p.end;
+                of.n_splits += (p.end - p.begin + shared - 1) / shared;
+            }
     const int  tile      = cuda::prefill_tile(gpu, shape.head_dim, shape.value_dim);
     const auto seen_from = [&](int row) { // the first position in the window of a row's token
         return shape.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - shape.window + 1) : 0;
@@ -92,24 +198,30 @@ AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, cons
     if (!shape.deterministic) {
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
-                positions += plan.positions[std::size_t(row)] + 1 - seen_from(row);
+                positions +=
+                    plan.positions[std::size_t(row)] + 1 - std::max(seen_from(row), beginnings_[std::size_t(s)].end);
         lengths        = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
         lengths.length = bounded(lengths.length, positions, gpu);
         if (lengths.short_length > 0) lengths.short_length = bounded(lengths.short_length, positions, gpu);
-        if (lengths.short_length >= lengths.length) lengths.short_length = 0;
+        if (lengths.short_length >= lengths.length || shared > 0) lengths.short_length = 0;
     }
     int        longest = 0, most_splits = 1;
     const auto one_query = [&](int row, int s, int wanted) {
-        const int  begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1;
+        Beginning& of    = beginnings_[std::size_t(s)];
+        const int  begin = std::max(seen_from(row), of.end), end = plan.positions[std::size_t(row)] + 1;
         const bool fixed = shape.deterministic;
         const int  from  = fixed ? begin / wanted * wanted : begin;
         const auto [n, length] =
             fixed ? cuda::Splits{(end - from + wanted - 1) / wanted, wanted} : cuda::splits_of(end - from, wanted);
-        longest     = std::max(longest, end - begin);
+        longest      = std::max(longest, end - begin);
+        of.result    = n_results;
+        of.n_results = of.n_splits + n;
+        n_results += of.n_results;
         most_splits = std::max(most_splits, n);
         for (int i = 0; i < n; i++)
             item({row, tables.origin(std::size_t(s)), std::max(begin, from + i * length),
-                  std::min(end, from + (i + 1) * length), n, i, plan.readable[std::size_t(s)]});
+                  std::min(end, from + (i + 1) * length), of.n_results, of.n_splits + i, plan.readable[std::size_t(s)],
+                  of.n_splits, shared > 0 ? of.result + of.n_splits + i - n_items : 0});
     };
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
@@ -118,7 +230,7 @@ AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, cons
             continue;
         }
         for (int row = first; row < end; row += std::max(tile, 16)) {
-            std::int32_t* to = tiles + std::size_t(work.n_tiles++) * 3;
+            std::int32_t* to = lists.tiles + std::size_t(work.n_tiles++) * 3;
             to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
         }
     }
@@ -127,14 +239,21 @@ AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, cons
         while (n_items - from < n) item({});
         return n;
     };
-    work.one_warp =
-        !shape.deterministic && most_splits == 1 &&
-        cuda::one_warp_each(gpu, shape.head_dim, shape.value_dim, shape.n_kv_heads, n_items, positions, longest);
+    work.one_warp = !shape.deterministic && most_splits == 1 &&
+                    cuda::one_warp_each(gpu, shape.head_dim, shape.value_dim, shape.n_kv_heads, n_items, positions,
+                                        longest, shared > 0);
     work.n_items = round_up(0);
     if (lengths.short_length > 0 && tile > 0) {
         for (int s = 0; s < plan.n_seqs(); s++)
             if (single(s)) one_query(plan.token_start[std::size_t(s)], s, lengths.short_length);
         work.n_short = round_up(work.n_items);
+    }
+    if (shared > 0) {
+        const int n = write_shared(plan, tables, shared, n_queries, lists), queries = int(prefixes_.order().size());
+        work.n_shared         = shape.rounded ? rounded_items(n) : n;
+        work.n_shared_queries = shape.rounded ? rounded_items(queries) : queries;
+        for (int i = n; i < work.n_shared; i++) put(lists.shared, i, cuda::SharedTile{});
+        for (int i = queries; i < work.n_shared_queries; i++) put(lists.queries, i, cuda::SharedQuery{});
     }
     return work;
 }

@@ -135,7 +135,7 @@ private:
 
     StepLimits limits_;
     using GraphKey =
-        std::pair<std::array<int, 7>, bool>; // StepUpload::key(); whether this backend is alone on the device
+        std::pair<std::array<int, 11>, bool>; // StepUpload::key(); whether this backend is alone on the device
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }

@@ -55,19 +55,31 @@ public:
     int                      n_items() const { return work_[0].n_items; } // of the first list
     int                      n_tiles() const { return work_[0].n_tiles; }
     const cuda::PrefillTile* tiles() const { return reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_); }
-    // A graph depends on the addresses, on the rows, and on the SplitKvItems of each list.
-    std::array<int, 7> key() const {
+    // A graph depends on the addresses, on the rows, and on the numbers of entries in each list.
+    std::array<int, 11> key() const {
         const auto &a = work_[0], &b = work_[1];
-        return {shape_.tokens, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};
+        return {shape_.tokens, a.n_items, a.n_short,  a.one_warp, a.n_shared,        a.n_shared_queries,
+                b.n_items,     b.n_short, b.one_warp, b.n_shared, b.n_shared_queries};
     }
 
 private:
     cuda::SplitKvItems items(std::size_t list) const {
-        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
-                work_[list].n_items, work_[list].n_short, work_[list].one_warp};
+        const std::int32_t* const at = device_ + at_items_ + list * list_ints_;
+        return {reinterpret_cast<const cuda::SplitKvItem*>(at),
+                work_[list].n_items,
+                work_[list].n_short,
+                work_[list].one_warp,
+                {reinterpret_cast<const cuda::SharedTile*>(at + at_shared_),
+                 reinterpret_cast<const cuda::SharedQuery*>(at + at_queries_), work_[list].n_shared,
+                 work_[list].n_shared_queries}};
     }
     AttentionShape attention_shape(int window, bool rounded) const {
-        return {limits_.head_dim, limits_.value_dim, limits_.n_kv_heads, window, deterministic_, rounded};
+        AttentionShape shape;
+        shape.head_dim = limits_.head_dim, shape.value_dim = limits_.value_dim;
+        shape.n_heads = limits_.n_heads, shape.n_kv_heads = limits_.n_kv_heads;
+        shape.block_size = block_size_, shape.window = window;
+        shape.deterministic = deterministic_, shape.rounded = rounded;
+        return shape;
     }
 
     cuda::Context& gpu_;
@@ -75,12 +87,15 @@ private:
     StepLimits     limits_;
     std::int32_t * host_ = nullptr, *device_ = nullptr;
     std::size_t    at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
-                at_tables_       = 0;
-    std::size_t      table_ints_ = 0, list_ints_ = 0; // room for the block tables of one part, and for a list of items
-    std::vector<int> first_tables_;
+                at_tables_  = 0;
+    std::size_t table_ints_ = 0, list_ints_ = 0; // room for the block tables of one part, and for the lists of a window
+    std::size_t at_shared_ = 0, at_queries_ = 0; // in the lists of a window
+    int         block_size_ = 0;
+    std::vector<int>                first_tables_;
     std::vector<cuda::Plan>         plans_; // for the layers of each part
     std::vector<int>                windows_, groups_of_windows_;
     std::array<AttentionWork, 2>    work_;
+    AttentionPlanner                planner_;
     AttentionRoom                   room_;
     std::array<std::vector<int>, 2> launches_; // of deterministic steps: see launches_of()
     StepShape                       shape_;
@@ -108,15 +123,17 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
         n += parts;
         plans_.resize(std::size_t(n));
     }
-    table_ints_             = S * (std::size_t(l.max_blocks_per_sequence) + 1);
-    at_positions_           = T;
-    at_slots_               = 2 * T;
-    at_rows_                = at_slots_ + plans_.size() * T;
-    at_starts_              = at_rows_ + std::max(L, T);
-    at_items_               = at_starts_ + l.parts.size() * S;
-    list_ints_              = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
-    at_tiles_               = at_items_ + std::size_t(l.n_windows) * list_ints_;
-    at_tables_              = at_tiles_ + T * 3;
+    table_ints_   = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    at_positions_ = T;
+    at_slots_     = 2 * T;
+    at_rows_      = at_slots_ + plans_.size() * T;
+    at_starts_    = at_rows_ + std::max(L, T);
+    at_items_     = at_starts_ + l.parts.size() * S;
+    at_shared_    = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
+    at_queries_   = at_shared_ + std::size_t(most_shared_tiles(gpu_)) * sizeof(cuda::SharedTile) / 4;
+    list_ints_    = at_queries_ + std::size_t(most_shared_queries(l.max_sequences)) * sizeof(cuda::SharedQuery) / 4;
+    at_tiles_     = at_items_ + std::size_t(l.n_windows) * list_ints_;
+    at_tables_    = at_tiles_ + T * 3;
     const std::size_t bytes = (at_tables_ + plans_.size() * table_ints_) * 4;
     host_                   = static_cast<std::int32_t*>(pinned.take(bytes));
     device_                 = static_cast<std::int32_t*>(memory.take(bytes));
@@ -137,6 +154,7 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
 
 void StepUpload::compile(const Program& program, std::span<const KvLayer> layers) {
     windows_ = windows_of(program);
+    if (!layers.empty()) block_size_ = layers[0].block_size;
     check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
     groups_of_windows_.assign(windows_.size(), -1);
     for (const Operation& operation : program.operations)
@@ -185,8 +203,9 @@ bool StepUpload::send(const StepPlan& plan) {
 
     for (std::size_t i = 0; i < windows_.size(); i++) {
         std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i]                 = plan_attention(plan, plan.groups[std::size_t(groups_of_windows_[i])],
-                                                  attention_shape(windows_[i], decoding), gpu_, list, host_ + at_tiles_);
+        work_[i] =
+            planner_.plan(plan, plan.groups[std::size_t(groups_of_windows_[i])], attention_shape(windows_[i], decoding),
+                          gpu_, {list, host_ + at_tiles_, list + at_shared_, list + at_queries_});
         check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
         if (deterministic_)
             launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
