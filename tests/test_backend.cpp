@@ -31,7 +31,7 @@ public:
         Result<Activations> values = Activations::create(backend, program_, max_tokens, 1);
         REQUIRE(values);
         values_ = std::move(*values);
-        backend.compile(program_, values_, layers);
+        backend.compile(program_, values_, layers, {});
     }
     float* data(ValueId id) const { return static_cast<float*>(values_.at(id, {}).data); }
 
@@ -123,7 +123,8 @@ TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
     REQUIRE(backend);
     Backend&    b = **backend;
     ModelConfig c;
-    c.n_layers = 1, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = c.value_dim = 8, c.rope_dim = 4;
+    c.n_layers = 1, c.n_heads = 2, c.rope_dim = 4;
+    c.layers.assign(1, {.n_kv_heads = 1, .head_dim = 8, .value_dim = 8});
     auto cache = KvCache::create(b, c, DType::F32, 3, 4);
     REQUIRE(cache);
     const std::array<float, 2> freq{1.0f, 0.25f};
@@ -163,7 +164,8 @@ TEST_CASE("copied blocks carry K and V of every layer") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);
     ModelConfig c;
-    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = c.value_dim = 2;
+    c.n_layers = 3, c.n_heads = 1;
+    c.layers.assign(3, {.n_kv_heads = 1, .head_dim = 2, .value_dim = 2});
     auto cache = KvCache::create(**backend, c, DType::F32, 4, 2);
     REQUIRE(cache);
     for (const KvLayer& l : cache->layers())
@@ -183,8 +185,8 @@ TEST_CASE("copied blocks carry K and V of every layer") {
 // Decoding sequences that begin with the same blocks, others between them, and a prompt: the same bits as each alone.
 TEST_CASE("attention over a shared prefix gives every sequence what it gets alone") {
     ModelConfig c;
-    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2,
-    c.head_dim = c.value_dim              = 24; // groups of 7, which no tile divides
+    c.n_layers = 1, c.n_heads = 14;
+    c.layers.assign(1, {.n_kv_heads = 2, .head_dim = 24, .value_dim = 24}); // groups of 7, which no tile divides
     constexpr int                   block = 5, shared = 30, n_seqs = 9, cols = 14 * 24;
     std::mt19937                    random(4);
     std::normal_distribution<float> normal;
@@ -250,7 +252,8 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);
     ModelConfig c;
-    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = c.value_dim = 2;
+    c.n_layers = 3, c.n_heads = 1;
+    c.layers.assign(3, {.n_kv_heads = 1, .head_dim = 2, .value_dim = 2});
     auto cache = KvCache::create(**backend, c, DType::F32, 4, 2, 3);
     REQUIRE(cache);
     float value = 0;

@@ -300,7 +300,7 @@ TEST_CASE("a rank's program splits what is split and adds up what has to be", "[
     std::vector<LayerLeaves> leaves(tensors.layers.size());
     SliceMemory              memory;
     for (std::size_t i = 0; i < leaves.size(); i++)
-        tensors.layers[i] = rank_layer(shapes[1], tensors.layers[i], leaves[i], memory);
+        tensors.layers[i] = rank_layer(shapes[1], int(i), tensors.layers[i], leaves[i], memory);
     rank_ends(shapes[1], tensors, memory);
     const Program p = build_program(shapes[1], tensors, leaves, 128);
     std::string   kinds;

@@ -46,12 +46,39 @@ struct KvLayer {
     }
 };
 
+// Where the recurrent state of one layer lies. The state of a sequence in all layers of its group is a unit: a row of bytes that is cut into
+// blocks of the pool, byte e of it in block unit[e / block_bytes] at e % block_bytes. The arrays of a layer are float32 and begin at `offset`:
+// StateShape (quire.model_file.config) says which they are.
+struct StateLayer {
+    std::byte*  memory      = nullptr; // of the pool: block b begins at b * block_bytes; null: the layer has no state
+    std::size_t block_bytes = 0;       // a multiple of 256
+    int         group       = 0;       // of the plan, whose state_from and state_to name the units
+    std::size_t offset      = 0;       // in a unit, a multiple of 256
+    std::size_t bytes       = 0;
+
+    // Bytes of one block.
+    struct Piece {
+        std::byte*  data = nullptr;
+        std::size_t n    = 0;
+    };
+    // The bytes of the layer from `first` on, up to `n`, that lie in one block of a unit.
+    Piece piece(std::span<const BlockId> unit, std::size_t first, std::size_t n) const {
+        const std::size_t at = offset + first, in_block = at % block_bytes;
+        return {memory + std::size_t(unit[at / block_bytes]) * block_bytes + in_block,
+                std::min(n, block_bytes - in_block)};
+    }
+    // Copies bytes first .. first + n of the layer out of a unit, or into it.
+    void read(std::span<const BlockId> unit, std::size_t first, std::size_t n, void* to) const;
+    void write(std::span<const BlockId> unit, std::size_t first, std::size_t n, const void* from) const;
+};
+
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
     int              max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
     int              n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
     int              n_windows = 1;   // different sliding windows of the layers, where none counts as one
     std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
+    int              unit      = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
     int              n_experts = 0, experts_used = 0, hidden_size = 0;
     int              n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
 };
@@ -128,9 +155,10 @@ public:
     // -- the program
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
-    // Sets the program of every step, its values and the KV cache of each layer. All three outlive the last step. Layers whose
-    // blocks have other parts share arrays.
-    virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) = 0;
+    // Sets the program of every step, its values, and the KV cache and the state of each layer. All four outlive the last step. Layers
+    // whose blocks have other parts share arrays. `states`: by layer, or empty where no layer has a state.
+    virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                         std::span<const StateLayer> states) = 0;
     // How the steps run, for a person: a line for each operation or kernel.
     virtual std::string explain() const = 0;
 
@@ -157,6 +185,22 @@ public:
 module :private;
 
 namespace quire {
+
+void StateLayer::read(std::span<const BlockId> unit, std::size_t first, std::size_t n, void* to) const {
+    for (auto* out = static_cast<std::byte*>(to); n > 0;) {
+        const Piece p = piece(unit, first, n);
+        std::memcpy(out, p.data, p.n);
+        out += p.n, first += p.n, n -= p.n;
+    }
+}
+
+void StateLayer::write(std::span<const BlockId> unit, std::size_t first, std::size_t n, const void* from) const {
+    for (const auto* in = static_cast<const std::byte*>(from); n > 0;) {
+        const Piece p = piece(unit, first, n);
+        std::memcpy(p.data, in, p.n);
+        in += p.n, first += p.n, n -= p.n;
+    }
+}
 
 Result<Activations> Activations::create(Backend& backend, const Program& program, int max_tokens, int max_logit_rows) {
     Activations values;

@@ -21,8 +21,9 @@ public:
     static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                   int n_swap = 0, const CacheLayout& layout = {});
 
-    std::span<const KvLayer> layers() const { return layers_; } // of the model
-    std::size_t              bytes() const { return memory_.bytes(); }
+    std::span<const KvLayer>    layers() const { return layers_; } // of the model
+    std::span<const StateLayer> states() const { return states_; } // likewise; empty where no layer has a state
+    std::size_t                 bytes() const { return memory_.bytes(); }
 
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;
@@ -33,8 +34,9 @@ public:
     static std::size_t block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size);
 
 private:
-    Buffer               memory_, swap_memory_;
-    std::vector<KvLayer> layers_;
+    Buffer                  memory_, swap_memory_;
+    std::vector<KvLayer>    layers_;
+    std::vector<StateLayer> states_;
     // The arrays of K and V, one for each layer of a block: layer i of a group uses array i % layers_per_block.
     std::vector<KvLayer> arrays_, swap_arrays_;
 };
@@ -49,35 +51,33 @@ CacheLayout cache_layout(const ModelConfig& config, DType type, int context) {
     std::vector<LayerCache> layers;
     for (const LayerConfig& l : config.layers) {
         LayerCache& cache = layers.emplace_back();
-        cache.window      = config.family->encoder ? 0 : l.window;
-        cache.arrays.push_back({type, config.n_kv_heads, config.head_dim});
-        if (!config.latent) cache.arrays.push_back({type, config.n_kv_heads, config.value_dim});
+        cache.window      = config.family && config.family->encoder ? 0 : l.window;
+        cache.arrays.push_back({type, l.n_kv_heads, l.head_dim});
+        if (!config.latent) cache.arrays.push_back({type, l.n_kv_heads, l.value_dim});
     }
     return make_cache_layout(layers, context);
 }
 
 std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
-    return std::size_t(config.n_layers) * row_bytes(type, config.cache_width());
+    std::size_t bytes = 0;
+    for (const LayerConfig& l : config.layers) bytes += row_bytes(type, config.cache_width(l));
+    return bytes;
 }
 
 std::size_t KvCache::block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size) {
-    return std::size_t(layout.layers_per_block) * row_bytes(type, config.cache_width()) * std::size_t(block_size);
+    return std::size_t(layout.layers_per_block) * row_bytes(type, config.cache_width(config.layers.at(0))) *
+           std::size_t(block_size);
 }
 
 Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                 int n_swap, const CacheLayout& given) {
-    CacheLayout layout = given;
-    if (layout.groups[0].layers.empty()) {
-        layout.groups[0].layers.resize(std::size_t(config.n_layers));
-        std::iota(layout.groups[0].layers.begin(), layout.groups[0].layers.end(), 0);
-        layout.layers_per_block = config.n_layers;
-    }
-    KvCache cache;
+    const CacheLayout  layout = given.groups[0].layers.empty() ? cache_layout(config, type, 1) : given;
+    const LayerConfig& heads  = config.layers.at(0);
+    KvCache            cache;
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
         if (n == 0) continue;
-        KvLayer           shape{nullptr,         nullptr,          type, n, block_size, config.n_kv_heads,
-                      config.head_dim, config.value_dim, swap};
+        KvLayer shape{nullptr, nullptr, type, n, block_size, heads.n_kv_heads, heads.head_dim, heads.value_dim, swap};
         const std::size_t array = shape.block_bytes() * std::size_t(n), layer = config.latent ? array : 2 * array,
                           bytes = layer * std::size_t(layout.layers_per_block);
         Result<Buffer> memory   = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
@@ -94,7 +94,7 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
         }
         (swap ? cache.swap_memory_ : cache.memory_) = std::move(*memory);
     }
-    cache.layers_.resize(std::size_t(config.n_layers));
+    cache.layers_.resize(config.layers.size());
     for (std::size_t g = 0; g < layout.groups.size(); g++)
         for (int i = 0; int layer : layout.groups[g].layers) {
             KvLayer& of = cache.layers_[std::size_t(layer)];

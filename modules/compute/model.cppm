@@ -97,23 +97,19 @@ public:
                    int context)
         : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves),
           neox_(shape.config.family->rope == RopePairs::neox) {
-        const std::int64_t heads = c_.n_heads, kv_heads = c_.n_kv_heads, hidden = c_.hidden_size;
+        const std::int64_t heads = c_.n_heads, hidden = c_.hidden_size;
         x_     = value("x", hidden, {.f32 = true});
         h_     = value("h", hidden);
         delta_ = value("delta", hidden);
-        q_     = value("q", heads * (c_.latent ? c_.latent->nope_dim + c_.rope_dim : c_.head_dim));
         if (c_.latent) {
+            q_ = value("q", heads * (c_.latent->nope_dim + c_.rope_dim));
             if (c_.latent->q_rank > 0) q_rank_ = value("q_rank", c_.latent->q_rank);
             k_        = value("k_rope", c_.rope_dim);
             v_        = value("latent", c_.latent->kv_rank);
             q_latent_ = value("q_latent", heads * c_.head_dim);
             latent_   = value("latents", heads * c_.latent->kv_rank);
             attended_ = value("attended", heads * c_.latent->value_dim);
-        } else {
-            k_        = value("k", kv_heads * c_.head_dim);
-            v_        = value("v", kv_heads * c_.value_dim);
-            attended_ = value("attended", heads * c_.value_dim);
-        }
+        } else if (!c_.layers.empty()) use_heads_of(c_.layers[0]);
         const ExpertConfig& e = c_.experts;
         if (!std::ranges::all_of(c_.layers, &LayerConfig::experts)) {
             gate_ = value("gate", c_.ff_size);
@@ -224,9 +220,16 @@ private:
         if (is_new) at->second = value(name, width);
         return at->second;
     }
-    // A norm of all heads of the model together; x has the heads `mine`.
-    void norm_heads(ValueId x, const WeightHandle& weight, Range mine) {
-        const std::int64_t dim = c_.head_dim;
+    // q, k, v and the result of attention have the sizes of this layer from now on. Layers with the same sizes share the values.
+    void use_heads_of(const LayerConfig& layer) {
+        if (!layer.attends()) return;
+        q_        = of_width(q_values_, "q", std::int64_t(c_.n_heads) * layer.head_dim);
+        k_        = of_width(k_values_, "k", std::int64_t(layer.n_kv_heads) * layer.head_dim);
+        v_        = of_width(v_values_, "v", std::int64_t(layer.n_kv_heads) * layer.value_dim);
+        attended_ = of_width(attended_values_, "attended", std::int64_t(c_.n_heads) * layer.value_dim);
+    }
+    // A norm of all heads of the model together; x has the heads `mine`, of `dim` columns each.
+    void norm_heads(ValueId x, const WeightHandle& weight, Range mine, std::int64_t dim) {
         if (weight.cols == dim || shape_.n == 1) return norm(x, x, weight);
         const ValueId all = of_width(all_heads_, "all_heads", weight.cols);
         emit(AllGather{x, all, mine.first * dim});
@@ -269,13 +272,14 @@ private:
 
     void attention(int i, const PreparedLayer& l) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
+        use_heads_of(layer);
         emit(Gemm{h_,
                   {{l.attn_q.weight, l.attn_q.bias, q_},
                    {l.attn_k.weight, l.attn_k.bias, k_},
                    {l.attn_v.weight, l.attn_v.bias, v_}}});
-        if (l.attn_q_norm) norm_heads(q_, l.attn_q_norm, shape_.heads);
-        if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads);
-        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
+        if (l.attn_q_norm) norm_heads(q_, l.attn_q_norm, shape_.heads, layer.head_dim);
+        if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads_of(i), layer.head_dim);
+        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, layer.head_dim, 0});
         emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, !c_.family->encoder});
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
@@ -394,6 +398,7 @@ private:
             shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
+    std::map<std::int64_t, ValueId> q_values_, k_values_, v_values_, attended_values_;
 };
 
 using Prepare = std::function<Result<WeightHandle>(const TensorView&, WeightUse, int n)>;
@@ -518,7 +523,7 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
         LayerTensors layer = tensors.layers[i];
         if (!shape.whole()) {
             LayerLeaves split;
-            layer = rank_layer(shape, layer, split, model.slices_);
+            layer = rank_layer(shape, int(i), layer, split, model.slices_);
             leaves.push_back(prepare(split, config));
         }
         weights.layers.push_back(prepare(layer, config));

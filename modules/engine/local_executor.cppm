@@ -47,7 +47,8 @@ class LocalExecutor final : public Executor {
 public:
     LocalExecutor(std::vector<Rank> ranks, std::shared_ptr<RankGroup> group, int spin)
         : ranks_(std::move(ranks)), threads_(std::move(group), spin) {
-        for (Rank& r : ranks_) r.backend->compile(r.model.program(), r.model.values(), r.cache.layers());
+        for (Rank& r : ranks_)
+            r.backend->compile(r.model.program(), r.model.values(), r.cache.layers(), r.cache.states());
     }
     LocalExecutor(const LocalExecutor&)            = delete;
     LocalExecutor& operator=(const LocalExecutor&) = delete;

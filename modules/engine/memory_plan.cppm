@@ -58,8 +58,10 @@ int tokens_of_step(const EngineOptions& o, const ModelConfig& c, const Backend& 
     if (o.deterministic) return 512; // it keeps partial sums of each token
     const double ff =
         c.experts.n > 0 ? double(c.experts.used) * c.experts.ff_size + c.experts.shared_ff_size : c.ff_size;
-    const double attention = double(c.head_dim + c.value_dim) * (c.n_heads + c.n_kv_heads);
-    const double weights   = c.n_layers * (attention + 3 * ff) * c.hidden_size; // that a token is multiplied with
+    double columns = 0; // of the weights that a token is multiplied with
+    for (const LayerConfig& l : c.layers)
+        columns += double(l.head_dim + l.value_dim) * (l.attends() ? c.n_heads + l.n_kv_heads : 0) + 3 * ff;
+    const double weights = columns * c.hidden_size;
     const bool   room = backend.memory_available() >= std::size_t(40) << 30; // the activations of 8B take 0.5 GiB more
     return room && weights / o.tensor_parallel < 9e9 ? 4096 : 2048;
 }

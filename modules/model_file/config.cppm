@@ -30,11 +30,32 @@ struct LatentConfig {
 // state of one token.
 enum class Pooling : std::uint8_t { mean, first, last, rank };
 
+// The recurrent state of a layer for one sequence, in float32: the last inputs of a causal convolution, [conv_steps][conv_channels], then the
+// state proper, [heads][rows][cols]. Of the gated delta rule (Yang et al. 2024) [v head][k dim][v dim]; of Mamba-2 (Dao and Gu 2024)
+// [head][head dim][state size].
+struct StateShape {
+    int conv_steps = 0, conv_channels = 0; // a kernel of K taps keeps K - 1 inputs
+    int heads = 0, rows = 0, cols = 0;
+
+    std::int64_t conv_floats() const { return std::int64_t(conv_steps) * conv_channels; }
+    std::int64_t floats() const { return conv_floats() + std::int64_t(heads) * rows * cols; } // 0: there is none
+    std::size_t  bytes() const { return std::size_t(floats()) * sizeof(float); }
+    bool         operator==(const StateShape&) const = default;
+};
+
 struct LayerConfig {
     int  window     = 0; // position i sees i-window+1..i; 0 = all
     bool rope       = true;
     bool local_rope = false; // base rope_base_local and no scaling
     bool experts    = false;
+    // The KV heads of the layer, and the dimensions of their K (as of the heads of Q) and V; no KV heads: the layer does not attend.
+    int        n_kv_heads = 0, head_dim = 0, value_dim = 0;
+    int        kv_source = -1; // the layer whose K and V it reads, and which comes before it; -1: its own
+    StateShape state     = {};
+
+    bool attends() const { return n_kv_heads > 0; }
+    bool keeps_kv() const { return attends() && kv_source < 0; }
+    bool keeps_state() const { return state.floats() > 0; }
 };
 
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
@@ -47,7 +68,7 @@ struct ModelConfig {
     int           hidden_size           = 0;
     int           n_layers              = 0;
     int           n_heads               = 0;
-    int           n_kv_heads            = 0;
+    int           n_kv_heads            = 0; // this, head_dim and value_dim: the largest of the layers
     int           head_dim              = 0; // of Q and of K in the cache
     int           value_dim             = 0; // of V
     int           ff_size               = 0; // of layers without experts
@@ -76,7 +97,9 @@ struct ModelConfig {
     std::vector<LayerConfig>    layers;
 
     // The numbers of K and V that a layer's cache holds for one token.
-    std::int64_t cache_width() const { return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim)); }
+    std::int64_t cache_width(const LayerConfig& l) const {
+        return l.keeps_kv() ? std::int64_t(l.n_kv_heads) * (l.head_dim + (latent ? 0 : l.value_dim)) : 0;
+    }
 };
 
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.
@@ -225,6 +248,9 @@ void read_layers(Keys& keys, ModelConfig& c) {
         l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0);
         l.local_rope     = f.local_rope && l.window > 0;
         l.experts        = c.experts.n > 0 && i >= dense;
+        l.n_kv_heads     = c.n_kv_heads;
+        l.head_dim       = c.head_dim;
+        l.value_dim      = c.value_dim;
     }
 }
 

@@ -191,9 +191,9 @@ Linear part_of(const Linear& whole, std::int64_t first, std::int64_t n) {
 using Name = std::function<std::string(const char*)>; // of a layer's tensor
 
 // Some files have q, k and v in one matrix.
-void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
-    const std::int64_t h = c.hidden_size, q = std::int64_t(c.n_heads) * c.head_dim,
-                       kv = std::int64_t(c.n_kv_heads) * c.head_dim;
+void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
+    const std::int64_t h = c.hidden_size, q = std::int64_t(c.n_heads) * layer.head_dim,
+                       kv = std::int64_t(layer.n_kv_heads) * layer.head_dim;
     const bool all_biased = c.family->biases == Biases::all, biased = all_biased || c.family->biases == Biases::qkv;
     if (bind.has(name("attn_qkv.weight"))) {
         const Linear qkv = bind.linear(name("attn_qkv"), q + 2 * kv, h, biased);
@@ -209,12 +209,12 @@ void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const Model
     // One norm for each head, or one for all of them together.
     const auto head_norm = [&](const char* part, std::int64_t cols) {
         const GgufTensor* t = bind.find(name(part));
-        return bind.vector(name(part), t && t->dims[0] == cols ? cols : c.head_dim, c.family->qk_norm);
+        return bind.vector(name(part), t && t->dims[0] == cols ? cols : layer.head_dim, c.family->qk_norm);
     };
     l.attn_q_norm = head_norm("attn_q_norm.weight", q);
     l.attn_k_norm = head_norm("attn_k_norm.weight", kv);
     l.attn_sinks  = bind.vector(name("attn_sinks.weight"), c.n_heads, c.family->sinks);
-    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * c.value_dim, all_biased);
+    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * layer.value_dim, all_biased);
 }
 
 void bind_latent_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
@@ -287,7 +287,7 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
         l.layer_out_norm = bind.norm(name("layer_output_norm"), h, *c.family);
     } else if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
     if (c.latent) bind_latent_attention(bind, l, name, c);
-    else bind_attention(bind, l, name, c);
+    else bind_attention(bind, l, name, c, layer);
     if (residual == Residual::sandwich || residual == Residual::post_norm) {
         l.attn_post_norm = bind.vector(name("post_attention_norm.weight"), h);
         l.ffn_post_norm  = bind.vector(name("post_ffw_norm.weight"), h);

@@ -57,7 +57,7 @@ struct SamplingLimits {
 };
 
 // The block tables of one cache group (quire.paging.cache_layout) in a step. An entry of its tables is one block in each part: the
-// layers of a group are spread over the parts in order.
+// layers of a group are spread over the parts in order. A group of recurrent states has no tables and no parts, but units.
 struct GroupPlan {
     std::vector<std::int32_t> table_start; // [S+1] where each sequence's table begins in `tables`
     // [S] the entry of the sequence that its table begins with. Earlier entries lie behind the group's window. So do some of the first
@@ -68,10 +68,25 @@ struct GroupPlan {
         std::vector<std::int32_t> slots;  // [T] where K and V of each token go: block * block_size + offset
     };
     std::vector<Part> parts = std::vector<Part>(1);
+    // Recurrent states. [S][unit] the blocks of the state before the sequence's first token of this step, and of the state after its last
+    // one. Both can be the same blocks; else the step reads the old ones and writes the new ones, and what others share stays as it is. A
+    // sequence without a state begins with zeros: its first block of state_from is -1.
+    std::vector<BlockId> state_from = {}, state_to = {};
+    int                  unit = 0; // blocks of a state; 0: the group keeps K and V
+
+    bool keeps_state() const { return unit > 0; }
+    // The blocks of one sequence.
+    std::span<const BlockId> from(std::size_t sequence) const { return unit_of(state_from, sequence); }
+    std::span<const BlockId> to(std::size_t sequence) const { return unit_of(state_to, sequence); }
 
     // Where entry 0 of a sequence would stand in `tables`; it can be negative.
     std::int32_t origin(std::size_t sequence) const { return table_start[sequence] - first_entry[sequence]; }
     void         clear();
+
+private:
+    std::span<const BlockId> unit_of(const std::vector<BlockId>& units, std::size_t sequence) const {
+        return std::span(units).subspan(sequence * std::size_t(unit), std::size_t(unit));
+    }
 };
 
 // One step of the whole batch: everything that the model needs to know, in this process or another one.
@@ -123,8 +138,7 @@ void SamplingPlan::clear() {
 }
 
 void GroupPlan::clear() {
-    table_start.clear();
-    first_entry.clear();
+    for (auto* v : {&table_start, &first_entry, &state_from, &state_to}) v->clear();
     for (Part& part : parts) {
         part.tables.clear();
         part.slots.clear();

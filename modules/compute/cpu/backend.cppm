@@ -69,7 +69,8 @@ public:
     }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
-    void        compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
+    void        compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                        std::span<const StateLayer> states) override;
     std::string explain() const override;
     void        run(const StepPlan& plan) override;
     void        copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
@@ -104,22 +105,23 @@ private:
     template <class Source>
     void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
-    const CpuKernels&          kernels_;
-    std::shared_ptr<RankGroup> ranks_; // null: alone
-    int                        rank_  = 0;
-    bool                       tune_  = false;
-    std::size_t                taken_ = 0;
-    Workers                    workers_;
-    CpuWeights                 weights_{kernels_, workers_};
-    Prefetching                prefetch_;
-    Gemms                      gemms_{kernels_, workers_, weights_, prefetch_};
-    StackedGemms               stacks_{workers_, weights_, gemms_};
-    CpuAttention               attention_{kernels_, workers_};
-    const Program*             program_ = nullptr;
-    const Activations*         values_  = nullptr;
-    std::span<const KvLayer>   layers_;
-    const StepPlan*            plan_ = nullptr;
-    StepShape                  shape_;
+    const CpuKernels&           kernels_;
+    std::shared_ptr<RankGroup>  ranks_; // null: alone
+    int                         rank_  = 0;
+    bool                        tune_  = false;
+    std::size_t                 taken_ = 0;
+    Workers                     workers_;
+    CpuWeights                  weights_{kernels_, workers_};
+    Prefetching                 prefetch_;
+    Gemms                       gemms_{kernels_, workers_, weights_, prefetch_};
+    StackedGemms                stacks_{workers_, weights_, gemms_};
+    CpuAttention                attention_{kernels_, workers_};
+    const Program*              program_ = nullptr;
+    const Activations*          values_  = nullptr;
+    std::span<const KvLayer>    layers_;
+    std::span<const StateLayer> states_;
+    const StepPlan*             plan_ = nullptr;
+    StepShape                   shape_;
     // RoPE's [T × rope_dim/2 × (cos, sin)] for this step's positions, by the frequencies and scale that made them.
     std::vector<float> angles_;
     const float*       angles_of_    = nullptr;
@@ -160,7 +162,9 @@ double CpuBackend::read_bandwidth() {
     return sums[0] > 0 ? double(n) * sizeof(float) / seconds : 0;
 }
 
-void CpuBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
+void CpuBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                         std::span<const StateLayer> states) {
+    states_  = states;
     program_ = &program;
     values_  = &values;
     layers_  = layers;

@@ -95,7 +95,8 @@ public:
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
 
-    void           compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
+    void           compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                           std::span<const StateLayer> states) override;
     std::string    explain() const override;
     void           run(const StepPlan& plan) override;
     SamplingLimits sampling_limits() const override { return sampling_.limits(); }
@@ -144,6 +145,7 @@ private:
     // The program: its operations lowered, and their groups for the kinds of step that have fused kernels.
     const Program*                program_ = nullptr;
     const Activations*            values_  = nullptr;
+    std::span<const StateLayer>   states_;
     std::vector<LoweredOperation> lowered_;
     std::vector<cuda::Operation>  operations_; // LoweredOperation::device of each, side by side as kernels read them
     std::vector<FusionGroup>      plain_, few_rows_, some_rows_, many_rows_;
@@ -384,8 +386,10 @@ void CudaBackend::run_gemm_and_next(std::size_t first) {
     std::visit([&](const auto& what) { execute(what, next); }, program_->operations[first + 1]);
 }
 
-void CudaBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
+void CudaBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                          std::span<const StateLayer> states) {
     cuda::use(*gpu_);
+    states_  = states;
     program_ = &program;
     values_  = &values;
     step_.compile(program, layers);

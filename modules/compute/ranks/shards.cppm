@@ -31,15 +31,17 @@ inline constexpr int exact_leaves = 8;
 
 // The part of a model that one of `n` ranks has.
 struct RankShape {
-    int         index = 0, n = 1;
-    bool        exact = false;
-    ModelConfig config; // heads and widths of the feed-forward networks are the rank's; all else is the model's
-    Range       vocab, heads, kv_heads;
+    int                index = 0, n = 1;
+    bool               exact = false;
+    ModelConfig        config; // heads and widths of the feed-forward networks are the rank's; all else is the model's
+    Range              vocab, heads;
+    std::vector<Range> kv_heads; // by layer; empty: the model is whole
     // The columns of attn_output, of ffn_down and of the experts' ffn_down that this rank sums: its leaves, one unless `exact`. An empty
     // leaf adds nothing. No leaves: the model is whole, and no partial sums are added up.
     std::vector<Range> attention, ff, expert_ff, shared_ff;
 
-    bool whole() const { return n == 1 && !exact; }
+    bool  whole() const { return n == 1 && !exact; }
+    Range kv_heads_of(int layer) const { return kv_heads.empty() ? Range{} : kv_heads[std::size_t(layer)]; }
 };
 
 // The shapes of all ranks. Error: why this model cannot be split so; `path` names the model.
@@ -62,7 +64,8 @@ using SliceMemory = std::deque<std::vector<std::byte>>;
 TensorView slice_of(const TensorView& weight, Range rows, Range columns, SliceMemory& memory, int n_matrices = 1);
 
 // The rank's part of one layer, and of the tensors outside the layers.
-LayerTensors rank_layer(const RankShape& shape, const LayerTensors& layer, LayerLeaves& leaves, SliceMemory& memory);
+LayerTensors rank_layer(const RankShape& shape, int index, const LayerTensors& layer, LayerLeaves& leaves,
+                        SliceMemory& memory);
 void         rank_ends(const RankShape& shape, ModelTensors& tensors, SliceMemory& memory);
 
 } // namespace quire
@@ -103,10 +106,16 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
     if (n < 1) return fail("a model runs on at least 1 rank, not on ", n);
     if (exact && exact_leaves % n != 0)
         return fail("bits that do not depend on the number of ranks are for 1, 2, 4 or 8 of them, not for ", n);
-    if (c.n_heads % n != 0 || (c.n_kv_heads % n != 0 && n % c.n_kv_heads != 0))
-        return fail(path, ": ", c.n_heads, " heads with ", c.n_kv_heads, " KV heads cannot be split over ", n,
-                    " ranks: the number of ranks has to divide the heads, and to divide the KV heads or be a multiple "
-                    "of them");
+    for (const LayerConfig& l : c.layers) {
+        if ((n > 1 || exact) && l.attends() && !c.latent && l.value_dim != c.value_dim)
+            return fail(path,
+                        ": its layers have heads of different sizes, which only one rank without exact sums can "
+                        "have");
+        if (c.n_heads % n != 0 || (l.attends() && l.n_kv_heads % n != 0 && n % l.n_kv_heads != 0))
+            return fail(path, ": ", c.n_heads, " heads with ", l.n_kv_heads, " KV heads cannot be split over ", n,
+                        " ranks: the number of ranks has to divide the heads, and to divide the KV heads or be a "
+                        "multiple of them");
+    }
     std::int64_t ff_block = 1, expert_block = 1, shared_block = 1, o_block = 1;
     for (const LayerTensors& l : w.layers) {
         o_block  = std::max(o_block, block_of(l.attn_output.weight));
@@ -133,8 +142,13 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
         s.config     = c;
         s.vocab      = piece_of(c.vocab_size, 16, r, n);
         s.heads      = {std::int64_t(r) * (c.n_heads / n), c.n_heads / n};
-        s.kv_heads   = c.n_kv_heads >= n ? Range{std::int64_t(r) * (c.n_kv_heads / n), c.n_kv_heads / n}
-                                         : Range{r / (n / c.n_kv_heads), 1};
+        for (LayerConfig& l : s.config.layers) {
+            const int all = l.n_kv_heads;
+            s.kv_heads.push_back(all == 0   ? Range{}
+                                 : all >= n ? Range{std::int64_t(r) * (all / n), all / n}
+                                            : Range{r / (n / all), 1});
+            l.n_kv_heads = int(s.kv_heads.back().n);
+        }
         if (s.whole()) break;
         if (exact) { // the heads in as many parts as there can be ranks, each part in leaves
             const int          each  = exact_leaves / parts;
@@ -159,7 +173,7 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
             !widths(s.config.experts.shared_ff_size, shared_block, s.shared_ff) || s.vocab.n == 0)
             return fail(path, ": its feed-forward networks or its vocabulary are too narrow for ", n, " ranks");
         s.config.n_heads    = int(s.heads.n);
-        s.config.n_kv_heads = int(s.kv_heads.n);
+        s.config.n_kv_heads = std::max(c.n_kv_heads / n, 1);
     }
     return shapes;
 }
@@ -219,7 +233,8 @@ static std::vector<Linear> columns_of(const Linear& l, const std::vector<Range>&
     return out;
 }
 
-LayerTensors rank_layer(const RankShape& s, const LayerTensors& whole, LayerLeaves& leaves, SliceMemory& memory) {
+LayerTensors rank_layer(const RankShape& s, int index, const LayerTensors& whole, LayerLeaves& leaves,
+                        SliceMemory& memory) {
     LayerTensors l = whole;
     if (s.whole()) return l;
     const ModelConfig& c = s.config;
@@ -234,9 +249,11 @@ LayerTensors rank_layer(const RankShape& s, const LayerTensors& whole, LayerLeav
         of_heads(t.k_b);
         of_heads(t.v_b);
     } else {
-        l.attn_q = rows_of(whole.attn_q, times(s.heads, c.head_dim), memory);
-        l.attn_k = rows_of(whole.attn_k, times(s.kv_heads, c.head_dim), memory);
-        l.attn_v = rows_of(whole.attn_v, times(s.kv_heads, c.value_dim), memory);
+        const LayerConfig& layer = c.layers[std::size_t(index)];
+        const Range        kv    = s.kv_heads_of(index);
+        l.attn_q                 = rows_of(whole.attn_q, times(s.heads, layer.head_dim), memory);
+        l.attn_k                 = rows_of(whole.attn_k, times(kv, layer.head_dim), memory);
+        l.attn_v                 = rows_of(whole.attn_v, times(kv, layer.value_dim), memory);
     }
     if (l.attn_sinks) l.attn_sinks = elements_of(whole.attn_sinks, s.heads, memory);
     leaves.attn_output = columns_of(whole.attn_output, s.attention, memory);
