@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int rotated = slot < 0 ? a.n_heads : stored;
     // Where K or V of head h goes.
     const auto cache_row = [&](void* cache, int h) {
-        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.n_kv_heads, a.block_size) * D;
+        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.block_stride, a.block_size) * D;
     };
     const auto source = [&](int head) {
         return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * a.q_dim + a.q_first
@@ -368,7 +368,7 @@ __global__ void store_kernel(RopeStore a, Plan plan) {
     if (bias) add_bias(v, bias + 8 * w, 1);
     const int head = 8 * w / D;
     auto*     row  = reinterpret_cast<__half*>(is_k ? a.cache_k : a.cache_v) +
-                kv_row_of_slot(slot, head, a.n_kv_heads, a.block_size) * D;
+                kv_row_of_slot(slot, head, a.block_stride, a.block_size) * D;
     *reinterpret_cast<uint4*>(row + (8 * w - head * D)) = v;
 }
 
@@ -377,9 +377,9 @@ __global__ void store_kernel(RopeStore a, Plan plan) {
 template <class Word>
 __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) {
     const int   array = blockIdx.y, copy = blockIdx.x;
-    const auto* from = static_cast<const char*>(pools.from[array]) + pairs[2 * copy] * pools.block_bytes;
-    auto*       to   = static_cast<char*>(pools.to[array]) + pairs[2 * copy + 1] * pools.block_bytes;
-    for (std::size_t i = threadIdx.x * sizeof(Word); i < pools.block_bytes; i += blockDim.x * sizeof(Word))
+    const auto* from = static_cast<const char*>(pools.from[array]) + pairs[2 * copy] * pools.stride;
+    auto*       to   = static_cast<char*>(pools.to[array]) + pairs[2 * copy + 1] * pools.stride;
+    for (std::size_t i = threadIdx.x * sizeof(Word); i < pools.bytes; i += blockDim.x * sizeof(Word))
         *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
 }
 
@@ -536,7 +536,7 @@ void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Con
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Context& gpu) {
     if (n_copies == 0) return;
-    run_in_order(pools.block_bytes % 16 == 0 ? copy_blocks_kernel<uint4> : copy_blocks_kernel<__half>,
+    run_in_order(pools.bytes % 16 == 0 ? copy_blocks_kernel<uint4> : copy_blocks_kernel<__half>,
                  dim3(unsigned(n_copies), unsigned(pools.n_arrays)), 256, 0, gpu, pools, pairs);
 }
 

@@ -161,6 +161,11 @@ struct Plan {
     const std::int32_t* table_start  = nullptr; // [S] SplitKvItem::table
     const std::int32_t* block_tables = nullptr; // those behind a layer's window may be missing, but for 256 positions
     SplitKvItems        items;
+    // Recurrent states; null where the model has none. Sequences that only fill up a step to the size of its graph have no tokens.
+    const std::int32_t* token_start = nullptr; // [S+1] the rows of each sequence
+    const std::int32_t* state_from  = nullptr; // [S][unit] blocks of the state before the step; the first is -1: zeros
+    const std::int32_t* state_to    = nullptr; // [S][unit] blocks of the state after it
+    int                 unit        = 0;
 };
 
 // -- elementwise.cu
@@ -199,6 +204,7 @@ struct RopeStore {
     Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
     const float* inv_freq = nullptr;               // [n_pairs]
     int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
+    int          block_stride = 0; // paged_kv.cuh; n_kv_heads where a block has no other arrays
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
@@ -213,10 +219,11 @@ void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n_toke
 // Copies of KV blocks: `pairs` (from, to), on the device; one launch makes all of them in all layers. Pools may be pinned host
 // memory.
 struct BlockPools {
-    const void* const* from        = nullptr; // [2 · layers] arrays, device memory
-    void* const*       to          = nullptr;
-    int                n_arrays    = 0;
-    std::size_t        block_bytes = 0; // of one array
+    const void* const* from     = nullptr; // [n_arrays] where block 0 begins, device memory
+    void* const*       to       = nullptr;
+    int                n_arrays = 0;
+    std::size_t        bytes    = 0; // of a block in one array
+    std::size_t        stride   = 0; // bytes from a block to the next one
 };
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Context& gpu);
 // The lowest id among the largest of each row; -1 for a row with NaN or +infinity in it, or nothing but -infinity.
@@ -266,10 +273,11 @@ struct Attention {
                *cache_v  = nullptr; // latent: cache_v is null, the value begins K's row
     Half*        out     = nullptr; // [T × heads·value_dim]
     int          n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, block_size = 0;
-    float        scale   = 1;
-    int          window  = 0;       // sliding window of prefill; 0: none. In decoding the items begin where it does
-    float        softcap = 0;       // 0: none
-    const float* sinks   = nullptr; // [heads] scores without a value that take part in the softmax, or null
+    int          block_stride = 0; // paged_kv.cuh; n_kv_heads where a block has no other arrays
+    float        scale        = 1;
+    int          window       = 0; // sliding window of prefill; 0: none. In decoding the items begin where it does
+    float        softcap      = 0; // 0: none
+    const float* sinks        = nullptr; // [heads] scores without a value that take part in the softmax, or null
 };
 
 // Split lengths that suit a step: `work` is the number of positions times KV heads that its queries attend to. With

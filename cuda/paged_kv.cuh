@@ -1,7 +1,8 @@
 // The paged KV cache of a layer: where the K and V of a position are. All kernels take addresses from here.
 //
-// K and V are arrays [block][kv_head][offset][head_dim] of fp16, so what a KV head has in a block is contiguous. A row is the
-// head_dim values of one position of one KV head. A slot is the place of a token in the cache: block * block_size + offset; -1
+// K and V are arrays [block][kv_head][offset][head_dim] of fp16, so what a KV head has in a block is contiguous: a tile of block_size rows. A
+// row is the head_dim values of one position of one KV head. From one block of a layer to the next there are `block_stride` tiles: the KV
+// heads, and more where other arrays stand in the block as well. A slot is the place of a token in the cache: block * block_size + offset; -1
 // for the tokens that only fill up a step to the size of its graph.
 #pragma once
 
@@ -17,19 +18,19 @@ struct PowerOfTwo {
 
 // The row of a position: `offset` in `block`. Index: 64 bits; 32 where rows, not bytes, are counted and a kernel needs no more.
 template <class Index = std::int64_t, class BlockSize = int>
-__device__ inline Index kv_row(int block, int kv_head, int offset, int n_kv_heads, BlockSize block_size) {
-    return (Index(block) * n_kv_heads + kv_head) * block_size + offset;
+__device__ inline Index kv_row(int block, int kv_head, int offset, int block_stride, BlockSize block_size) {
+    return (Index(block) * block_stride + kv_head) * block_size + offset;
 }
 
 // The row of a position that is in block `nth` of its sequence, which is `block` of the cache.
-__device__ inline std::int64_t kv_row_of_position(int position, int nth, int block, int kv_head, int n_kv_heads,
+__device__ inline std::int64_t kv_row_of_position(int position, int nth, int block, int kv_head, int block_stride,
                                                   int block_size) {
-    return (std::int64_t(block) * n_kv_heads + kv_head) * block_size + position - nth * block_size;
+    return (std::int64_t(block) * block_stride + kv_head) * block_size + position - nth * block_size;
 }
 
 // The row of the token in a slot.
-__device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int n_kv_heads, int block_size) {
-    return kv_row(slot / block_size, kv_head, slot % block_size, n_kv_heads, block_size);
+__device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int block_stride, int block_size) {
+    return kv_row(slot / block_size, kv_head, slot % block_size, block_stride, block_size);
 }
 
 // Rows from one KV head of a block to the next.

@@ -15,6 +15,7 @@ import quire.core.thread_pool;
 import quire.model_file.config;
 import quire.model_file.quants;
 import quire.paging.block;
+import quire.paging.cache_layout;
 import quire.step.plan;
 
 using namespace quire;
@@ -174,7 +175,7 @@ TEST_CASE("copied blocks carry K and V of every layer") {
             static_cast<float*>(l.v)[i] = float(-i);
         }
     const std::vector<BlockCopy> copies{{1, 3}, {0, 2}};
-    (*backend)->copy_blocks(copies, cache->layers(), cache->layers());
+    (*backend)->copy_blocks(copies, cache->arrays(), cache->arrays());
     for (const KvLayer& l : cache->layers())
         for (int i = 0; i < 4; i++) {
             CHECK(static_cast<float*>(l.k)[12 + i] == float(4 + i));
@@ -276,6 +277,139 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
             }
             value += 16;
         }
+}
+
+// A layer's K and V among those of other layers in contiguous blocks: the same bits as in memory of its own, also after moves.
+TEST_CASE("attention over contiguous blocks gives the bits of attention over a layer's own arrays") {
+    ModelConfig c;
+    c.n_layers = 3, c.n_heads = 4;
+    c.layers.assign(3, {.n_kv_heads = 2, .head_dim = 24, .value_dim = 24});
+    constexpr int block = 4, n_tokens = 19, cols = 4 * 24, kv_cols = 2 * 24;
+    auto          backend = make_cpu_backend(2);
+    REQUIRE(backend);
+    Backend& b = **backend;
+    for (DType type : {DType::F16, DType::F32}) {
+        std::vector<std::vector<float>> results;
+        for (const bool contiguous : {false, true}) {
+            CacheLayout layout = cache_layout(c, type, 64, block);
+            REQUIRE(layout.groups.size() == 1);
+            if (contiguous) layout.block_bytes = KvCache::block_bytes(c, type, layout, block);
+            auto cache = KvCache::create(b, c, type, 16, block, 16, layout);
+            REQUIRE(cache);
+            CHECK(cache->bytes() == 16 * KvCache::block_bytes(c, type, layout, block));
+            std::mt19937                    random(7);
+            std::normal_distribution<float> normal;
+            StepPlan                        plan;
+            GroupPlan&                      tables = plan.groups[0];
+            std::vector<BlockId>            ids{9, 2, 14, 0, 7};
+            for (int t = 0; t < n_tokens; t++) {
+                plan.tokens.push_back(0), plan.positions.push_back(t);
+                tables.parts[0].slots.push_back(ids[std::size_t(t / block)] * block + t % block);
+            }
+            plan.token_start = {0, n_tokens}, plan.context_lens = {n_tokens}, plan.readable = {0};
+            tables.table_start = {0, int(ids.size())}, tables.first_entry = {0}, tables.parts[0].tables = ids;
+            const auto fill = [&](float* x, int n) {
+                for (int i = 0; i < n; i++) x[i] = normal(random);
+            };
+            for (int layer = 0; layer < 3; layer++) {
+                OneOperation  store;
+                const ValueId q = store.value("q", cols), k = store.value("k", kv_cols), v = store.value("v", kv_cols);
+                store.compile(b, RopeAndStore{q, k, v, {}, layer, 24, 0}, cache->layers(), n_tokens);
+                fill(store.data(k), n_tokens * kv_cols), fill(store.data(v), n_tokens * kv_cols);
+                b.run(plan);
+            }
+            // Out to the swap pool, back to other blocks, and one of these copied.
+            BlockMoves out, in;
+            out.swap_out = {{9, 3}, {2, 0}, {14, 5}, {0, 1}, {7, 2}};
+            in.swap_in   = {{3, 1}, {0, 11}, {5, 4}, {1, 9}, {2, 3}};
+            in.copies    = {{4, 15}};
+            cache->move_blocks(b, out);
+            cache->move_blocks(b, in);
+            tables.parts[0].tables     = {1, 11, 15, 9, 3};
+            std::vector<float>& result = results.emplace_back();
+            for (int layer = 0; layer < 3; layer++) {
+                OneOperation  attend;
+                const ValueId q = attend.value("q", cols), to = attend.value("out", cols);
+                attend.compile(b, Attention{q, to, layer, 4, 0.2f, 0, 0, {}}, cache->layers(), n_tokens);
+                fill(attend.data(q), n_tokens * cols);
+                b.run(plan);
+                result.insert(result.end(), attend.data(to), attend.data(to) + n_tokens * cols);
+            }
+        }
+        CHECK(results[0] == results[1]);
+    }
+}
+
+// Gemma 4 has two shapes of layers, and layers that read the K and V of others.
+TEST_CASE("layers of several shapes, layers that share K and V, and states lie in one pool") {
+    ModelConfig c;
+    c.n_heads = 8;
+    for (int i = 0; i < 12; i++) {
+        LayerConfig& l = c.layers.emplace_back();
+        if (i % 4 == 3) l.n_kv_heads = 1, l.head_dim = l.value_dim = 512;
+        else l.n_kv_heads = 2, l.head_dim = l.value_dim = 256, l.window = 64;
+    }
+    c.layers[10].kv_source = 9, c.layers[11].kv_source = 7;
+    c.layers.push_back({.state = {3, 10, 2, 4, 6}}); // 312 bytes
+    c.layers.push_back({.state = {3, 40, 0, 0, 0}}); // 480 bytes
+    c.layers.push_back({});                          // remembers nothing
+    c.n_layers               = int(c.layers.size());
+    const CacheLayout layout = cache_layout(c, DType::F16, 4096, 16);
+    REQUIRE(layout.groups.size() == 3);
+    CHECK(layout.groups[0].layers == std::vector<int>{3, 7});
+    CHECK(layout.groups[1].layers == std::vector<int>{0, 1, 2, 4, 5, 6, 8, 9});
+    CHECK(layout.groups[2].layers == std::vector<int>{12, 13});
+    CHECK(layout.groups[2].offsets == std::vector<std::size_t>{0, 512});
+    CHECK(layout.groups[2].layer.state == 1024);
+    CHECK(layout.parts().back() == 0);
+    CHECK(layout.blocks_per_unit() == 1);
+    CHECK(layout.block_bytes % (16 * 512 * 2) == 0);
+    CHECK(layout.waste() <= 0.02);
+    auto backend = make_cpu_backend(1);
+    REQUIRE(backend);
+    auto cache = KvCache::create(**backend, c, DType::F16, 5, 16, 0, layout);
+    REQUIRE(cache);
+    CHECK(cache->bytes() == 5 * layout.block_bytes);
+    // Every byte of a block belongs to at most one array of each group, and every array lies in its block.
+    const auto* const base = cache->arrays()[0].data;
+    for (const CacheGroup& g : layout.groups) {
+        std::set<std::tuple<int, std::ptrdiff_t>> begins;
+        for (int layer : g.layers) {
+            if (g.keeps_state()) continue;
+            const KvLayer& l = cache->layers()[std::size_t(layer)];
+            CHECK(l.stride == layout.block_bytes);
+            for (void* array : {l.k, l.v}) {
+                const std::ptrdiff_t at = static_cast<std::byte*>(array) - base;
+                CHECK(at >= 0);
+                CHECK(std::size_t(at) + l.block_bytes() <= layout.block_bytes);
+                CHECK(std::size_t(at) % l.block_bytes() == 0);
+                CHECK(begins.emplace(l.part, at).second);
+            }
+        }
+    }
+    CHECK(cache->layers()[10].k == cache->layers()[9].k);
+    CHECK(cache->layers()[11].part == cache->layers()[7].part);
+    CHECK(cache->layers()[14].k == nullptr);
+    REQUIRE(cache->states().size() == c.layers.size());
+    CHECK(cache->states()[0].memory == nullptr);
+    CHECK(cache->states()[13].offset == 512);
+    CHECK(cache->states()[13].bytes == 480);
+}
+
+TEST_CASE("a state is read and written through the blocks of its unit") {
+    std::vector<std::byte>     memory(6 * 256);
+    const StateLayer           state{memory.data(), 256, 0, 512, 700};
+    const std::vector<BlockId> unit{4, 1, 5, 0, 2};
+    std::vector<std::byte>     in(700), out(700);
+    for (std::size_t i = 0; i < in.size(); i++) in[i] = std::byte(i * 37 + 5);
+    state.write(unit, 0, 300, in.data());
+    state.write(unit, 300, 400, in.data() + 300);
+    state.read(unit, 0, 700, out.data());
+    CHECK(in == out);
+    CHECK(memory[5 * 256] == in[0]);
+    CHECK(memory[255] == in[511]);
+    CHECK(memory[2 * 256] == in[512]);
+    CHECK(state.piece(unit, 200, 500).n == 56);
 }
 
 TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {

@@ -776,7 +776,6 @@ TEST_CASE("a prefix is found where a window's last blocks are left, though the f
 TEST_CASE("an entry of several blocks is taken, shared, copied and given back as one", "[blocks]") {
     CacheLayout layout;
     layout.groups           = {CacheGroup{0, 1, {}, {}}, CacheGroup{8, 3, {}, {}}};
-    layout.layers_per_block = 2;
     BlockManager  m({.n_blocks = 16, .block_size = 4, .n_swap = 8, .layout = layout});
     const TableId t = m.open_table();
     REQUIRE(m.allocate_slots(t, 0, 6));
@@ -829,7 +828,7 @@ TEST_CASE("a layout puts layers with equal caches together and wastes at most 2 
                               Expected{32, 1, 0, 32768, 1, 0, 32}}) {
         CAPTURE(e.n, e.period, e.window);
         const CacheLayout made = layout(e.n, e.period, e.window, e.context);
-        CHECK(made.layers_per_block == e.layers_per_block);
+        CHECK(made.groups[0].layers_per_block == e.layers_per_block);
         CHECK(made.waste() <= 0.02);
         CHECK(made.keeps_all() == (e.all > 0));
         REQUIRE(made.groups.size() == std::size_t((e.all > 0) + (e.windowed > 0)));

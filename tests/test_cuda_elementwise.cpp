@@ -134,7 +134,7 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
         OnDevice<std::uint16_t> there(gpu, pool);
         OnDevice<void*>         bases(gpu, {static_cast<void*>(there.data)});
         OnDevice<std::int32_t>  pairs(gpu, {4, 0, 1, 3});
-        cuda::BlockPools        pools{bases.data, bases.data, 1, std::size_t(fp16) * 2};
+        cuda::BlockPools        pools{bases.data, bases.data, 1, std::size_t(fp16) * 2, std::size_t(fp16) * 2};
         cuda::copy_blocks(pools, pairs.data, 2, gpu);
         for (auto [from, to] : {std::pair(4, 0), std::pair(1, 3)})
             std::copy_n(pool.begin() + from * fp16, fp16, pool.begin() + to * fp16);

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
-                    kv_row_of_position(position, block, segment[block], kv_head, a.n_kv_heads, a.block_size) * D +
+                    kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
                     in * 8;
                 k[u] = *reinterpret_cast<const uint4*>(keys + at);
                 v[u] = *reinterpret_cast<const uint4*>(values + at);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const BlockOf block_of{a.block_size};
     const auto    row_of = [&](int position) { // of this KV head
         const int block = block_of(position);
-        return kv_row_of_position(position, block, segment[block], kv_head, a.n_kv_heads, a.block_size);
+        return kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-            const auto     at    = kv_row(block, kv_head, offset, a.n_kv_heads, a.block_size) * D;
+            const auto     at    = kv_row(block, kv_head, offset, a.block_stride, a.block_size) * D;
             unsigned char* to    = tiles + t % Tiles::stages * Tiles::tile_bytes + (position - from) * D * 2;
             tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
             tma_copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);

@@ -64,10 +64,10 @@ __global__ void __launch_bounds__(warps * 32, 1)
             const int          position = first + t * N + n;
             const bool         valid    = position >= item.begin && position < item.end;
             const int          block    = valid ? block_of(position) : 0;
-            const std::int64_t at =
-                valid
-                       ? kv_row_of_position(position, block, plan.block_tables[item.table + block], 0, 1, a.block_size) * D
-                       : 0;
+            const std::int64_t at = valid ? kv_row_of_position(position, block, plan.block_tables[item.table + block],
+                                                                  0, a.block_stride, a.block_size) *
+                                                D
+                                             : 0;
             for (int w = lane; w < D / 8; w += 32)
                 cp_async(kv + (t % 2 * N + n) * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at + w * 8,
                             valid);

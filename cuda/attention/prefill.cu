@@ -37,7 +37,7 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
         float row_max = a.sinks ? a.sinks[head] : -INFINITY, row_sum = row_max > -INFINITY ? 1 : 0;
         for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
             const std::int64_t at =
-                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.n_kv_heads, a.block_size) *
+                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.block_stride, a.block_size) *
                 D;
             float score = 0;
             for (int d = lane; d < D; d += 32)
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
             const bool         valid = position <= last && position >= low;
             const int          block = valid ? block_of(position) : 0;
             const std::int64_t at =
-                valid
-                       ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
-                       : 0;
+                valid ? kv_row_of_position(position, block, table[block], kv_head, a.block_stride, a.block_size) * D +
+                            w * 8
+                         : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(384, 1)
                     const int block = position / a.block_size;
                     return table[block] < 0 ? -1
                                              : kv_row<int>(table[block], head, position - block * a.block_size,
-                                                           a.n_kv_heads, a.block_size);
+                                                           a.block_stride, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;

@@ -28,7 +28,7 @@ struct PagedHead {
     __device__ const __half* row_at(const Half* cache, int position) const {
         const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size is a power of two
         return reinterpret_cast<const __half*>(cache) +
-               kv_row(block, kv_head, position & (a.block_size - 1), a.n_kv_heads, PowerOfTwo{shift}) * D;
+               kv_row(block, kv_head, position & (a.block_size - 1), a.block_stride, PowerOfTwo{shift}) * D;
     }
     __device__ void load_k(int from, uint4 (&k)[2][MmaHeads<D>::k_words]) const {
         const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
@@ -213,7 +213,7 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
         Team::sync();
         if (has_newest && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
-            const std::int64_t at = kv_row_of_slot(slot, unit.kv_head, a.n_kv_heads, a.block_size) * D + d;
+            const std::int64_t at = kv_row_of_slot(slot, unit.kv_head, a.block_stride, a.block_size) * D + d;
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
             reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
         }

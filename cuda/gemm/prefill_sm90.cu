@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(384, 1)
                 const RopeStore& a = params.rope;
                 if (slot < 0) return nullptr;
                 return reinterpret_cast<__half*>(t.projection == 1 ? a.cache_k : a.cache_v) +
-                       kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
+                       kv_row_of_slot(slot, col / D, a.block_stride, a.block_size) * D + col % D;
             };
 #pragma unroll
             for (int c = 0; c < (is_gated(E) ? Width / 2 : Width); c += 32) {

@@ -28,7 +28,7 @@ struct Tensor {
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
-// block that one head reads is contiguous. A latent cache (DeepSeek-V2, section 2.1) has no V: the first value_dim numbers
+// block that one head reads is contiguous. From a block to the next one there are `stride` bytes. A latent cache (DeepSeek-V2, section 2.1) has no V: the first value_dim numbers
 // of K's row are the value.
 struct KvLayer {
     void* k        = nullptr;
@@ -36,14 +36,24 @@ struct KvLayer {
     DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
-    bool  on_host   = false;   // the swap pool
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
+    std::size_t stride = 0;    // a multiple of tile_bytes()
 
-    bool latent() const { return v == nullptr; }
+    bool        latent() const { return v == nullptr; }
+    std::size_t tile_bytes() const {
+        return std::size_t(block_size) * row_bytes(type, head_dim);
+    }                                                                                  // of a KV head in a block
+    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); } // of K or of V
+};
 
-    std::size_t block_bytes() const {
-        return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim);
-    }
+// Into so many arrays at most a pool is cut whose blocks are contiguous.
+inline constexpr int most_block_pieces = 16;
+
+// A part of every block of a pool, for copies of blocks: `bytes` bytes, from one block to the next `stride`.
+struct BlockArray {
+    std::byte*  data  = nullptr; // of block 0
+    std::size_t bytes = 0, stride = 0;
+    bool        on_host = false; // the swap pool
 };
 
 // Where the recurrent state of one layer lies. The state of a sequence in all layers of its group is a unit: a row of bytes that is cut into
@@ -75,10 +85,10 @@ struct StateLayer {
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
     int              max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
-    int              n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
-    int              n_windows = 1;   // different sliding windows of the layers, where none counts as one
-    std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
-    int              unit      = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
+    int              n_layers = 0, n_heads = 0, n_kv_heads = 0, value_dim = 0, vocab_size = 0;
+    int              n_attentions = 1;   // that differ in their window or in the number or size of their KV heads
+    std::vector<int> parts        = {1}; // of each cache group: GroupPlan::parts
+    int              unit         = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
     int              n_experts = 0, experts_used = 0, hidden_size = 0;
     int              n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
 };
@@ -172,10 +182,10 @@ public:
     virtual StepResults results() { return {}; }
     // Rows of float32 in memory that the host can read, valid until the next call.
     virtual std::span<const float> to_host(const Tensor& tensor) = 0;
-    // Copies whole blocks, as if one after the other. `from` and `to` are the arrays of a pool: for copy-on-write the device's pool twice, for
-    // swapping the device's pool and the swap pool.
-    virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                             std::span<const KvLayer> to) = 0;
+    // Copies whole blocks, as if one after the other. `from` and `to` are the arrays of a pool, all of one size: for copy-on-write the
+    // device's pool twice, for swapping the device's pool and the swap pool.
+    virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,
+                             std::span<const BlockArray> to) = 0;
     // Waits for the copies that copy_blocks() has begun.
     virtual void finish_copies() {}
 };

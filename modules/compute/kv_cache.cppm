@@ -1,4 +1,4 @@
-// quire.compute.kv_cache: the K and V arrays of the layers in blocks, on the device and, for swapping, on the host.
+// quire.compute.kv_cache: what the layers remember, in blocks, on the device and, for swapping, on the host: K and V, and recurrent states.
 // **Owns** their memory. The block manager knows whose tokens a block holds.
 export module quire.compute.kv_cache;
 
@@ -10,19 +10,21 @@ import quire.paging.cache_layout;
 
 export namespace quire {
 
-// The groups of a model's layers (quire.paging.cache_layout), with keys and values of a type and sequences of at most `context`
-// tokens. Where prompts are computed whole, all layers keep all positions.
-CacheLayout cache_layout(const ModelConfig& config, DType type, int context);
+// The groups of a model's layers (quire.paging.cache_layout), with keys and values of a type, blocks of `block_size` tokens and sequences of
+// at most `context` tokens. Where prompts are computed whole, all layers keep all positions. `config`: of one rank's part of the model; all
+// ranks have as many heads, and so the same layout.
+CacheLayout cache_layout(const ModelConfig& config, DType type, int context, int block_size = 16);
 
 class KvCache {
 public:
-    // Allocates n_blocks blocks of block_size tokens on the device and n_swap on the host. A layout without layers means one group of all
-    // layers. Error: how much did not fit.
+    // Allocates n_blocks blocks of block_size tokens on the device and n_swap on the host. A layout without layers means that every layer
+    // keeps all positions. Error: how much did not fit.
     static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                   int n_swap = 0, const CacheLayout& layout = {});
 
     std::span<const KvLayer>    layers() const { return layers_; } // of the model
     std::span<const StateLayer> states() const { return states_; } // likewise; empty where no layer has a state
+    std::span<const BlockArray> arrays() const { return arrays_; } // of the pool on the device, for copies
     std::size_t                 bytes() const { return memory_.bytes(); }
 
     // Runs the block moves of a step, before its tokens.
@@ -30,15 +32,17 @@ public:
 
     // The bytes of one token's K and V across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, DType type);
-    // The bytes of a block: block_size tokens in layers_per_block layers.
+    // The bytes of a sequence's recurrent state across all layers.
+    static std::size_t state_bytes(const ModelConfig& config);
     static std::size_t block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size);
 
 private:
+    void place(const ModelConfig& config, DType type, const CacheLayout& layout, int n_blocks, int block_size);
+
     Buffer                  memory_, swap_memory_;
     std::vector<KvLayer>    layers_;
     std::vector<StateLayer> states_;
-    // The arrays of K and V, one for each layer of a block: layer i of a group uses array i % layers_per_block.
-    std::vector<KvLayer> arrays_, swap_arrays_;
+    std::vector<BlockArray> arrays_, swap_arrays_;
 };
 
 } // namespace quire
@@ -47,15 +51,17 @@ module :private;
 
 namespace quire {
 
-CacheLayout cache_layout(const ModelConfig& config, DType type, int context) {
+CacheLayout cache_layout(const ModelConfig& config, DType type, int context, int block_size) {
     std::vector<LayerCache> layers;
     for (const LayerConfig& l : config.layers) {
         LayerCache& cache = layers.emplace_back();
         cache.window      = config.family && config.family->encoder ? 0 : l.window;
+        cache.state       = l.state.bytes();
+        if (!l.keeps_kv()) continue;
         cache.arrays.push_back({type, l.n_kv_heads, l.head_dim});
         if (!config.latent) cache.arrays.push_back({type, l.n_kv_heads, l.value_dim});
     }
-    return make_cache_layout(layers, context);
+    return make_cache_layout(layers, context, block_size);
 }
 
 std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
@@ -64,45 +70,84 @@ std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
     return bytes;
 }
 
+std::size_t KvCache::state_bytes(const ModelConfig& config) {
+    std::size_t bytes = 0;
+    for (const LayerConfig& l : config.layers) bytes += l.state.bytes();
+    return bytes;
+}
+
 std::size_t KvCache::block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size) {
-    return std::size_t(layout.layers_per_block) * row_bytes(type, config.cache_width(config.layers.at(0))) *
-           std::size_t(block_size);
+    if (layout.block_bytes > 0) return layout.block_bytes;
+    const CacheGroup&  group = layout.groups[0];
+    const LayerConfig& one   = config.layers.at(std::size_t(group.layers.at(0)));
+    return std::size_t(group.layers_per_block) * row_bytes(type, config.cache_width(one)) * std::size_t(block_size);
+}
+
+// The arrays of a pool, for copies. Where blocks are contiguous they are cut into equal parts, which are copied side by side.
+std::vector<BlockArray> arrays_of(const CacheLayout& layout, std::size_t block_bytes, int n_kv_arrays,
+                                  std::byte* memory, int n_blocks, bool on_host) {
+    const bool contiguous = layout.block_bytes > 0;
+    int        n          = contiguous ? most_block_pieces : n_kv_arrays;
+    while (contiguous && block_bytes % (std::size_t(n) * 256) != 0) n /= 2;
+    const std::size_t       bytes = block_bytes / std::size_t(n);
+    std::vector<BlockArray> arrays;
+    for (std::size_t i = 0; i < std::size_t(n); i++)
+        arrays.push_back({memory + i * bytes * (contiguous ? 1 : std::size_t(n_blocks)), bytes,
+                          contiguous ? block_bytes : bytes, on_host});
+    return arrays;
 }
 
 Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                 int n_swap, const CacheLayout& given) {
-    const CacheLayout  layout = given.groups[0].layers.empty() ? cache_layout(config, type, 1) : given;
-    const LayerConfig& heads  = config.layers.at(0);
-    KvCache            cache;
+    const CacheLayout layout = given.groups[0].layers.empty() ? cache_layout(config, type, 1, block_size) : given;
+    const std::size_t block  = block_bytes(config, type, layout, block_size);
+    KvCache           cache;
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
         if (n == 0) continue;
-        KvLayer shape{nullptr, nullptr, type, n, block_size, heads.n_kv_heads, heads.head_dim, heads.value_dim, swap};
-        const std::size_t array = shape.block_bytes() * std::size_t(n), layer = config.latent ? array : 2 * array,
-                          bytes = layer * std::size_t(layout.layers_per_block);
-        Result<Buffer> memory   = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
+        const std::size_t bytes  = block * std::size_t(n);
+        Result<Buffer>    memory = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
         if (!memory)
             return fail_with(ErrorKind::system, swap ? "the swap pool needs " : "the KV cache needs ", n, " blocks of ",
-                             block_size, " tokens at ",
-                             block_bytes(config, type, layout, block_size) / std::size_t(block_size),
+                             block_size, " tokens at ", block / std::size_t(block_size),
                              " bytes each: ", memory.error().message);
-        auto* at = static_cast<std::byte*>(memory->data());
-        for (int i = 0; i < layout.layers_per_block; i++, at += layer) {
-            shape.k = at;
-            shape.v = config.latent ? nullptr : at + array;
-            (swap ? cache.swap_arrays_ : cache.arrays_).push_back(shape);
-        }
+        (swap ? cache.swap_arrays_ : cache.arrays_) =
+            arrays_of(layout, block, layout.groups[0].layers_per_block * (config.latent ? 1 : 2),
+                      static_cast<std::byte*>(memory->data()), n, swap);
         (swap ? cache.swap_memory_ : cache.memory_) = std::move(*memory);
     }
-    cache.layers_.resize(config.layers.size());
-    for (std::size_t g = 0; g < layout.groups.size(); g++)
-        for (int i = 0; int layer : layout.groups[g].layers) {
-            KvLayer& of = cache.layers_[std::size_t(layer)];
-            of          = cache.arrays_[std::size_t(i % layout.layers_per_block)];
-            of.group    = int(g);
-            of.part     = i++ / layout.layers_per_block;
-        }
+    cache.place(config, type, layout, n_blocks, block_size);
     return cache;
+}
+
+// Where each layer's memory lies: layer i of a group has place i % layers_per_block in the blocks of part i / layers_per_block.
+void KvCache::place(const ModelConfig& config, DType type, const CacheLayout& layout, int n_blocks, int block_size) {
+    auto* const memory     = static_cast<std::byte*>(memory_.data());
+    const bool  contiguous = layout.block_bytes > 0;
+    layers_.resize(config.layers.size());
+    if (layout.keeps_state()) states_.resize(config.layers.size());
+    for (std::size_t g = 0; g < layout.groups.size(); g++) {
+        const CacheGroup& group = layout.groups[g];
+        for (std::size_t i = 0; i < group.layers.size(); i++) {
+            const auto         layer = std::size_t(group.layers[i]);
+            const LayerConfig& l     = config.layers[layer];
+            if (group.keeps_state()) {
+                states_[layer] = {memory, layout.block_bytes, int(g), group.offsets[i], l.state.bytes()};
+                continue;
+            }
+            const auto per_block = std::size_t(group.layers_per_block);
+            KvLayer&   to        = layers_[layer];
+            to                   = {nullptr,      nullptr,    type,        n_blocks, block_size,
+                                    l.n_kv_heads, l.head_dim, l.value_dim, int(g),   int(i / per_block)};
+            // A layer's K, then its V; of one block, or of all blocks.
+            const std::size_t array = to.block_bytes(), each = contiguous ? array : array * std::size_t(n_blocks);
+            to.k      = memory + i % per_block * each * (config.latent ? 1 : 2);
+            to.v      = config.latent ? nullptr : static_cast<std::byte*>(to.k) + each;
+            to.stride = contiguous ? layout.block_bytes : array;
+        }
+    }
+    for (std::size_t i = 0; i < layers_.size(); i++)
+        if (const int source = config.layers[i].kv_source; source >= 0) layers_[i] = layers_[std::size_t(source)];
 }
 
 void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {

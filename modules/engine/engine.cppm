@@ -389,11 +389,11 @@ std::string Engine::memory_use() const {
     };
     const ExecutorMemory memory = e.executor->memory();
     const std::int64_t   tokens = std::int64_t(o.kv_blocks) * o.block_size;
-    return cat(
-        memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
-        size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
-        o.block_size == 1 ? " token" : " tokens",
-        o.layout.groups.size() > 1 ? cat(" in ", o.layout.layers_per_block, " layers") : cat(" = ", tokens, " tokens"));
+    return cat(memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
+               size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
+               o.block_size == 1 ? " token" : " tokens",
+               o.layout.groups.size() > 1 ? cat(" in ", o.layout.groups[0].layers_per_block, " layers")
+                                          : cat(" = ", tokens, " tokens"));
 }
 
 Result<RequestId> Engine::submit(Request request) {

@@ -154,8 +154,9 @@ Result<void> on_all(std::vector<Rank>& ranks, const std::function<Result<void>(s
 // The largest steps of a rank, for which it needs workspaces.
 StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const RankShape& shape, int max_logit_rows,
                      int context) {
-    std::set<int> windows;
-    for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
+    std::set<std::array<int, 4>> attentions;
+    for (const LayerConfig& l : config.layers)
+        if (l.attends()) attentions.insert({l.window, l.n_kv_heads, l.head_dim, l.value_dim});
     const ModelConfig& mine = shape.config;
     StepLimits         limits;
     limits.max_tokens              = o.max_batch_tokens;
@@ -167,10 +168,10 @@ StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const Ra
     limits.n_layers                = mine.n_layers;
     limits.n_heads                 = mine.n_heads;
     limits.n_kv_heads              = mine.n_kv_heads;
-    limits.head_dim                = mine.head_dim;
     limits.value_dim               = mine.value_dim;
     limits.vocab_size              = mine.vocab_size;
-    limits.n_windows               = int(windows.size());
+    limits.n_attentions            = int(attentions.size());
+    limits.unit                    = o.layout.blocks_per_unit();
     limits.n_experts               = mine.experts.n;
     limits.experts_used            = mine.experts.used;
     limits.hidden_size             = mine.hidden_size;
@@ -196,6 +197,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         backends.push_back(ranks[r].backend.get());
     }
     MemoryPlan memory(o, config, (*shapes)[0].config, backends, processes);
+    if (o.layout.keeps_state() && (processes || o.reservations))
+        return fail(path, ": a model with recurrent states runs in one process, with blocks on demand");
     if (auto ok = memory.check_asked(); !ok) return std::unexpected(ok.error());
 
     const auto shape_of = [&](std::size_t local) -> const RankShape& {

@@ -74,7 +74,7 @@ MemoryPlan::MemoryPlan(EngineOptions& options, const ModelConfig& config, const 
         o_.max_batch_tokens = std::max(o_.max_sequences, tokens_of_step(o_, config, *ranks_[0]));
     // Systems that reserve contiguous memory give nothing back: as if no window were shorter than the context.
     const int longest = o_.context > 0 ? o_.context : config.context_length;
-    o_.layout         = cache_layout(config, kv_type_, o_.reservations ? 1 : longest);
+    o_.layout         = cache_layout(rank_config, kv_type_, o_.reservations ? 1 : longest, o_.block_size);
     block_bytes_      = KvCache::block_bytes(rank_config, kv_type_, o_.layout, o_.block_size);
 }
 

@@ -19,39 +19,56 @@ struct CacheArray {
     bool operator==(const CacheArray&) const = default;
 };
 
-// The memory of one layer for a sequence.
+// The memory of one layer for a sequence: arrays for each block of tokens, or a state, or nothing.
 struct LayerCache {
     int                     window = 0; // positions that the layer sees, with its own; 0: all
     std::vector<CacheArray> arrays;     // K and V; of a latent cache (DeepSeek-V2, section 2.1) one
+    std::size_t             state                               = 0; // bytes of a recurrent state
     bool                    operator==(const LayerCache&) const = default;
+
+    std::size_t bytes(int block_size) const; // of the arrays, for a block of tokens
 };
 
 // Layers that see the same positions and keep arrays of the same shape. A sequence has a block table for each group. An entry of
 // that table is the memory of block_size tokens in all layers of the group: `blocks` blocks of the pool.
+//
+// Or all layers with a recurrent state. A sequence has one state for all its tokens: a unit of `blocks` blocks, through which its bytes run,
+// layer after layer.
 struct CacheGroup {
     int              window = 0; // as LayerCache says; what lies behind it is given back
-    int              blocks = 1; // of the pool, in one table entry
+    int              blocks = 1; // of the pool, in one table entry or unit
     std::vector<int> layers; // in the order of their places: layer i stands in block i / layers_per_block of an entry
-    LayerCache       layer = {}; // each of them
+    LayerCache       layer            = {}; // each of them; a state: its bytes in all layers
+    int              layers_per_block = 1;
+    std::vector<std::size_t> offsets  = {}; // a state: where each layer's begins in the unit, at multiples of 256
+
+    bool keeps_state() const { return layer.state > 0; }
 };
 
 // The groups of a model. All of them take blocks from one pool, so that what one group does not use another one can.
 struct CacheLayout {
-    std::vector<CacheGroup> groups           = {CacheGroup{}}; // those that see all positions first
-    int                     layers_per_block = 1;
+    std::vector<CacheGroup> groups = {CacheGroup{}}; // those that see all positions first, a state last
+    // Where all layers keep arrays of one shape, each of these has memory of its own for all blocks (0). Else a block is contiguous: so many
+    // bytes, for layers of whichever group.
+    std::size_t block_bytes = 0;
 
     int              blocks_per_entry() const; // of all groups together
-    std::vector<int> parts() const;            // of each group: blocks of an entry
+    int              blocks_per_unit() const;  // of a state; 0: no layer has one
+    std::vector<int> parts() const;            // of each group: blocks of an entry, 0 of a state
+    // The groups that have tables.
+    std::span<const CacheGroup> tables() const { return std::span(groups).first(groups.size() - keeps_state()); }
+    bool                        keeps_state() const { return groups.back().keeps_state(); }
     // Whether some group keeps all positions of a sequence.
-    bool keeps_all() const { return groups[0].window == 0; }
+    bool keeps_all() const { return groups[0].window == 0 && !groups[0].keeps_state(); }
     int  widest_window() const; // of the groups that have one; 0: none has
     // Blocks that a sequence of n_tokens holds, at most, while its tokens are computed one after the other; with `whole` nothing is
     // given back.
     int blocks_at_once(int n_tokens, int block_size, bool whole = false) const;
     // The longest sequence, up to `most` tokens, that so many blocks are enough for.
     int longest(std::int64_t n_blocks, int block_size, int most) const;
-    // The part of the pool's memory that no layer uses, where this is largest: a sequence with blocks of one group alone.
-    double waste() const;
+    // The part of the pool's memory that no layer uses, where this is largest: a sequence with blocks of one group alone. A state counts
+    // with the blocks of the 512 tokens before it.
+    double waste(int block_size = 16) const;
     // The first entry of a table that a position sees.
     static int first_entry_seen(int window, int position, int block_size) {
         return window > 0 ? std::max(position - window + 1, 0) / block_size : 0;
@@ -60,10 +77,10 @@ struct CacheLayout {
 
 inline constexpr int most_cache_groups = 4;
 
-// Layers with equal caches form a group; a window of `context` or more is none. A block holds the most layers by which all groups can be
-// divided with a waste of at most 2 %, so that tables are short. Groups beyond most_cache_groups join the one with the next wider
-// window.
-CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context);
+// Layers with equal caches form a group, and so do all that have a state; a layer without memory is in none. A window of `context` or more
+// is none. A block holds the most layers with which the waste is at most 2 %, so that tables are short; where it is more with any number, those
+// with the least waste. Groups beyond most_cache_groups join the one with the next wider window, where their arrays have one shape.
+CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context, int block_size = 16);
 
 } // namespace quire
 
@@ -71,15 +88,23 @@ module :private;
 
 namespace quire {
 
-int CacheLayout::blocks_per_entry() const {
-    int n = 0;
-    for (const CacheGroup& g : groups) n += g.blocks;
+std::size_t LayerCache::bytes(int block_size) const {
+    std::size_t n = 0;
+    for (const CacheArray& array : arrays) n += array.bytes(block_size);
     return n;
 }
 
+int CacheLayout::blocks_per_entry() const {
+    int n = 0;
+    for (const CacheGroup& g : tables()) n += g.blocks;
+    return n;
+}
+
+int CacheLayout::blocks_per_unit() const { return keeps_state() ? groups.back().blocks : 0; }
+
 std::vector<int> CacheLayout::parts() const {
     std::vector<int> parts;
-    for (const CacheGroup& g : groups) parts.push_back(g.blocks);
+    for (const CacheGroup& g : groups) parts.push_back(g.keeps_state() ? 0 : g.blocks);
     return parts;
 }
 
@@ -93,10 +118,10 @@ int CacheLayout::widest_window() const {
 int CacheLayout::blocks_at_once(int n_tokens, int block_size, bool whole) const {
     const int all = (n_tokens + block_size - 1) / block_size;
     int       n   = 0;
-    for (const CacheGroup& g : groups)
+    for (const CacheGroup& g : tables())
         n +=
             g.blocks * (g.window > 0 && !whole ? std::min(all, (g.window - 1 + block_size - 1) / block_size + 1) : all);
-    return n;
+    return n + blocks_per_unit();
 }
 
 int CacheLayout::longest(std::int64_t n_blocks, int block_size, int most) const {
@@ -110,25 +135,91 @@ int CacheLayout::longest(std::int64_t n_blocks, int block_size, int most) const 
 
 int divided_up(int n, int step) { return (n + step - 1) / step; }
 
-double waste_of(const CacheGroup& group, int layers_per_block) {
-    const int n = int(group.layers.size());
-    return 1 - double(n) / (double(divided_up(n, layers_per_block)) * layers_per_block);
+double waste_of(double used, double blocks, double block_bytes) { return 1 - used / (blocks * block_bytes); }
+
+double CacheLayout::waste(int block_size) const {
+    constexpr int tokens = 512;
+    double        most = 0, used = 0, all = 0; // of the tables, for these tokens
+    for (const CacheGroup& g : tables()) {
+        const double n = double(g.layers.size());
+        if (n == 0) continue;
+        const double layer   = std::max(double(g.layer.bytes(block_size)), 1.0),
+                     block   = block_bytes > 0 ? double(block_bytes) : g.layers_per_block * layer,
+                     entries = double(divided_up(g.window > 0 ? std::min(g.window, tokens) : tokens, block_size));
+        most                 = std::max(most, waste_of(n * layer, g.blocks, block));
+        used += entries * n * layer;
+        all += entries * g.blocks * block;
+    }
+    if (!keeps_state()) return most;
+    const CacheGroup& unit = groups.back();
+    return std::max(most, 1 - (used + double(unit.layer.state)) / (all + double(unit.blocks) * double(block_bytes)));
 }
 
-double CacheLayout::waste() const {
-    double most = 0;
-    for (const CacheGroup& g : groups)
-        if (!g.layers.empty()) most = std::max(most, waste_of(g, layers_per_block));
-    return most;
+// Gives each group its blocks of so many bytes. False: some layer has no room in one.
+bool divide(CacheLayout& layout, std::size_t block_bytes, int block_size) {
+    layout.block_bytes = block_bytes;
+    for (CacheGroup& g : layout.groups) {
+        if (g.keeps_state()) {
+            g.blocks = int((g.layer.state + block_bytes - 1) / block_bytes);
+            continue;
+        }
+        const int n        = int(g.layers.size());
+        g.layers_per_block = int(std::min(block_bytes / g.layer.bytes(block_size), std::size_t(n)));
+        if (g.layers_per_block == 0) return false;
+        g.blocks           = divided_up(n, g.layers_per_block);
+        g.layers_per_block = divided_up(n, g.blocks);
+    }
+    return true;
 }
 
-CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context) {
+// Blocks for groups whose layers have arrays of different shapes, or a state: of the sizes that some layers of a group fill.
+void divide_shapes(CacheLayout& layout, int block_size) {
+    // A tile of a KV head, which kernels count in, and 256 bytes, on which they rely.
+    std::size_t unit = 256;
+    for (const CacheGroup& g : layout.tables())
+        for (const CacheArray& a : g.layer.arrays) {
+            const std::size_t tile = std::size_t(block_size) * row_bytes(a.type, a.width);
+            unit                   = unit / std::gcd(unit, tile) * tile;
+        }
+    std::vector<std::size_t> sizes;
+    for (const CacheGroup& g : layout.tables())
+        for (std::size_t n = 1; n <= g.layers.size(); n++)
+            sizes.push_back((n * g.layer.bytes(block_size) + unit - 1) / unit * unit);
+    if (sizes.empty()) sizes.push_back((layout.groups.back().layer.state + unit - 1) / unit * unit);
+    std::ranges::sort(sizes, std::greater());
+    constexpr double most_waste = 0.02;
+    std::size_t      best       = 0;
+    double           least      = 2;
+    for (std::size_t size : sizes) {
+        if (!divide(layout, size, block_size)) continue;
+        const double waste = std::max(layout.waste(block_size), most_waste);
+        if (waste < least) least = waste, best = size;
+    }
+    divide(layout, best, block_size);
+}
+
+// Groups whose layers all have arrays of one shape. A block holds the most layers by which they can be divided.
+void divide_layers(CacheLayout& layout) {
+    int most = std::numeric_limits<int>::max();
+    for (const CacheGroup& g : layout.groups) most = std::min(most, int(g.layers.size()));
+    constexpr double most_waste = 0.02;
+    for (int n = most; n >= 1; n--) {
+        for (CacheGroup& g : layout.groups) {
+            g.layers_per_block = n;
+            g.blocks           = divided_up(int(g.layers.size()), n);
+        }
+        if (layout.waste() <= most_waste) return;
+    }
+}
+
+CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context, int block_size) {
     CacheLayout layout;
+    CacheGroup  state;
     layout.groups.clear();
     const auto add = [&](const LayerCache& cache, int layer) {
         auto at = std::ranges::find(layout.groups, cache, &CacheGroup::layer);
         if (at == layout.groups.end()) {
-            layout.groups.push_back({cache.window, 1, {}, cache});
+            layout.groups.push_back({cache.window, 1, {}, cache, 1, {}});
             at = layout.groups.end() - 1;
         }
         at->layers.push_back(layer);
@@ -136,23 +227,35 @@ CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context) {
     for (std::size_t i = 0; i < layers.size(); i++) {
         LayerCache cache = layers[i];
         if (cache.window >= context) cache.window = 0;
-        add(cache, int(i));
+        if (!cache.arrays.empty()) add(cache, int(i));
+        if (cache.state == 0) continue;
+        state.layers.push_back(int(i));
+        state.offsets.push_back(state.layer.state);
+        state.layer.state += (cache.state + 255) / 256 * 256;
     }
     const auto order = [](const CacheGroup& g) {
         return std::pair(g.window == 0 ? std::numeric_limits<int>::min() : -g.window, g.layers[0]);
     };
     std::ranges::sort(layout.groups, {}, order);
-    while (layout.groups.size() > std::size_t(most_cache_groups)) { // the wider window of two holds for both
-        CacheGroup& to = layout.groups[layout.groups.size() - 2];
-        to.layers.insert(to.layers.end(), layout.groups.back().layers.begin(), layout.groups.back().layers.end());
-        layout.groups.pop_back();
+    const auto        same = [](const CacheGroup& a, const CacheGroup& b) { return a.layer.arrays == b.layer.arrays; };
+    const std::size_t most_tables = std::size_t(most_cache_groups) - (state.keeps_state() ? 1 : 0);
+    while (layout.groups.size() > most_tables) { // the wider window of two holds for both
+        int from = int(layout.groups.size()) - 1, to = -1;
+        for (; from > 0 && to < 0; from -= to < 0)
+            for (to = from - 1; to >= 0 && !same(layout.groups[std::size_t(to)], layout.groups[std::size_t(from)]);)
+                to--;
+        check(to >= 0, "layers of more different shapes than there can be cache groups");
+        std::vector<int>&       layers_to   = layout.groups[std::size_t(to)].layers;
+        const std::vector<int>& layers_from = layout.groups[std::size_t(from)].layers;
+        layers_to.insert(layers_to.end(), layers_from.begin(), layers_from.end());
+        layout.groups.erase(layout.groups.begin() + from);
     }
-    int most = int(layers.size());
-    for (const CacheGroup& g : layout.groups) most = std::min(most, int(g.layers.size()));
-    constexpr double most_waste = 0.02;
-    for (layout.layers_per_block = most; layout.layers_per_block > 1 && layout.waste() > most_waste;)
-        layout.layers_per_block--;
-    for (CacheGroup& g : layout.groups) g.blocks = divided_up(int(g.layers.size()), layout.layers_per_block);
+    const bool one_shape =
+        std::ranges::all_of(layout.groups, [&](const CacheGroup& g) { return same(g, layout.groups[0]); });
+    if (state.keeps_state()) layout.groups.push_back(std::move(state));
+    check(!layout.groups.empty(), "a model whose layers remember nothing");
+    if (one_shape && !layout.keeps_state()) divide_layers(layout);
+    else divide_shapes(layout, block_size);
     return layout;
 }
 

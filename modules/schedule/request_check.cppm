@@ -44,8 +44,9 @@ int blocks_needed(const Request& request, const RequestBounds& b) {
 }
 
 std::string too_large(const Request& request, const RequestBounds& b, int available) {
-    const int width  = request.generates() ? request.width() : 0;
-    const int layers = b.layout.groups.size() > 1 ? b.layout.layers_per_block : 0; // else a block holds all of them
+    const int width = request.generates() ? request.width() : 0;
+    const int layers =
+        b.layout.groups.size() > 1 ? b.layout.groups[0].layers_per_block : 0; // else a block holds all of them
     return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b), " blocks of ",
                b.block_size, layers > 0 ? cat(" tokens in ", layers, layers > 1 ? " layers" : " layer") : "",
                width > 1    ? cat(" with the first token of ", width, " sequences")

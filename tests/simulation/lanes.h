@@ -28,7 +28,8 @@ inline std::vector<Lane> lanes_of(const CacheLayout& layout, std::span<const int
     for (std::size_t g = 0; g < layout.groups.size(); g++)
         for (std::size_t i = 0; i < layout.groups[g].layers.size(); i++) {
             const auto layer = std::size_t(layout.groups[g].layers[i]);
-            lanes[layer] = {int(g), int(i) / layout.layers_per_block, int(i) % layout.layers_per_block, windows[layer]};
+            const int  n     = layout.groups[g].layers_per_block;
+            lanes[layer]     = {int(g), int(i) / n, int(i) % n, windows[layer]};
         }
     return lanes;
 }

@@ -7,7 +7,7 @@
 namespace quire::simulation {
 
 SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
-    : o_(std::move(options)), clock_(std::move(clock)), n_cells_(o_.layout.layers_per_block),
+    : o_(std::move(options)), clock_(std::move(clock)), n_cells_(o_.layout.groups[0].layers_per_block),
       device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
       swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)) {
     std::uint64_t n = 0;

@@ -72,7 +72,8 @@ double decode_seconds(Gpu& gpu, const DecodeShape& d) {
         t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
         t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
-        t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = d.size, t.scale = 0.088f;
+        t.n_heads = H, t.n_kv_heads = t.block_stride = K, t.head_dim = t.value_dim = D, t.block_size = d.size,
+        t.scale = 0.088f;
         all.push_back(t);
     }
     auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(room.launch) * std::size_t(H) * (D + 2) * 4));
@@ -133,7 +134,8 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         cuda::Attention   t;
         t.q = static_cast<cuda::Half*>(gpu.fp16(n)), t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
-        t.n_heads = t.n_kv_heads = H, t.head_dim = t.value_dim = D, t.block_size = block, t.scale = 0.088f;
+        t.n_heads = t.n_kv_heads = t.block_stride = H, t.head_dim = t.value_dim = D, t.block_size = block,
+        t.scale = 0.088f;
         const double s =
             gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
         kernel_line("prefill attention", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
@@ -168,8 +170,9 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
                 t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S * H * row)));
                 t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S * H * value) * 2));
                 t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * L * row));
-                t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block;
-                t.scale = 0.07f;
+                t.n_heads = H, t.n_kv_heads = t.block_stride = 1, t.head_dim = row, t.value_dim = value,
+                t.block_size = block;
+                t.scale      = 0.07f;
                 all.push_back(t);
             }
             auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(S * n * H) * (value + 2) * 4));
@@ -197,8 +200,8 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
             t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * std::size_t(H * row)));
             t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(T) * std::size_t(H * value) * 2));
             t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * row));
-            t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block,
-            t.scale = 0.07f;
+            t.n_heads = H, t.n_kv_heads = t.block_stride = 1, t.head_dim = row, t.value_dim = value,
+            t.block_size = block, t.scale = 0.07f;
             const double s =
                 gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
             kernel_line("latent prefill", cat(T, ", heads ", H), s, 0, flop * T * T / 2, a);
@@ -262,7 +265,7 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             cuda::RopeStore r;
             r.q = fp16(T * hidden), r.k = fp16(T * hidden), r.v = fp16(T * hidden);
             r.cache_k = fp16((T + block) * hidden), r.cache_v = fp16((T + block) * hidden);
-            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
+            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = r.block_stride = int(heads);
             r.head_dim = r.q_dim = r.value_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
@@ -279,7 +282,7 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
         const auto*      list = static_cast<std::int32_t*>(gpu.ints(pairs));
         cuda::BlockPools pools;
         pools.from = static_cast<const void**>(bases), pools.to = static_cast<void**>(bases);
-        pools.n_arrays = int(n_arrays), pools.block_bytes = bytes;
+        pools.n_arrays = int(n_arrays), pools.bytes = pools.stride = bytes;
         line("copy blocks", cat(n_copies, " of 40 layers"), double(n_copies * n_arrays * bytes) * 2,
              [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.context()); });
     }

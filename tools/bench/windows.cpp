@@ -27,7 +27,9 @@ struct Shape {
     }
     // Of K and V of one layer.
     double layer_bytes(double n_tokens) const { return n_tokens * n_kv_heads * head_dim * 2 * 2; }
-    double block_bytes(const CacheLayout& layout) const { return layer_bytes(block_size) * layout.layers_per_block; }
+    double block_bytes(const CacheLayout& layout) const {
+        return layer_bytes(block_size) * layout.groups[0].layers_per_block;
+    }
     // Bytes that some layer can still see when the next position is n, in whole blocks.
     double seen(int n) const {
         double bytes = 0;
@@ -163,11 +165,12 @@ int windows(bool json) {
             layers += cat(layers.empty() ? "" : ", ", g.layers.size());
             blocks += cat(blocks.empty() ? "" : ", ", g.blocks);
         }
-        out.push_back(
-            {{"model", shape.name}, {"layers_per_block", layout.layers_per_block}, {"waste", layout.waste()}});
+        out.push_back({{"model", shape.name},
+                       {"layers_per_block", layout.groups[0].layers_per_block},
+                       {"waste", layout.waste()}});
         if (!json)
-            std::printf("| %s | %s | %d | %s | %.1f %% |\n", shape.name, layers.c_str(), layout.layers_per_block,
-                        blocks.c_str(), 100 * layout.waste());
+            std::printf("| %s | %s | %d | %s | %.1f %% |\n", shape.name, layers.c_str(),
+                        layout.groups[0].layers_per_block, blocks.c_str(), 100 * layout.waste());
     };
     for (const Shape& shape : shapes) layout_line(shape);
     for (const Shape& shape : more) layout_line(shape);

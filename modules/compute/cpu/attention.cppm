@@ -60,7 +60,8 @@ void CpuAttention::begin_step(const StepPlan& plan) {
 void CpuAttention::group_tiles() {
     const auto table = [&](const QueryTile& tile) {
         const auto       s    = std::size_t(tile.sequence);
-        const GroupPlan& plan = plan_->groups[0]; // the one that keeps all positions, if one does
+        const GroupPlan& plan = plan_->groups[0];                  // the one that keeps all positions, if one does
+        if (plan.keeps_state()) return std::span<const BlockId>(); // no layer attends
         return std::span(plan.parts[0].tables)
             .subspan(std::size_t(plan.table_start[s]), std::size_t(plan.table_start[s + 1] - plan.table_start[s]));
     };
@@ -127,7 +128,7 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         task.sinks      = sinks ? sinks + h * group : nullptr;
         task.k          = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
         task.v = cache.latent() ? task.k : static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
-        task.block_stride = cache.block_bytes();
+        task.block_stride = cache.stride;
         task.block_size   = cache.block_size;
         task.kv_type      = cache.type;
         return task;

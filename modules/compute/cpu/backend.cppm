@@ -73,8 +73,8 @@ public:
                         std::span<const StateLayer> states) override;
     std::string explain() const override;
     void        run(const StepPlan& plan) override;
-    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                            std::span<const KvLayer> to) override;
+    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,
+                            std::span<const BlockArray> to) override;
 
 private:
     // The operations (quire.compute.program), with their values in this step.
@@ -345,9 +345,9 @@ void CpuBackend::execute(const RopeAndStore& op) {
             const std::size_t row      = row_bytes(cache.type, D);
             const std::size_t in_block = std::size_t(slot % cache.block_size);
             const auto        store    = [&](const Tensor& from, int h, int dim, void* array, int first) {
-                std::byte* to =
-                    static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.block_bytes() +
-                    (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row + row_bytes(cache.type, first);
+                std::byte* to = static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.stride +
+                                (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row +
+                                row_bytes(cache.type, first);
                 const float* x = floats(from) + t * from.cols + h * dim;
                 if (cache.type == DType::F16) kernels_.store_f16(x, reinterpret_cast<std::uint16_t*>(to), dim);
                 else std::memcpy(to, x, row_bytes(cache.type, dim));
@@ -439,17 +439,15 @@ void CpuBackend::execute(const TakeColumns& op) {
     });
 }
 
-void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                             std::span<const KvLayer> to) {
+void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,
+                             std::span<const BlockArray> to) {
     if (copies.empty()) return;
     check(from.size() == to.size(), "copy_blocks: pools of different models");
     workers_.run(int(from.size()), [&](int item, int) {
-        const KvLayer &   source = from[std::size_t(item)], &target = to[std::size_t(item)];
-        const std::size_t bytes = source.block_bytes();
-        for (auto [read, write] : {std::pair(source.k, target.k), std::pair(source.v, target.v)})
-            for (const BlockCopy& copy : write ? copies : copies.first(0))
-                std::memcpy(static_cast<std::byte*>(write) + std::size_t(copy.to) * bytes,
-                            static_cast<std::byte*>(read) + std::size_t(copy.from) * bytes, bytes);
+        const BlockArray &source = from[std::size_t(item)], &target = to[std::size_t(item)];
+        for (const BlockCopy& copy : copies)
+            std::memcpy(target.data + std::size_t(copy.to) * target.stride,
+                        source.data + std::size_t(copy.from) * source.stride, source.bytes);
     });
 }
 

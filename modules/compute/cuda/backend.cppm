@@ -105,8 +105,8 @@ public:
     }
     StepResults results() override;
     void        finish_copies() override;
-    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                            std::span<const KvLayer> to) override;
+    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,
+                            std::span<const BlockArray> to) override;
 
 private:
     using Half = cuda::Half;
@@ -393,7 +393,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     program_ = &program;
     values_  = &values;
     step_.compile(program, layers);
-    lowered_ = lower(program, values, layers, step_.windows(), step_.first_tables(), weights_, memory_, *gpu_);
+    lowered_ = lower(program, values, layers, step_.attentions(), step_.first_tables(), weights_, memory_, *gpu_);
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
@@ -525,7 +525,7 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
         plan.items = items;
         cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
     });
-    cuda::attention_prefill(op.device.attend, plan, step_.tiles(), step_.n_tiles(), *gpu_);
+    cuda::attention_prefill(op.device.attend, plan, step_.tiles(op.items), step_.n_tiles(op.items), *gpu_);
 }
 
 void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {
@@ -552,8 +552,8 @@ void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
                        op.f32 ? 4 : 2, *gpu_);
 }
 
-void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                              std::span<const KvLayer> to) {
+void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,
+                              std::span<const BlockArray> to) {
     if (copies.empty()) return;
     cuda::use(*gpu_);
     for (std::size_t done = copies_.run(copies, from, to); done < copies.size();

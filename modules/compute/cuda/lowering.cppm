@@ -14,14 +14,21 @@ import quire.core.base;
 
 export namespace quire {
 
-// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `windows`, and
+// Attention of layers whose steps are cut alike.
+struct AttentionKind {
+    int  window = 0, head_dim = 0, value_dim = 0, n_kv_heads = 0;
+    int  group                                  = 0; // of the cache
+    bool operator==(const AttentionKind&) const = default;
+};
+AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers);
+// The different ones of a program, as they come.
+std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers);
+
+// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `attentions`, and
 // block tables for each part of each cache group, those of a group from its first_tables on.
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const int> windows, std::span<const int> first_tables,
+                                    std::span<const AttentionKind> attentions, std::span<const int> first_tables,
                                     const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu);
-
-// The different windows of a program's attention, as they come.
-std::vector<int> windows_of(const Program& program);
 
 } // namespace quire
 
@@ -42,9 +49,9 @@ LoweredOperation of_one_row(bool known = true) {
 class Lowering {
 public:
     Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-             std::span<const int> windows, std::span<const int> first_tables, const DeviceWeights& weights,
+             std::span<const AttentionKind> attentions, std::span<const int> first_tables, const DeviceWeights& weights,
              DeviceMemory& memory, cuda::Context& gpu)
-        : program_(program), values_(values), layers_(layers), windows_(windows), first_tables_(first_tables),
+        : program_(program), values_(values), layers_(layers), attentions_(attentions), first_tables_(first_tables),
           weights_(weights), memory_(memory), gpu_(gpu) {}
 
     LoweredOperation lower(const Embed& op) {
@@ -136,6 +143,7 @@ public:
         args.n_kv_heads        = cache.n_kv_heads;
         args.head_dim          = cache.head_dim;
         args.block_size        = cache.block_size;
+        args.block_stride      = int(cache.stride / cache.tile_bytes());
         args.scale             = rope.scale;
         args.neox              = rope.neox;
         to.device.kind         = cuda::Operation::rope_and_store;
@@ -155,12 +163,13 @@ public:
         args.n_kv_heads        = cache.n_kv_heads;
         args.head_dim          = cache.head_dim;
         args.block_size        = cache.block_size;
+        args.block_stride      = int(cache.stride / cache.tile_bytes());
         args.scale             = op.scale;
         args.window            = op.window;
         args.softcap           = op.softcap;
         args.sinks             = weights_.vector(op.sinks);
         args.value_dim         = cache.value_dim;
-        to.items               = int(std::ranges::find(windows_, op.window) - windows_.begin());
+        to.items               = int(std::ranges::find(attentions_, attention_of(op, layers_)) - attentions_.begin());
         to.tables              = tables_of(cache);
         to.device.kind         = cuda::Operation::attention;
         return to;
@@ -280,7 +289,8 @@ private:
     const Program&                 program_;
     const Activations&             values_;
     std::span<const KvLayer>       layers_;
-    std::span<const int>           windows_, first_tables_;
+    std::span<const AttentionKind> attentions_;
+    std::span<const int>           first_tables_;
     const DeviceWeights&           weights_;
     DeviceMemory&                  memory_;
     cuda::Context&                 gpu_;
@@ -288,9 +298,9 @@ private:
 };
 
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const int> windows, std::span<const int> first_tables,
+                                    std::span<const AttentionKind> attentions, std::span<const int> first_tables,
                                     const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu) {
-    Lowering                      lowering(program, values, layers, windows, first_tables, weights, memory, gpu);
+    Lowering                      lowering(program, values, layers, attentions, first_tables, weights, memory, gpu);
     std::vector<LoweredOperation> lowered;
     lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)
@@ -298,13 +308,18 @@ std::vector<LoweredOperation> lower(const Program& program, const Activations& v
     return lowered;
 }
 
-std::vector<int> windows_of(const Program& program) {
-    std::vector<int> windows;
+AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers) {
+    const KvLayer& cache = layers[std::size_t(op.layer)];
+    return {op.window, cache.head_dim, cache.value_dim, cache.n_kv_heads, cache.group};
+}
+
+std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers) {
+    std::vector<AttentionKind> kinds;
     for (const Operation& operation : program.operations)
         if (const auto* op = std::get_if<quire::Attention>(&operation);
-            op && std::ranges::find(windows, op->window) == windows.end())
-            windows.push_back(op->window);
-    return windows;
+            op && std::ranges::find(kinds, attention_of(*op, layers)) == kinds.end())
+            kinds.push_back(attention_of(*op, layers));
+    return kinds;
 }
 
 } // namespace quire

@@ -25,14 +25,14 @@ public:
 
     // Takes memory for the largest step. False: there is not enough.
     bool prepare(const StepLimits& limits, DeviceMemory& memory, PinnedMemory& pinned);
-    // Takes the sliding windows of the program and the cache groups of their layers.
+    // Takes the kinds of attention of the program.
     void compile(const Program& program, std::span<const KvLayer> layers);
     // Sends the plan up. Whether the step only decodes, in the shape of other steps, so that a graph can replay it.
     bool send(const StepPlan& plan);
 
     // -- before the first step
-    std::span<const int> windows() const { return windows_; }           // each has a list of split-KV items in a step
-    std::span<const int> first_tables() const { return first_tables_; } // of each cache group, among the parts of all
+    std::span<const AttentionKind> attentions() const { return kinds_; } // each has lists of items and tiles in a step
+    std::span<const int> first_tables() const { return first_tables_; }  // of each cache group, among all parts
     std::size_t          n_tables() const { return plans_.size(); }
     int                  most_items() const { return room_.launch; } // of a launch: their splits need memory
 
@@ -40,7 +40,7 @@ public:
     StepShape         shape() const { return shape_; }
     const cuda::Plan& plan(int tables) const { return plans_[std::size_t(tables)]; }
     const cuda::Plan& plan() const { return plans_[0]; } // for kernels that read no block tables
-    // Attention of a window: calls launch(items) for each launch, in order, because launches share the memory of their splits.
+    // Attention of a kind: calls launch(items) for each launch, in order, because launches share the memory of their splits.
     template <class Launch>
     void each_launch(int list, const Launch& launch) const {
         cuda::SplitKvItems all = items(std::size_t(list));
@@ -53,8 +53,10 @@ public:
         }
     }
     int                      n_items() const { return work_[0].n_items; } // of the first list
-    int                      n_tiles() const { return work_[0].n_tiles; }
-    const cuda::PrefillTile* tiles() const { return reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_); }
+    int                      n_tiles(int list) const { return work_[std::size_t(list)].n_tiles; }
+    const cuda::PrefillTile* tiles(int list) const {
+        return reinterpret_cast<const cuda::PrefillTile*>(device_ + tiles_at(std::size_t(list)));
+    }
     // A graph depends on the addresses, on the rows, and on the numbers of entries in each list.
     std::array<int, 11> key() const {
         const auto &a = work_[0], &b = work_[1];
@@ -73,27 +75,30 @@ private:
                  reinterpret_cast<const cuda::SharedQuery*>(at + at_queries_), work_[list].n_shared,
                  work_[list].n_shared_queries}};
     }
-    AttentionShape attention_shape(int window, bool rounded) const {
+    std::size_t    tiles_at(std::size_t list) const { return at_tiles_ + list * std::size_t(limits_.max_tokens) * 3; }
+    AttentionShape attention_shape(const AttentionKind& kind, bool rounded) const {
         AttentionShape shape;
-        shape.head_dim = limits_.head_dim, shape.value_dim = limits_.value_dim;
-        shape.n_heads = limits_.n_heads, shape.n_kv_heads = limits_.n_kv_heads;
-        shape.block_size = block_size_, shape.window = window;
+        shape.head_dim = kind.head_dim, shape.value_dim = kind.value_dim;
+        shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
+        shape.block_size = block_size_, shape.window = kind.window;
         shape.deterministic = deterministic_, shape.rounded = rounded;
         return shape;
     }
+    void put_states(const StepPlan& plan);
 
     cuda::Context& gpu_;
     bool           deterministic_;
     StepLimits     limits_;
     std::int32_t * host_ = nullptr, *device_ = nullptr;
     std::size_t    at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
-                at_tables_  = 0;
-    std::size_t table_ints_ = 0, list_ints_ = 0; // room for the block tables of one part, and for the lists of a window
-    std::size_t at_shared_ = 0, at_queries_ = 0; // in the lists of a window
-    int         block_size_ = 0;
+                at_tables_ = 0, at_tokens_ = 0, at_from_ = 0, at_to_ = 0;
+    std::size_t table_ints_ = 0,
+                list_ints_  = 0; // room for the block tables of one part, and for the lists of an attention
+    std::size_t                     at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
+    int                             block_size_ = 0;
     std::vector<int>                first_tables_;
     std::vector<cuda::Plan>         plans_; // for the layers of each part
-    std::vector<int>                windows_, groups_of_windows_;
+    std::vector<AttentionKind>      kinds_;
     std::array<AttentionWork, 2>    work_;
     AttentionPlanner                planner_;
     AttentionRoom                   room_;
@@ -116,12 +121,12 @@ int rounded_rows(int n) {
 bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory& pinned) {
     limits_      = l;
     const auto T = std::size_t(l.max_tokens), S = std::size_t(l.max_sequences) + 1, L = std::size_t(l.max_logit_rows);
-    check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
-    room_ = attention_room(attention_shape(0, true), gpu_, l.max_tokens, l.max_sequences, l.context);
+    check(l.n_attentions <= int(work_.size()), "more kinds of attention than a step has lists for");
+    room_ = attention_room(attention_shape({}, true), gpu_, l.max_tokens, l.max_sequences, l.context);
     for (int n = 0; int parts : l.parts) {
         first_tables_.push_back(n);
         n += parts;
-        plans_.resize(std::size_t(n));
+        plans_.resize(std::size_t(std::max(n, 1))); // a model without K and V has the slots of a step nevertheless
     }
     table_ints_   = S * (std::size_t(l.max_blocks_per_sequence) + 1);
     at_positions_ = T;
@@ -132,14 +137,18 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     at_shared_    = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
     at_queries_   = at_shared_ + std::size_t(most_shared_tiles(gpu_)) * sizeof(cuda::SharedTile) / 4;
     list_ints_    = at_queries_ + std::size_t(most_shared_queries(l.max_sequences)) * sizeof(cuda::SharedQuery) / 4;
-    at_tiles_     = at_items_ + std::size_t(l.n_windows) * list_ints_;
-    at_tables_    = at_tiles_ + T * 3;
-    const std::size_t bytes = (at_tables_ + plans_.size() * table_ints_) * 4;
+    at_tiles_     = at_items_ + std::size_t(l.n_attentions) * list_ints_;
+    at_tables_    = at_tiles_ + std::size_t(l.n_attentions) * T * 3;
+    at_tokens_    = at_tables_ + plans_.size() * table_ints_;
+    const std::size_t units = std::max(T, S) * std::size_t(l.unit); // a graph's rows are sequences of one token
+    at_from_                = at_tokens_ + (l.unit > 0 ? std::max(T, S) + 1 : 0);
+    at_to_                  = at_from_ + units;
+    const std::size_t bytes = (at_to_ + units) * 4;
     host_                   = static_cast<std::int32_t*>(pinned.take(bytes));
     device_                 = static_cast<std::int32_t*>(memory.take(bytes));
     if (!host_ || !device_) return false;
     for (std::size_t g = 0; g < l.parts.size(); g++)
-        for (int part = 0; part < l.parts[g]; part++) {
+        for (int part = 0; part < std::max(l.parts[g], l.parts.size() == 1 ? 1 : 0); part++) {
             const auto  i     = std::size_t(first_tables_[g] + part);
             cuda::Plan& plan  = plans_[i];
             plan.tokens       = device_;
@@ -148,22 +157,37 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
             plan.slots        = device_ + at_slots_ + i * T;
             plan.table_start  = device_ + at_starts_ + g * S;
             plan.block_tables = device_ + at_tables_ + i * table_ints_;
+            if (l.unit == 0) continue;
+            plan.token_start = device_ + at_tokens_;
+            plan.state_from  = device_ + at_from_;
+            plan.state_to    = device_ + at_to_;
+            plan.unit        = l.unit;
         }
     return true;
 }
 
 void StepUpload::compile(const Program& program, std::span<const KvLayer> layers) {
-    windows_ = windows_of(program);
-    if (!layers.empty()) block_size_ = layers[0].block_size;
-    check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
-    groups_of_windows_.assign(windows_.size(), -1);
-    for (const Operation& operation : program.operations)
-        if (const auto* op = std::get_if<quire::Attention>(&operation)) {
-            int& group    = groups_of_windows_[std::size_t(std::ranges::find(windows_, op->window) - windows_.begin())];
-            const int own = layers[std::size_t(op->layer)].group;
-            check(group < 0 || group == own, "a window in two cache groups");
-            group = own;
-        }
+    kinds_ = attentions_of(program, layers);
+    for (const KvLayer& layer : layers) block_size_ = std::max(block_size_, layer.block_size);
+    check(int(kinds_.size()) <= limits_.n_attentions, "more kinds of attention than announced");
+}
+
+// The units of the step's states. Sequences that fill up a graph come behind the others, with no tokens.
+void StepUpload::put_states(const StepPlan& plan) {
+    for (const GroupPlan& group : plan.groups) {
+        if (!group.keeps_state()) continue;
+        const std::size_t n = group.state_from.size(), S = std::size_t(plan.n_seqs()),
+                          all = std::max(S, std::size_t(shape_.tokens > plan.n_tokens() ? shape_.tokens : 0));
+        check(group.unit == limits_.unit && n == S * std::size_t(group.unit) && group.state_to.size() == n,
+              "a plan with other states than announced");
+        std::ranges::copy(plan.token_start, host_ + at_tokens_);
+        std::fill_n(host_ + at_tokens_ + S + 1, all - S, plan.token_start.back());
+        std::ranges::copy(group.state_from, host_ + at_from_);
+        std::ranges::copy(group.state_to, host_ + at_to_);
+        cuda::copy_to_device(device_ + at_tokens_, host_ + at_tokens_, (all + 1) * 4, gpu_);
+        cuda::copy_to_device(device_ + at_from_, host_ + at_from_, n * 4, gpu_);
+        cuda::copy_to_device(device_ + at_to_, host_ + at_to_, n * 4, gpu_);
+    }
 }
 
 bool StepUpload::send(const StepPlan& plan) {
@@ -187,7 +211,7 @@ bool StepUpload::send(const StepPlan& plan) {
     const auto room = std::size_t(limits_.max_tokens);
     for (std::size_t g = 0; g < plan.groups.size(); g++) {
         const GroupPlan& group = plan.groups[g];
-        for (int s = 0; s < plan.n_seqs(); s++)
+        for (int s = 0; s < plan.n_seqs() && !group.keeps_state(); s++)
             host_[at_starts_ + g * (std::size_t(limits_.max_sequences) + 1) + std::size_t(s)] =
                 group.origin(std::size_t(s));
         for (std::size_t part = 0; part < group.parts.size(); part++) {
@@ -199,13 +223,16 @@ bool StepUpload::send(const StepPlan& plan) {
             for (int t = T; t < shape_.tokens; t++) host_[at_slots_ + i * room + std::size_t(t)] = -1;
         }
     }
+    if (first_tables_.size() == 1 && plan.groups[0].keeps_state()) // no layer has slots: whether a row counts
+        for (int t = 0; t < shape_.tokens; t++) host_[at_slots_ + std::size_t(t)] = t < T ? 0 : -1;
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
-    for (std::size_t i = 0; i < windows_.size(); i++) {
+    bool tiles = false;
+    for (std::size_t i = 0; i < kinds_.size(); i++) {
         std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i] =
-            planner_.plan(plan, plan.groups[std::size_t(groups_of_windows_[i])], attention_shape(windows_[i], decoding),
-                          gpu_, {list, host_ + at_tiles_, list + at_shared_, list + at_queries_});
+        work_[i] = planner_.plan(plan, plan.groups[std::size_t(kinds_[i].group)], attention_shape(kinds_[i], decoding),
+                                 gpu_, {list, host_ + tiles_at(i), list + at_shared_, list + at_queries_});
+        tiles    = tiles || work_[i].n_tiles > 0;
         check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
         if (deterministic_)
             launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
@@ -213,12 +240,14 @@ bool StepUpload::send(const StepPlan& plan) {
     }
     plans_[0].items = items(0);
     // The first tables stand behind all else; each further part has a place of its own.
-    cuda::copy_to_device(device_, host_, (at_tables_ + plan.groups[0].parts[0].tables.size()) * 4, gpu_);
+    const std::size_t first = plan.groups[0].parts.empty() ? 0 : plan.groups[0].parts[0].tables.size();
+    cuda::copy_to_device(device_, host_, (at_tables_ + first) * 4, gpu_);
     for (std::size_t g = 0, i = 0; g < plan.groups.size(); g++)
         for (const GroupPlan::Part& part : plan.groups[g].parts)
             if (const std::size_t at = at_tables_ + i++ * table_ints_; i > 1)
                 cuda::copy_to_device(device_ + at, host_ + at, part.tables.size() * 4, gpu_);
-    return decoding && work_[0].n_tiles == 0;
+    put_states(plan);
+    return decoding && !tiles;
 }
 
 } // namespace quire
