@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, 
     float2             v[PerThread], w[PerThread];
 #pragma unroll
     for (int i = 0; i < PerThread; i++)
-        if (const int c = int(threadIdx.x + i * blockDim.x); c < n) w[i] = reinterpret_cast<const float2*>(weight)[c];
+        if (const int c = int(threadIdx.x + i * blockDim.x); c < n)
+            w[i] = weight ? reinterpret_cast<const float2*>(weight)[c] : float2{1, 1};
     wait_for_inputs();
 #pragma unroll
     for (int i = 0; i < PerThread; i++) {
@@ -133,7 +134,8 @@ __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight,
         squares += (value(c) - mean) * (value(c) - mean);
     const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x))
-        out[at + c] = to_finite((value(c) - mean) * scale * weight[c] + (Layer && bias ? bias[c] : 0.0f));
+        out[at + c] =
+            to_finite((value(c) - mean) * scale * (weight ? weight[c] : 1.0f) + (Layer && bias ? bias[c] : 0.0f));
 }
 
 // NormKind::none: one value a thread.
@@ -214,10 +216,32 @@ __global__ void soft_cap_kernel(float* x, float cap, std::int64_t n) {
     if (i < n) x[i] = softcapped(x[i], cap);
 }
 
-__global__ void add_kernel(float* x, const __half* y, std::int64_t n) {
+// blockIdx.x: the row.
+__global__ void activate_times_kernel(Activation activation, __half* x, int cols, const float* times,
+                                      std::int64_t apart) {
+    wait_for_inputs();
+    const int c = int(blockIdx.y * blockDim.x + threadIdx.x);
+    if (c >= cols) return;
+    __half* at = x + std::int64_t(blockIdx.x) * cols + c;
+    *at        = to_finite(activated(activation, __half2float(*at)) * times[blockIdx.x * apart + c]);
+}
+
+template <bool Float>
+__global__ void add_kernel(void* x, const __half* y, float scale, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) x[i] += finite(y[i]);
+    if (i >= n) return;
+    if (Float) static_cast<float*>(x)[i] = (static_cast<float*>(x)[i] + finite(y[i])) * scale;
+    else static_cast<__half*>(x)[i] = to_finite((finite(static_cast<__half*>(x)[i]) + finite(y[i])) * scale);
+}
+
+// blockIdx.x: the row.
+__global__ void scale_by_position_kernel(__half* x, int cols, float scale, int period, int offset, Plan plan) {
+    wait_for_inputs();
+    const int c = int(blockIdx.y * blockDim.x + threadIdx.x), periods = (plan.positions[blockIdx.x] + offset) / period;
+    if (c >= cols || periods == 0) return;
+    __half* at = x + std::int64_t(blockIdx.x) * cols + c;
+    *at        = to_finite(__half2float(*at) * (1 + scale * logf(float(1 + periods))));
 }
 
 template <bool Float>
@@ -485,9 +509,21 @@ void soft_cap(float* x, float cap, std::int64_t n, Context& gpu) {
     run_kernel(soft_cap_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, x, cap, n);
 }
 
-void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
-    run_kernel(add_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, x,
-               reinterpret_cast<const __half*>(y), n);
+void activate_times(Activation activation, Half* x, std::int64_t rows, std::int64_t cols, const float* times,
+                    std::int64_t apart, Context& gpu) {
+    run_kernel(activate_times_kernel, dim3(unsigned(rows), unsigned(ctas_for(cols, 256))), 256, 0, gpu, activation,
+               reinterpret_cast<__half*>(x), int(cols), times, apart);
+}
+
+void add(void* x, bool x_is_float, const Half* y, float scale, std::int64_t n, Context& gpu) {
+    run_kernel(x_is_float ? add_kernel<true> : add_kernel<false>, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0,
+               gpu, x, reinterpret_cast<const __half*>(y), scale, n);
+}
+
+void scale_by_position(Half* x, std::int64_t rows, std::int64_t cols, float scale, int period, int offset,
+                       const Plan& plan, Context& gpu) {
+    run_kernel(scale_by_position_kernel, dim3(unsigned(rows), unsigned(ctas_for(cols, 256))), 256, 0, gpu,
+               reinterpret_cast<__half*>(x), int(cols), scale, period, offset, plan);
 }
 
 void add_bias(void* x, bool x_is_float, const float* bias, float scale, std::int64_t rows, std::int64_t cols,

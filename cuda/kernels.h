@@ -181,7 +181,7 @@ struct Bias {
     float        scale  = 1;
 };
 // residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
-// All these take any number of rows and columns; unusual shapes run in a slower kernel.
+// All these take any number of rows and columns; unusual shapes run in a slower kernel. No weight: ones.
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu);
 // Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
@@ -190,15 +190,22 @@ enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu };
 void activate(Activation activation, Half* gate, const Half* up, std::int64_t n, Context& gpu);
 // x = activation(x + bias); cols is a multiple of 8.
 void activate_biased(Activation activation, Half* x, Bias bias, std::int64_t rows, std::int64_t cols, Context& gpu);
+// x [rows × cols] = activation(x) · times, whose rows are `apart` columns apart.
+void activate_times(Activation activation, Half* x, std::int64_t rows, std::int64_t cols, const float* times,
+                    std::int64_t apart, Context& gpu);
 void soft_cap(float* x, float cap, std::int64_t n, Context& gpu); // x = cap · tanh(x / cap)
-void add(float* x, const Half* y, std::int64_t n, Context& gpu);
+// x = scale · (x + y); x is fp16 or float32.
+void add(void* x, bool x_is_float, const Half* y, float scale, std::int64_t n, Context& gpu);
+// Row t of x times 1 + scale · ln(1 + n), n the whole periods in positions[t] + offset.
+void scale_by_position(Half* x, std::int64_t rows, std::int64_t cols, float scale, int period, int offset,
+                       const Plan& plan, Context& gpu);
 // x += scale · bias; x is fp16 or float32.
 void add_bias(void* x, bool x_is_float, const float* bias, float scale, std::int64_t rows, std::int64_t cols,
               Context& gpu);
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
                  Context& gpu);
 // RoPE and KV store: rotates q in place, from dimension q_first of each head on, and k on its way into the cache, where v goes
-// as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k.
+// as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k. Without KV heads only q is rotated.
 struct RopeStore {
     Half *q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·q_dim], [T × kv_heads·D]; latent: v [T × value_dim]
     Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
@@ -276,6 +283,7 @@ struct Attention {
     int          block_stride = 0; // paged_kv.cuh; n_kv_heads where a block has no other arrays
     float        scale        = 1;
     int          window       = 0; // sliding window of prefill; 0: none. In decoding the items begin where it does
+    int          chunk        = 0; // prefill sees only the chunk of so many positions that a tile lies in; 0: all
     float        softcap      = 0; // 0: none
     const float* sinks        = nullptr; // [heads] scores without a value that take part in the softmax, or null
 };
@@ -424,6 +432,9 @@ struct Route {
     Gating       gating     = Gating::softmax;
     bool         normalised = false;
     float        scale      = 1;
+    int          n_groups = 1, n_groups_used = 1;
+    float        score_scale  = 1;
+    const float* expert_scale = nullptr; // [n] or null
 };
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu);
@@ -433,11 +444,13 @@ struct ExpertGemm {
     const float* routes = nullptr; // Route's out
     Projection   gate, up;         // gate.out is the result; down stands in `gate`
     int          n_experts = 0, n_used = 0;
-    Activation   activation = Activation::silu;
-    float        scale      = 1;
+    Activation   activation  = Activation::silu;
+    float        scale       = 1;
+    bool         alternating = false; // gate and up are one stack of 2n matrices in turn, without biases
+    bool         weighs_x    = false; // the weight of a pair multiplies the x of gate and up, not the result of down
 };
-// Whether tiles can be multiplied with these weights; else a step's tile has to be 0.
-bool can_group(const Weight& weight, int n_experts);
+// Whether tiles can be multiplied with these weights, n_matrices in a stack; else a step's tile has to be 0.
+bool can_group(const Weight& weight, int n_matrices);
 // gate.out [T · k × rows] = activation(gate) · up of each pair
 void expert_gated(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
 // out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols] · downᵀ + bias)

@@ -60,7 +60,9 @@ void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, 
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
 void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}
 void soft_cap(float*, float, std::int64_t, Context&) {}
-void add(float*, const Half*, std::int64_t, Context&) {}
+void activate_times(Activation, Half*, std::int64_t, std::int64_t, const float*, std::int64_t, Context&) {}
+void add(void*, bool, const Half*, float, std::int64_t, Context&) {}
+void scale_by_position(Half*, std::int64_t, std::int64_t, float, int, int, const Plan&, Context&) {}
 void add_bias(void*, bool, const float*, float, std::int64_t, std::int64_t, Context&) {}
 void select_rows(const float*, const std::int32_t*, float*, std::int64_t, std::int64_t, Context&) {}
 void rope_and_store(const RopeStore&, const Plan&, std::int64_t, Context&) {}

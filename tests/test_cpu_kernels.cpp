@@ -3,6 +3,8 @@
 #include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 
+import quire.compute.program;
+import quire.compute.routing;
 import quire.core.base;
 import quire.compute.cpu.kernels;
 import quire.compute.cpu.tuning;
@@ -226,7 +228,7 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
     for (const CpuKernels* k : all_kernels())
         for (int D : {8, 32, 64, 80, 128})
             for (int block_size : {1, 5, 16})
-                for (int window : {0, 7, 100})
+                for (int window : {0, 7, 100, -50}) // below 0: chunks
                     for (DType type : {DType::F32, DType::F16})
                         for (auto [first, n] :
                              {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
@@ -262,7 +264,9 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                                 for (int h = 0; h < heads; h++) {
                                     std::vector<double> weight;
                                     double              sum = 0;
-                                    const int           lo  = window > 0 ? std::max(0, first + t - window + 1) : 0;
+                                    const int           lo  = window < 0   ? (first + t) / -window * -window
+                                                              : window > 0 ? std::max(0, first + t - window + 1)
+                                                                           : 0;
                                     for (int p = lo; p <= first + t; p++) {
                                         double s = 0;
                                         for (int d = 0; d < D; d++)
@@ -280,7 +284,7 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                             AttentionTask       task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
                             task.n_heads = heads, task.head_dim = task.value_dim = D;
-                            task.window = window, task.scale = 0.2f;
+                            task.window = std::abs(window), task.chunked = window < 0, task.scale = 0.2f;
                             task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
                             task.block_size = block_size, task.kv_type = type, task.scratch = scratch.data();
                             k->attention(task);
@@ -293,7 +297,7 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
     for (const CpuKernels* k : all_kernels())
         for (int D : {8, 64, 80, 128})
             for (int heads : {1, 3, 8})
-                for (int window : {0, 100})
+                for (int window : {0, 100, -100}) // below 0: chunks
                     for (DType type : {DType::F32, DType::F16})
                         for (int first : {0, 63, 64, 130, 517}) {
                             CAPTURE(k->name, D, heads, window, int(type), first);
@@ -320,14 +324,15 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             AttentionTask task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
                             task.n_heads = heads, task.head_dim = task.value_dim = D;
-                            task.window = window, task.scale = 0.4f, task.softcap = D == 80 ? 5.0f : 0.0f;
-                            task.sinks = D == 64 ? sinks.data() : nullptr;
+                            task.window = std::abs(window), task.chunked = window < 0, task.scale = 0.4f,
+                            task.softcap = D == 80 ? 5.0f : 0.0f;
+                            task.sinks   = D == 64 ? sinks.data() : nullptr;
                             task.k = cache[0].data(), task.v = cache[1].data();
                             task.block_stride = std::size_t(block_size) * row, task.block_size = block_size;
                             task.kv_type = type, task.scratch = scratch.data();
                             k->attention(task);
                             SplitAttention split;
-                            split.n_chunks = attention_chunks(first, window);
+                            split.n_chunks = attention_chunks(task, first);
                             std::vector<float> memory(split_attention_floats(heads, split.n_chunks));
                             const auto         each = memory.size() / std::size_t(attention_chunk + 3);
                             split.scores = memory.data(), split.highest = split.scores + each * attention_chunk;
@@ -367,6 +372,37 @@ TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
             k->store_f16(x.data(), half.data(), n);
             for (std::size_t i = 0; i < half.size(); i++) CHECK(half[i] == f32_to_f16(x[i]));
         }
+}
+
+TEST_CASE("experts are chosen from the best groups, and weighed by themselves") {
+    Route op;
+    op.weight.rows = 8, op.n_used = 3, op.gating = Gating::sigmoid, op.n_groups = 4, op.n_groups_used = 2;
+    op.scale = 2;
+    // Groups (0.9, 0.1) (0.6, 0.55) (0.8, 0.15) (0.5, 0.52): by the sum of two the second and the last are the best.
+    const std::array            chances{0.9f, 0.1f, 0.6f, 0.55f, 0.8f, 0.15f, 0.5f, 0.52f};
+    std::array<float, 8>        scores{}, scales{1, 1, 1, 1, 1, 1, 1, 3};
+    std::array<std::int32_t, 3> experts{};
+    std::array<float, 3>        weights{};
+    const auto                  choose = [&](const float* bias, const float* scale) {
+        for (std::size_t e = 0; e < 8; e++) scores[e] = std::log(chances[e] / (1 - chances[e]));
+        route(op, bias, scores.data(), experts.data(), weights.data(), scale);
+    };
+    choose(nullptr, nullptr);
+    CHECK(experts == std::array<std::int32_t, 3>{2, 3, 7});
+    for (std::size_t i = 0; i < 3; i++) CHECK(std::abs(weights[i] - 2 * chances[std::size_t(experts[i])]) < 1e-6f);
+    op.normalised = true;
+    const std::array bias{0.0f, 0.0f, 0.0f, 0.0f, 0.3f, 0.0f, 0.0f, 0.0f}; // the third group instead of the last
+    choose(bias.data(), scales.data());
+    CHECK(experts == std::array<std::int32_t, 3>{4, 2, 3});
+    CHECK(std::abs(weights[0] - 2 * 0.8f / 1.95f) < 1e-6f);
+    op.n_groups_used = 4;
+    choose(nullptr, scales.data());
+    CHECK(experts == std::array<std::int32_t, 3>{0, 4, 2});
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    scores.fill(nan);
+    op.n_groups_used = 2;
+    route(op, nullptr, scores.data(), experts.data(), weights.data());
+    CHECK(experts == std::array<std::int32_t, 3>{0, 1, 2}); // still experts
 }
 
 TEST_CASE("every fp16 number converts as the format says") {

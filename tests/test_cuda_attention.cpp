@@ -25,6 +25,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         float softcap;
         bool  decodes   = n_queries == 1; // each query for itself, as those of many sequences
         int   value_dim = 0;              // of a latent cache
+        bool  chunked   = false;          // the window is a chunk
     };
     std::vector<Case> cases;
     for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
@@ -49,6 +50,9 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 if (heads < 100 || context < 100)
                     cases.push_back({D, heads, 1, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
                                      random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f, queries == 1, value});
+    for (int D : {48, 64, 96, 128, 256}) // chunks
+        for (auto [context, queries] : {std::pair(700, 1), std::pair(700, 560), std::pair(513, 2)})
+            cases.push_back({D, 4, 2, 16, context, queries, 256, 0, queries == 1, 0, true});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
         const int  V      = c.value_dim > 0 ? c.value_dim : c.D;
@@ -77,7 +81,9 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = fp16_nan;
         std::vector<double> want;
         for (int t = 0; t < c.n_queries; t++) {
-            const int last = c.context - c.n_queries + t, first = c.window > 0 ? std::max(0, last - c.window + 1) : 0;
+            const int last = c.context - c.n_queries + t, first = c.chunked      ? last / c.window * c.window
+                                                                  : c.window > 0 ? std::max(0, last - c.window + 1)
+                                                                                 : 0;
             positions.push_back(last);
             for (int h = 0; h < c.heads; h++) {
                 const int           kv = h / (c.heads / c.kv_heads);
@@ -112,7 +118,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
-        a.window = c.window, a.softcap = c.softcap, a.value_dim = V, a.block_stride = stride;
+        a.window = c.chunked ? 0 : c.window, a.chunk = c.chunked ? c.window : 0, a.softcap = c.softcap, a.value_dim = V,
+        a.block_stride = stride;
         const OnDevice<float> there_sinks(gpu, sink);
         if (sinks) a.sinks = there_sinks.data;
         if (c.value_dim > 0) a.cache_v = nullptr;
@@ -129,7 +136,9 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 const auto before = items.size();
                 for (int t = 0; t < c.n_queries; t++) {
                     const int end          = positions[std::size_t(t)] + 1,
-                              begin        = c.window > 0 ? std::max(0, end - c.window) : 0,
+                              begin        = c.chunked      ? (end - 1) / c.window * c.window
+                                             : c.window > 0 ? std::max(0, end - c.window)
+                                                            : 0,
                               old          = int(random() % 2) * (end - 1);
                     const auto [n, length] = cuda::splits_of(end - begin, chunk);
                     for (int i = 0; i < n; i++)
@@ -158,8 +167,11 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         } else {
             const int most = std::max(tile, 16);
-            for (int row = 0; row < c.n_queries; row += most)
-                tiles.insert(tiles.end(), {0, row, std::min(most, c.n_queries - row)});
+            for (int row = 0, n = 0; row < c.n_queries; row += n) {
+                n = std::min(most, c.n_queries - row);
+                if (c.chunked) n = std::min(n, c.window - positions[std::size_t(row)] % c.window);
+                tiles.insert(tiles.end(), {0, row, n});
+            }
             OnDevice<std::int32_t> list(gpu, tiles);
             cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
                                     int(tiles.size() / 3), gpu);

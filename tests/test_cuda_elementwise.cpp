@@ -213,6 +213,55 @@ TEST_CASE("GPU: embedding with a scale and positions, soft-caps and biases equal
     }
 }
 
+TEST_CASE("GPU: sums with a scale, norms without weights, activations times columns and scales by position", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu     gpu;
+    std::mt19937  random(29);
+    constexpr int rows = 3, apart = 50, first = 7;
+    for (int cols : {37, 256}) {
+        CAPTURE(cols);
+        const auto                    n = std::size_t(rows * cols);
+        const auto                    x = random_fp16(n, random, 3), y = random_fp16(n, random, 3);
+        const std::vector<float>      xs = floats_of(x), ys = floats_of(y);
+        const auto                    times = floats_of(random_fp16(std::size_t(rows * (cols + apart)), random));
+        const OnDevice<std::uint16_t> halves(gpu, x), there_y(gpu, y),
+            out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
+        const OnDevice<float>        wide(gpu, xs), there_times(gpu, times);
+        const OnDevice<std::int32_t> positions(gpu, {0, 8190, 16384});
+        std::vector<double>          sum, normed, activated, scaled;
+        for (int r = 0; r < rows; r++) {
+            double squares = 0;
+            for (int c = 0; c < cols; c++) squares += std::pow(double(xs[std::size_t(r * cols + c)]), 2);
+            for (int c = 0; c < cols; c++) {
+                const double v = double(xs[std::size_t(r * cols + c)]);
+                sum.push_back(0.25 * (v + double(ys[std::size_t(r * cols + c)])));
+                normed.push_back(v / std::sqrt(squares / cols + 1e-5));
+                const double gelu = 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+                activated.push_back(gelu * double(times[std::size_t(r * (cols + apart) + first + c)]));
+                scaled.push_back(v * (1 + 0.1 * std::log(std::array{1.0, 1.0, 3.0}[std::size_t(r)])));
+            }
+        }
+        cuda::add(wide.data, true, there_y.data, 0.25f, std::int64_t(n), gpu);
+        CHECK(relative_error(wide.back(gpu), sum) < 1e-6);
+        const auto check_halves = [&](const std::vector<double>& want) {
+            CHECK(relative_error(floats_of(halves.back(gpu)), want) < 2e-3);
+            cuda::upload(halves.data, x.data(), n * 2, gpu);
+        };
+        cuda::add(halves.data, false, there_y.data, 0.25f, std::int64_t(n), gpu);
+        check_halves(sum);
+        cuda::norm(halves.data, false, {}, cuda::NormKind::rms, nullptr, nullptr, 1e-5f, nullptr, halves.data, rows,
+                   cols, gpu);
+        check_halves(normed);
+        cuda::activate_times(cuda::Activation::gelu_tanh, halves.data, rows, cols, there_times.data + first,
+                             cols + apart, gpu);
+        check_halves(activated);
+        cuda::Plan plan;
+        plan.positions = positions.data;
+        cuda::scale_by_position(halves.data, rows, cols, 0.1f, 8192, 1, plan, gpu);
+        check_halves(scaled);
+    }
+}
+
 TEST_CASE("GPU: an upload tells of an error in any of its threads, and the next one works", "[cuda]") {
     if (no_gpu()) return;
     const Gpu              gpu;

@@ -120,10 +120,12 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
         for (Form form : {Form::f16, Form::q8_0, Form::q6_k, Form::q5_k, Form::q4_k}) {
             const int unit = form == Form::f16 ? 1 : form == Form::q4_k ? 256 : 32;
             if (hidden % unit != 0 || ff % unit != 0) continue;
-            const bool  odd        = turn++ % 2 == 1; // biases, skew, the other gatings
+            const bool  odd         = turn++ % 2 == 1; // biases, skew, the other gatings
+            const bool  alternating = turn % 4 == 1, weighs_x = turn % 4 == 2;
+            const int   n_groups   = weighs_x && n % 4 == 0 && k <= n / 2 ? 4 : 1;
             const auto  activation = odd ? activations[turn / 2 % 5] : cuda::Activation::silu;
-            const Stack gate(gpu, form, n, ff, hidden, random), up(gpu, form, n, ff, hidden, random),
-                down(gpu, form, n, hidden, ff, random);
+            const Stack gate(gpu, form, alternating ? 2 * n : n, ff, hidden, random),
+                up(gpu, form, n, ff, hidden, random), down(gpu, form, n, hidden, ff, random);
             const auto gate_bias = normal(std::size_t(n * ff), random, 1),
                        up_bias   = normal(std::size_t(n * ff), random, 1),
                        down_bias = normal(std::size_t(n * hidden), random, 1);
@@ -141,6 +143,10 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
             op.normalised  = turn % 3 != 0;
             op.scale       = odd ? 2.5f : 1.0f;
             op.weight.rows = n;
+            op.n_groups = n_groups, op.n_groups_used = (n_groups + 1) / 2;
+            op.score_scale        = odd ? 1.0f : 0.5f;
+            const auto     scales = normal(std::size_t(n), random, 1);
+            const OnDevice d_scales(gpu, scales);
             for (int T : {1, 3, 17, 300}) {
                 CAPTURE(n, k, hidden, ff, int(form), T, odd);
                 const auto                t = std::size_t(T), pairs = t * std::size_t(k);
@@ -162,10 +168,14 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                 r.choice_bias = odd ? d_choice.data : nullptr;
                 r.n_experts = n, r.n_used = k, r.cols = hidden;
                 r.gating = cuda::Gating(int(op.gating)), r.normalised = op.normalised, r.scale = op.scale;
+                r.n_groups = op.n_groups, r.n_groups_used = op.n_groups_used, r.score_scale = op.score_scale;
+                r.expert_scale = odd ? nullptr : d_scales.data;
 
                 std::vector<std::uint16_t> of_tiles; // the gated sums, the same for any tile
                 for (int tile : {0, 8, 16, 32, 64}) {
-                    if (tile > 0 && !(cuda::can_group(gate.weight, n) && cuda::can_group(down.weight, n))) continue;
+                    if (tile > 0 &&
+                        !(cuda::can_group(gate.weight, alternating ? 2 * n : n) && cuda::can_group(down.weight, n)))
+                        continue;
                     CAPTURE(tile);
                     OnDevice inner(gpu, std::vector<std::uint16_t>(pairs * std::size_t(ff), fp16_nan)),
                         out(gpu, std::vector<std::uint16_t>(t * std::size_t(hidden), fp16_nan));
@@ -174,7 +184,8 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                     g.n_used = d.n_used = k;
                     g.activation        = activation;
                     g.gate              = {gate.weight, odd ? d_gate_bias.data : nullptr, inner.data};
-                    g.up                = {up.weight, odd ? d_up_bias.data : nullptr, nullptr};
+                    g.up          = {alternating ? gate.weight : up.weight, odd ? d_up_bias.data : nullptr, nullptr};
+                    g.alternating = alternating, g.weighs_x = d.weighs_x = weighs_x;
                     d.x = inner.data, d.gate = {down.weight, odd ? d_down_bias.data : nullptr, out.data};
                     d.scale = odd ? 0.5f : 1.0f;
                     cuda::route(r, T, d_slots.data, tile, work, gpu);
@@ -190,14 +201,14 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                         for (std::size_t e = 0; e < std::size_t(n); e += 7) {
                             double sum = 0;
                             for (std::size_t c = 0; c < std::size_t(hidden); c++)
-                                sum += double(router[e * std::size_t(hidden) + c]) *
+                                sum += double(op.score_scale) * double(router[e * std::size_t(hidden) + c]) *
                                        double(xs[i * std::size_t(hidden) + c]);
                             if (std::abs(double(got_scores[i * std::size_t(n) + e]) - sum) > 1e-4 * (1 + std::abs(sum)))
                                 CHECK(double(got_scores[i * std::size_t(n) + e]) == sum);
                         }
                         if (slots[i] >= 0)
                             route(op, odd ? choice.data() : nullptr, got_scores.data() + i * std::size_t(n),
-                                  chosen[i].data(), weights[i].data());
+                                  chosen[i].data(), weights[i].data(), odd ? nullptr : scales.data());
                         for (std::size_t s = 0; s < std::size_t(k); s++) {
                             std::int32_t e;
                             std::memcpy(&e, &got_routes[i * 2 * std::size_t(k) + s], 4);
@@ -224,13 +235,17 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                         const float*      x_of = xs.data() + token * std::size_t(hidden);
                         const std::size_t pair = token * std::size_t(k) + slot;
                         a.push_back(inner_of[pair * std::size_t(ff) + row]);
+                        const double weight = weighs_x ? double(weights[token][slot]) : 1;
+                        const double a_sum  = gate.dot(alternating ? at + std::int64_t(e) * ff : at, x_of),
+                                     b_sum  = alternating ? gate.dot(at + (std::int64_t(e) + 1) * ff, x_of)
+                                                          : up.dot(at, x_of);
                         want_a.push_back(activated(activation,
-                                                   gate.dot(at, x_of) + (odd ? double(gate_bias[std::size_t(at)]) : 0),
-                                                   up.dot(at, x_of) + (odd ? double(up_bias[std::size_t(at)]) : 0)));
+                                                   weight * a_sum + (odd ? double(gate_bias[std::size_t(at)]) : 0),
+                                                   weight * b_sum + (odd ? double(up_bias[std::size_t(at)]) : 0)));
                         double sum = 0;
                         for (std::size_t s = 0; s < std::size_t(k); s++) {
                             const std::int64_t from = std::int64_t(chosen[token][s]) * hidden + std::int64_t(col);
-                            sum += double(weights[token][s]) *
+                            sum += (weighs_x ? 1 : double(weights[token][s])) *
                                    (down.dot(from, inner_of.data() + (token * std::size_t(k) + s) * std::size_t(ff)) +
                                     (odd ? double(down_bias[std::size_t(from)]) : 0));
                         }

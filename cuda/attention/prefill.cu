@@ -15,6 +15,11 @@ namespace quire::cuda {
 
 namespace {
 
+// The first position that the token at `position` sees; with chunks all tokens of a tile see the same.
+__device__ int first_seen(const Attention& a, int position) {
+    return a.chunk > 0 ? position / a.chunk * a.chunk : a.window > 0 ? max(0, position - a.window + 1) : 0;
+}
+
 // -- fallback: a warp for each query and head; lanes share the dimensions, positions one after another
 
 __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
@@ -35,7 +40,7 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
         }
         __syncwarp();
         float row_max = a.sinks ? a.sinks[head] : -INFINITY, row_sum = row_max > -INFINITY ? 1 : 0;
-        for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
+        for (int position = first_seen(a, last); position <= last; position++) {
             const std::int64_t at =
                 kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.block_stride, a.block_size) *
                 D;
@@ -72,7 +77,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int   warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
     const int   first = plan.positions[tile.first_row], last = first + tile.n_rows - 1; // positions of the tile
-    const int   low     = a.window > 0 ? max(0, first - a.window + 1) : 0;              // blocks below it may be gone
+    const int   low     = first_seen(a, first);                                         // blocks below it may be gone
     const int   begin   = low / N * N;
     const int   n_tiles = (last - begin) / N + 1;
 

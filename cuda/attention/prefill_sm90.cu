@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(384, 1)
 
     // Tiles of K and V begin at multiples of N.
     const auto first_position = [&](const QueryTile& w) {
-        return a.window > 0 ? max(0, w.first - a.window + 1) / N * N : 0;
+        return a.chunk > 0 ? w.first / a.chunk * a.chunk : a.window > 0 ? max(0, w.first - a.window + 1) / N * N : 0;
     };
     const auto last_position = [&](const QueryTile& w) { return w.first + w.n_rows - 1; };
     const auto for_each_tile = [&](const auto& job) {

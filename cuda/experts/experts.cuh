@@ -7,12 +7,25 @@
 
 namespace quire::cuda {
 
-// The expert of a pair, -1 for none; and its weight.
+// The expert of a pair, -1 for none; the factors of its input and of its result.
 __device__ inline int expert_of(const ExpertGemm& op, std::int64_t t, int slot) {
     return reinterpret_cast<const std::int32_t*>(op.routes)[t * 2 * op.n_used + slot];
 }
+__device__ inline float weight_of_x(const ExpertGemm& op, std::int64_t t, int slot) {
+    return op.weighs_x ? op.routes[t * 2 * op.n_used + op.n_used + slot] : 1.0f;
+}
 __device__ inline float weight_of(const ExpertGemm& op, std::int64_t t, int slot) {
-    return op.routes[t * 2 * op.n_used + op.n_used + slot];
+    return op.weighs_x ? 1.0f : op.routes[t * 2 * op.n_used + op.n_used + slot];
+}
+// Rows of one expert's matrix, and where the expert's gate and up begin in their stacks.
+inline int rows_of_expert(const ExpertGemm& op) {
+    return int(op.gate.weight.rows / (op.alternating ? 2 * op.n_experts : op.n_experts));
+}
+__device__ inline std::int64_t first_row_of_gate(const ExpertGemm& op, int expert, int rows) {
+    return std::int64_t(op.alternating ? 2 * expert : expert) * rows;
+}
+__device__ inline std::int64_t first_row_of_up(const ExpertGemm& op, int expert, int rows) {
+    return std::int64_t(op.alternating ? 2 * expert + 1 : expert) * rows;
 }
 
 // gemv.cu: each pair for itself

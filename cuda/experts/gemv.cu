@@ -32,26 +32,27 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
     const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
     const int e = expert_of(op, t, int(pair % op.n_used)), row = (int(blockIdx.y) * warps + int(threadIdx.x) / 32) * R;
     if (e < 0 || row >= rows) return;
-    const int          cols    = int(op.gate.weight.cols);
-    const std::int64_t at      = std::int64_t(e) * rows + row;
+    const int          cols = int(op.gate.weight.cols);
+    const std::int64_t at = first_row_of_gate(op, e, rows) + row, up_at = first_row_of_up(op, e, rows) + row;
     const auto*        x       = reinterpret_cast<const __half*>(op.x) + t * cols;
     float              g[R][1] = {}, u[R][1] = {};
     Rows               gate, up;
 #pragma unroll
     for (int i = 0; i < Rows::ahead; i++)
-        gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, at, 0, cols, i);
+        gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, up_at, 0, cols, i);
     for (int base = 0; base < cols; base += Rows::step)
 #pragma unroll
         for (int i = 0; i < Rows::ahead; i++) {
             gate.add(x, base, cols, i, g);
             gate.load(op.gate.weight, at, base + Rows::step, cols, i);
             up.add(x, base, cols, i, u);
-            up.load(op.up.weight, at, base + Rows::step, cols, i);
+            up.load(op.up.weight, up_at, base + Rows::step, cols, i);
         }
+    const float weight = weight_of_x(op, t, int(pair % op.n_used));
 #pragma unroll
     for (int r = 0; r < R; r++) {
-        const float a = warp_sum(g[r][0]) + (op.gate.bias ? op.gate.bias[at + r] : 0.0f),
-                    b = warp_sum(u[r][0]) + (op.up.bias ? op.up.bias[at + r] : 0.0f);
+        const float a = warp_sum(g[r][0]) * weight + (op.gate.bias ? op.gate.bias[at + r] : 0.0f),
+                    b = warp_sum(u[r][0]) * weight + (op.up.bias ? op.up.bias[at + r] : 0.0f);
         if (threadIdx.x % 32 == 0)
             static_cast<__half*>(op.gate.out)[pair * rows + row + r] = to_finite(gated(op.activation, a, b));
     }
@@ -110,10 +111,11 @@ __global__ void __launch_bounds__(warps * 32) gated_plain_kernel(ExpertGemm op, 
     const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
     const int e = expert_of(op, t, int(pair % op.n_used)), row = int(blockIdx.y) * warps + int(threadIdx.x) / 32;
     if (e < 0 || row >= rows) return;
-    const std::int64_t at = std::int64_t(e) * rows + row;
-    const auto*        x  = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
-    const float        a  = plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f),
-                b         = plain_dot(op.up.weight, at, x) + (op.up.bias ? op.up.bias[at] : 0.0f);
+    const std::int64_t at = first_row_of_gate(op, e, rows) + row, up_at = first_row_of_up(op, e, rows) + row;
+    const auto*        x      = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
+    const float        weight = weight_of_x(op, t, int(pair % op.n_used)),
+                a             = plain_dot(op.gate.weight, at, x) * weight + (op.gate.bias ? op.gate.bias[at] : 0.0f),
+                b             = plain_dot(op.up.weight, up_at, x) * weight + (op.up.bias ? op.up.bias[at] : 0.0f);
     if (threadIdx.x % 32 == 0)
         static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
 }
@@ -148,7 +150,7 @@ void with_kind(Kind kind, const Launch& launch) {
 } // namespace
 
 void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu) {
-    const int      rows  = int(op.gate.weight.rows / op.n_experts);
+    const int      rows  = rows_of_expert(op);
     const unsigned pairs = unsigned(n_tokens * op.n_used);
     const auto     grid  = [&](int of_cta) { return dim3(pairs, unsigned((rows + of_cta - 1) / of_cta)); };
     if (rows % 2 != 0 || !is_regular(op.gate.weight) || !is_regular(op.up.weight) ||

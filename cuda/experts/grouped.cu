@@ -67,10 +67,11 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
     Fragment<K, Tail> weights[2];
     const auto        load_weights = [&](Fragment<K, Tail>& to) {
         if (ahead.item >= n_items) return;
-        const std::int64_t matrix = std::int64_t(ahead.expert) * p.rows;
+        const std::int64_t matrix = first_row_of_gate(p.op, ahead.expert, p.rows);
         const int          row = ahead.block * rows_of_item + warp * (Gated ? 8 : 16) + lane / 4, last = p.rows - 1;
         if (Gated)
-            to.load(RowPair(p.op.gate.weight, matrix + min(row, last), p.op.up.weight, matrix + min(row, last)),
+            to.load(RowPair(p.op.gate.weight, matrix + min(row, last), p.op.up.weight,
+                                   first_row_of_up(p.op, ahead.expert, p.rows) + min(row, last)),
                            ahead.unit * width, lane);
         else
             to.load(RowPair(p.op.gate.weight, matrix + min(row, last), matrix + min(row + 8, last)), ahead.unit * width,
@@ -110,8 +111,15 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
                     other_bias = value_of_bias(Gated ? p.op.up : p.op.gate, row + lane / 4 + (Gated ? 0 : 8));
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            float v[4] = {acc[t][0] + first_bias, acc[t][1] + first_bias, acc[t][2] + other_bias,
-                          acc[t][3] + other_bias};
+            float weight[2] = {1, 1}; // of the pairs of acc's columns
+            if (Gated && p.op.weighs_x)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int pair = p.pairs[now.first + min(t * 8 + lane % 4 * 2 + i, now.n - 1)];
+                    weight[i]      = weight_of_x(p.op, pair / p.op.n_used, pair % p.op.n_used);
+                }
+            float v[4] = {acc[t][0] * weight[0] + first_bias, acc[t][1] * weight[1] + first_bias,
+                          acc[t][2] * weight[0] + other_bias, acc[t][3] * weight[1] + other_bias};
             if (Gated) v[0] = gated(p.op.activation, v[0], v[2]), v[1] = gated(p.op.activation, v[1], v[3]);
             const int slot = t * 8 + lane / 4; // after the transposition a lane has two neighbouring rows of one pair
 #pragma unroll
@@ -207,8 +215,8 @@ __global__ void __launch_bounds__(256)
 
 } // namespace
 
-bool can_group(const Weight& w, int n_experts) {
-    const std::int64_t rows = w.rows / n_experts;
+bool can_group(const Weight& w, int n_matrices) {
+    const std::int64_t rows = w.rows / n_matrices;
     return rows % 8 == 0 &&
            w.cols % (w.form == WeightForm::q4_k ? 256
                      : w.form == WeightForm::i8 ? 32
@@ -221,7 +229,7 @@ void expert_grouped(const ExpertGemm& op, bool is_gated, Half* out, std::int64_t
                     const ExpertWorkspace& work, Context& gpu) {
     Params p;
     p.op = op, p.out = reinterpret_cast<__half*>(out), p.pairs = work.pairs, p.tiles = work.tiles;
-    p.rows = int(op.gate.weight.rows / op.n_experts), p.cols = int(op.gate.weight.cols), p.row_of_token = is_gated;
+    p.rows = rows_of_expert(op), p.cols = int(op.gate.weight.cols), p.row_of_token = is_gated;
     const int  of_item = is_gated ? warps * 8 : warps * 16;
     const auto most =
         expert_tiles(n_tokens * op.n_used, op.n_experts, tile) * ((p.rows + of_item - 1) / of_item); // items

@@ -24,6 +24,47 @@ __device__ std::uint32_t ordered(float v) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+__device__ float unordered(std::uint32_t rank) {
+    return __uint_as_float(rank & 0x80000000u ? rank & 0x7fffffffu : ~rank);
+}
+
+// The groups of which experts are chosen, a bit for each. rank: of the experts of this lane.
+template <int PerLane>
+__device__ std::uint64_t best_groups(const Route& op, const std::uint32_t (&rank)[PerLane]) {
+    const int   lane = threadIdx.x % 32, size = op.n_experts / op.n_groups;
+    const float infinity = __int_as_float(0x7f800000);
+    float       value[2] = {-infinity, -infinity}; // of groups lane and lane + 32
+    for (int g = 0; g < op.n_groups; g++) {
+        std::uint32_t first = 0, second = 0; // the two highest ranks
+#pragma unroll
+        for (int i = 0; i < PerLane; i++) {
+            const std::uint32_t r = (lane + 32 * i) / size == g && lane + 32 * i < op.n_experts ? rank[i] : 0;
+            second = max(second, min(first, r)), first = max(first, r);
+        }
+        const std::uint32_t best  = __reduce_max_sync(~0u, first);
+        const unsigned      lanes = __ballot_sync(~0u, first == best);
+        const std::uint32_t next =
+            __reduce_max_sync(~0u, first == best && lane == __ffs(int(lanes)) - 1 ? second : first);
+        if (lane == g % 32) value[g / 32] = size > 1 ? unordered(best) + unordered(next) : unordered(best);
+    }
+    std::uint64_t kept = 0;
+    for (int j = 0; j < op.n_groups_used; j++) {
+        std::uint32_t mine[2], best = 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int g = lane + 32 * i;
+            mine[i]     = g < op.n_groups && (kept >> g & 1) == 0 ? ordered(value[i]) : 0;
+            best        = max(best, mine[i]);
+        }
+        best                 = __reduce_max_sync(~0u, best);
+        const unsigned group = __reduce_min_sync(~0u, mine[0] == best   ? unsigned(lane)
+                                                      : mine[1] == best ? unsigned(lane + 32)
+                                                                        : ~0u); // the lowest
+        kept |= std::uint64_t(1) << (group % 64);
+    }
+    return kept;
+}
+
 // The choice of one token by a warp. Expert e is with lane e % 32; PerLane · 32 are enough for all.
 template <int PerLane>
 __device__ void choose(const Route& op, const float* scores, float* out, bool none) {
@@ -60,6 +101,12 @@ __device__ void choose(const Route& op, const float* scores, float* out, bool no
         const float v = gated[i] + (op.choice_bias && e < n ? op.choice_bias[e] : 0.0f);
         rank[i]       = e >= n ? 0 : ordered(isnan(v) ? -infinity : v);
     }
+    if (op.n_groups > 1) {
+        const std::uint64_t groups = best_groups<PerLane>(op, rank);
+#pragma unroll
+        for (int i = 0; i < PerLane; i++)
+            if (const int e = lane + 32 * i; e < n && (groups >> (e / (n / op.n_groups)) & 1) == 0) rank[i] = 0;
+    }
     float        weight = 0; // lane i: of the i-th choice
     std::int32_t mine   = 0;
     for (int j = 0; j < k; j++) {
@@ -89,7 +136,8 @@ __device__ void choose(const Route& op, const float* scores, float* out, bool no
         const float sum = warp_sum(is_one ? weight : 0.0f);
         weight /= sum < 6.103515625e-5f ? 6.103515625e-5f : sum; // as quire.compute.routing
     }
-    if (is_one) experts[lane] = mine, out[k + lane] = weight * op.scale;
+    if (is_one)
+        experts[lane] = mine, out[k + lane] = weight * op.scale * (op.expert_scale ? op.expert_scale[mine] : 1.0f);
 }
 
 // By all threads of a CTA.
@@ -186,7 +234,7 @@ __global__ void __launch_bounds__(warps * 32, 3)
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const float total = warp_sum(sum[t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
+        const float total = warp_sum(sum[t]) * op.score_scale + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
         if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
     }
     if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;

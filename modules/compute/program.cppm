@@ -60,7 +60,8 @@ struct Embed {
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
-// `group` columns is normed alone: the whole row, or one head. `out` may be x. NormKind::none: out is the sum, or x.
+// `group` columns is normed alone: the whole row, or one head. `out` may be x. An RMSNorm without a weight has ones. NormKind::none: out
+// is the sum, or x.
 struct Norm {
     ValueId      x = none, residual = none, out = none;
     WeightHandle weight, bias; // [group]
@@ -83,10 +84,12 @@ struct GatedGemm {
     Activation activation = Activation::silu;
 };
 
-// x = activation(x)
+// x = activation(x), times columns first .. of `times` if there is one.
 struct Activate {
-    ValueId    x          = none;
-    Activation activation = Activation::gelu_tanh;
+    ValueId      x          = none;
+    Activation   activation = Activation::gelu_tanh;
+    ValueId      times      = none; // float32
+    std::int64_t first      = 0;
 };
 
 // A GEMM for each of n_heads heads: of x's head the first `in` columns · weight_headᵀ, then the head's other columns as they are.
@@ -98,7 +101,7 @@ struct HeadGemm {
 };
 
 // RoPE on q [heads · q_dim] in place, dimensions q_first .. of each head; k [kv_heads · head_dim], with RoPE, and v go to the step's
-// slots of the layer's cache. In a latent cache (KvLayer::latent()) the row of a token is v, then k.
+// slots of the layer's cache. In a latent cache (KvLayer::latent()) the row of a token is v, then k. Without k and v nothing is stored.
 struct RopeAndStore {
     ValueId q = none, k = none, v = none;
     Rope    rope; // no frequencies: q and k are left as they are
@@ -114,10 +117,19 @@ struct Attention {
     int          window  = 0;   // position i sees i-window+1 .. i; 0: all before it
     WeightHandle sinks;         // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
     bool         causal = true; // false: each token sees all of its sequence, which runs in one step
+    bool chunked = false; // position i sees i / window · window .. i instead; window is a multiple of 256 (Llama 4)
 };
 
-// A mixture of experts in three operations. Route: scores = x · weightᵀ + bias in float32; the n_used experts with the highest
-// gated score + choice_bias, the lowest index of equal ones; their weights by `gating`, `normalised` to the sum 1, times `scale`.
+// x of each token grows with the token's position.
+struct PositionScale {
+    ValueId     x = none;
+    Temperature temperature;
+};
+
+// A mixture of experts in three operations. Route: scores = score_scale · (x · weightᵀ) + bias in float32; the n_used experts with the
+// highest gated score + choice_bias, the lowest index of equal ones; their weights by `gating`, `normalised` to the sum 1, times `scale`
+// and the expert's `expert_scale`. The experts stand in n_groups groups of equal size: only those of the n_groups_used groups are chosen
+// whose two highest sums of gated score and choice_bias are the most (DeepSeek-V3, section 2.1.2).
 // out [float32, 2 · n_used]: the experts' indices as int32, best first, then their weights.
 struct Route {
     ValueId      x = none, out = none;
@@ -126,6 +138,9 @@ struct Route {
     Gating       gating     = Gating::softmax;
     bool         normalised = false;
     float        scale      = 1;
+    int          n_groups = 1, n_groups_used = 1; // up to 64
+    float        score_scale  = 1;
+    WeightHandle expert_scale = {}; // [experts], float32, or empty
 };
 
 // out [n_used · ff]: activation(x · gateᵀ) · (x · upᵀ) of each expert that a row chose. The order of rows and columns in `out` is the
@@ -134,7 +149,9 @@ struct ExpertGatedGemm {
     ValueId    x = none, routes = none;
     Projection gate, up;
     int        n_experts = 0, n_used = 0;
-    Activation activation = Activation::silu;
+    Activation activation  = Activation::silu;
+    bool       alternating = false; // both weights are one stack: each expert's gate, then its up; no biases
+    bool       weighs_x    = false; // x of an expert is weight · x, and ExpertCombineGemm takes no weights (Llama 4)
 };
 
 // down.out = Σ over the chosen experts, best first, of weight · (x · downᵀ + bias), x as ExpertGatedGemm left it; times `scale`.
@@ -142,7 +159,8 @@ struct ExpertCombineGemm {
     ValueId    x = none, routes = none;
     Projection down;
     int        n_experts = 0, n_used = 0;
-    float      scale = 1;
+    float      scale    = 1;
+    bool       weighted = true; // false: every weight is 1
 };
 
 // x = x · sigmoid(gate · weight), a factor for each row
@@ -157,9 +175,10 @@ struct SoftCap {
     float   cap = 0;
 };
 
-// residual [float32] += x
+// residual = scale · (residual + x); residual is float32, or of x's type
 struct Add {
     ValueId residual = none, x = none;
+    float   scale = 1;
 };
 
 // out[i] = x[logit_rows[i]], both float32
@@ -194,9 +213,9 @@ struct TakeColumns {
     std::int64_t first = 0;
 };
 
-using Operation =
-    std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route, ExpertGatedGemm,
-                 ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns>;
+using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, PositionScale, Attention,
+                               Route, ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax,
+                               AllReduce, AllGather, TakeColumns>;
 
 struct Program {
     Program()                              = default;
@@ -251,14 +270,19 @@ struct AccessOf {
         return a;
     }
     ValueAccess operator()(const GatedGemm& o) const { return {{o.x}, {o.gate.out}}; }
-    ValueAccess operator()(const Activate& o) const { return {{o.x}, {o.x}}; }
+    ValueAccess operator()(const Activate& o) const {
+        return o.times == none ? ValueAccess{{o.x}, {o.x}} : ValueAccess{{o.x, o.times}, {o.x}};
+    }
     ValueAccess operator()(const HeadGemm& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const Route& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const ExpertGatedGemm& o) const { return {{o.x, o.routes}, {o.gate.out}}; }
     ValueAccess operator()(const ExpertCombineGemm& o) const { return {{o.x, o.routes}, {o.down.out}}; }
     ValueAccess operator()(const GateRows& o) const { return {{o.x, o.gate}, {o.x}}; }
     ValueAccess operator()(const SoftCap& o) const { return {{o.x}, {o.x}}; }
-    ValueAccess operator()(const RopeAndStore& o) const { return {{o.q, o.k, o.v}, {o.q}}; }
+    ValueAccess operator()(const RopeAndStore& o) const {
+        return o.k == none ? ValueAccess{{o.q}, {o.q}} : ValueAccess{{o.q, o.k, o.v}, {o.q}};
+    }
+    ValueAccess operator()(const PositionScale& o) const { return {{o.x}, {o.x}}; }
     ValueAccess operator()(const Attention& o) const { return {{o.q}, {o.out}}; }
     ValueAccess operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
     ValueAccess operator()(const SelectRows& o) const { return {{o.x}, {o.out}}; }
@@ -282,9 +306,10 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",       "norm",   "gemm",         "gated_gemm",     "activate",    "head_gemm", "rope_and_store",
-        "attention",   "route",  "expert_gated", "expert_combine", "gate_rows",   "soft_cap",  "add",
-        "select_rows", "argmax", "all_reduce",   "all_gather",     "take_columns"};
+        "embed",        "norm",           "gemm",           "gated_gemm", "activate",
+        "head_gemm",    "rope_and_store", "position_scale", "attention",  "route",
+        "expert_gated", "expert_combine", "gate_rows",      "soft_cap",   "add",
+        "select_rows",  "argmax",         "all_reduce",     "all_gather", "take_columns"};
     return names[operation.index()];
 }
 
@@ -321,20 +346,28 @@ std::string describe(const Program& program, const Operation& operation) {
                   return cat(name(o.x), " → ", name(o.gate.out), "  (", act(o.activation), ", ", shape(o.gate.weight),
                               ", ", shape(o.up.weight), ")");
               },
-              [&](const Activate& o) { return cat(name(o.x), "  (", act(o.activation), ")"); },
+              [&](const Activate& o) {
+                  return cat(name(o.x), "  (", act(o.activation),
+                             o.times == none ? std::string() : cat(", × ", name(o.times), " from column ", o.first),
+                              ")");
+              },
+              [&](const PositionScale& o) {
+                  return cat(name(o.x), "  (× 1 + ", o.temperature.scale, " · ln(1 + position / ", o.temperature.period,
+                              "))");
+              },
               [&](const HeadGemm& o) {
                   return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ",
                               dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
               },
               [&](const RopeAndStore& o) {
-                  return cat(name(o.q), ", ", name(o.k), ", ", name(o.v), " → KV cache",
+                  return cat(name(o.q), o.k == none ? "" : cat(", ", name(o.k), ", ", name(o.v), " → KV cache"),
                              o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
                                                       : cat("  (RoPE of ", 2 * o.rope.inv_freq.size(),
                                                            o.rope.neox ? ", NeoX pairs)" : ", interleaved pairs)"));
               },
               [&](const Attention& o) {
                   return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
-                             o.window > 0 ? cat(", window ", o.window) : std::string(),
+                             o.window > 0 ? cat(o.chunked ? ", chunks of " : ", window ", o.window) : std::string(),
                              o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "",
                              ")");
               },
@@ -353,7 +386,11 @@ std::string describe(const Program& program, const Operation& operation) {
               },
               [&](const GateRows& o) { return cat(name(o.x), " *= sigmoid of ", name(o.gate)); },
               [&](const SoftCap& o) { return cat(name(o.x), "  (soft-cap ", o.cap, ")"); },
-              [&](const Add& o) { return cat(name(o.residual), " += ", name(o.x)); },
+              [&](const Add& o) {
+                  return o.scale == 1
+                              ? cat(name(o.residual), " += ", name(o.x))
+                              : cat(name(o.residual), " = (", name(o.residual), " + ", name(o.x), ") × ", o.scale);
+              },
               [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
               [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); },
               [&](const AllReduce& o) {

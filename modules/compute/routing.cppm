@@ -6,8 +6,10 @@ import quire.core.base;
 
 export namespace quire {
 
-// One row of Route, from its scores [experts], which become the gated scores. choice_bias: [experts], or null. `experts`, `weights`: [n_used].
-void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights);
+// One row of Route, from its scores [experts], which become the gated scores. choice_bias, expert_scale: [experts], or null. `experts`,
+// `weights`: [n_used].
+void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights,
+           const float* expert_scale = nullptr);
 
 } // namespace quire
 
@@ -22,7 +24,33 @@ static void softmax(std::span<float> scores) {
     for (float& s : scores) s /= sum;
 }
 
-void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights) {
+// The groups of which experts are chosen, a bit for each. rank(e): the value by which an expert is chosen.
+template <class Rank>
+static std::uint64_t best_groups(int n_groups, int n_used, std::size_t group_size, const Rank& rank) {
+    constexpr float least = -std::numeric_limits<float>::infinity();
+    std::uint64_t   kept  = 0;
+    const auto      value = [&](int group) {
+        float first = least, second = least;
+        for (std::size_t e = std::size_t(group) * group_size; e < std::size_t(group + 1) * group_size; e++) {
+            const float r = rank(e);
+            second        = std::max(second, std::min(first, r));
+            first         = std::max(first, r);
+        }
+        return group_size > 1 ? first + second : first;
+    };
+    std::array<float, 64> values{};
+    for (int g = 0; g < n_groups; g++) values[std::size_t(g)] = value(g);
+    for (int i = 0; i < n_used; i++) {
+        int best = -1; // the lowest of equal ones
+        for (int g = 0; g < n_groups; g++)
+            if ((kept >> g & 1) == 0 && (best < 0 || values[std::size_t(g)] > values[std::size_t(best)])) best = g;
+        kept |= std::uint64_t(1) << best;
+    }
+    return kept;
+}
+
+void route(const Route& op, const float* choice_bias, float* scores, std::int32_t* experts, float* weights,
+           const float* expert_scale) {
     const auto n = std::size_t(op.weight.rows), k = std::size_t(op.n_used);
     if (op.gating == Gating::softmax) softmax({scores, n});
     if (op.gating == Gating::sigmoid)
@@ -33,8 +61,11 @@ void route(const Route& op, const float* choice_bias, float* scores, std::int32_
         const float s = scores[e] + (choice_bias ? choice_bias[e] : 0.0f);
         return std::isnan(s) ? -std::numeric_limits<float>::infinity() : s;
     };
-    std::size_t taken = 0;
+    const std::size_t   group_size = n / std::size_t(op.n_groups);
+    const std::uint64_t groups     = op.n_groups > 1 ? best_groups(op.n_groups, op.n_groups_used, group_size, rank) : 1;
+    std::size_t         taken      = 0;
     for (std::size_t e = 0; e < n; e++) {
+        if ((groups >> (e / group_size) & 1) == 0) continue;
         const float mine = rank(e);
         std::size_t at   = taken;
         while (at > 0 && rank(std::size_t(experts[at - 1])) < mine) at--;
@@ -51,7 +82,7 @@ void route(const Route& op, const float* choice_bias, float* scores, std::int32_
         for (std::size_t i = 0; i < k; i++)
             weights[i] /= std::max(sum, 6.103515625e-5f); // the smallest normal half, as peers do
     }
-    for (std::size_t i = 0; i < k; i++) weights[i] *= op.scale;
+    for (std::size_t i = 0; i < k; i++) weights[i] *= op.scale * (expert_scale ? expert_scale[experts[i]] : 1.0f);
 }
 
 } // namespace quire

@@ -42,6 +42,12 @@ enum class Gating : std::uint8_t {
     softmax_chosen // over the chosen ones
 };
 
+// Queries grow with their position: q times 1 + scale · ln(1 + n), n the whole periods in position + offset. scale 0: they do not.
+struct Temperature {
+    float scale  = 0;
+    int   period = 1, offset = 0; // tokens
+};
+
 // The biases that a file must have; it may have more.
 enum class Biases : std::uint8_t { any, qkv, all };
 

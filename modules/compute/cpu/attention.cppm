@@ -123,6 +123,7 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         task.head_dim   = D;
         task.value_dim  = Dv;
         task.window     = op.window;
+        task.chunked    = op.chunked;
         task.scale      = op.scale;
         task.softcap    = op.softcap;
         task.sinks      = sinks ? sinks + h * group : nullptr;
@@ -147,7 +148,7 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         std::array<AttentionPart, group_size> parts;
         const AttentionTask                   task = task_of(item, parts);
         SplitAttention                        pass;
-        pass.n_chunks       = attention_chunks(parts[0].first_position, op.window);
+        pass.n_chunks       = attention_chunks(task, parts[0].first_position);
         const std::size_t n = std::size_t(group) * std::size_t(pass.n_chunks);
         pass.scores         = grown(split_, split_attention_floats(group, pass.n_chunks));
         pass.highest        = pass.scores + n * attention_chunk;

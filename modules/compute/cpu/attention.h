@@ -159,7 +159,7 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
     chunk_scores<Fma, Q, V>(q, c.k, task.head_dim, row);
     for (int i = 0; i < Q; i++) {
         const int position = int(query[first + i].position);
-        const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
+        const int a        = std::max(from, first_seen(task, position)) - chunk;
         const int b        = std::min(to, position + 1) - chunk;
         rescale[i]         = 1;
         if (a < b) {
@@ -228,7 +228,7 @@ INLINE void attention_body(const AttentionTask& task) {
         const int            end   = p < 0            ? task.shared // of what is visible
                                      : part.last >= 0 ? part.last + 1
                                                       : part.first_position + part.n_tokens;
-        const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
+        const int            begin = first_seen(task, part.first_position);
         const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
         for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
             const int chunk = i * attention_chunk, from = std::max(chunk, begin),
@@ -257,7 +257,7 @@ struct SeenChunk {
 };
 INLINE SeenChunk seen_chunk(const AttentionTask& task, int i) {
     const int position = task.parts[0].first_position;
-    const int begin    = task.window > 0 ? std::max(position - task.window + 1, 0) : 0;
+    const int begin    = first_seen(task, position);
     const int chunk    = (begin / attention_chunk + i) * attention_chunk;
     return {chunk, std::max(chunk, begin), std::min(chunk + attention_chunk, position + 1)};
 }

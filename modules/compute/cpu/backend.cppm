@@ -83,9 +83,10 @@ private:
     void   execute(const Norm& op);
     void   execute(const Gemm& op);
     void   execute(const GatedGemm& op);
-    void   execute(const Activate& op) { gemms_.activate(op.activation, at(op.x), nullptr); }
+    void   execute(const Activate& op);
     void   execute(const HeadGemm& op) { stacks_.heads(op, at(op.x), at(op.out)); }
     void   execute(const RopeAndStore& op);
+    void   execute(const PositionScale& op);
     void   execute(const Attention& op) {
         attention_.run(op, weights_.vector(op.sinks), at(op.q), at(op.out), layers_[std::size_t(op.layer)]);
     }
@@ -246,7 +247,9 @@ void CpuBackend::execute(const Norm& op) {
         });
         return;
     }
-    check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
+    check((!op.weight || (op.weight.cols == op.group && op.weight.type == DType::F32)) && x.cols % op.group == 0 &&
+              (op.weight || op.kind == NormKind::rms),
+          "norm: shapes");
     x             = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
     const auto* w = weights_.vector(op.weight);
     workers_.split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
@@ -268,6 +271,28 @@ void CpuBackend::execute(const Gemm& op) {
     gemms_.run(at(op.x), std::span(outputs).first(op.projections.size()));
     if (op.scale != 1)
         for (std::size_t i = 0; i < op.projections.size(); i++) gemms_.multiply(outputs[i].out, op.scale);
+}
+
+void CpuBackend::execute(const Activate& op) {
+    const Tensor x = at(op.x);
+    if (op.times == none) return gemms_.activate(op.activation, x, nullptr);
+    const Tensor times = at(op.times);
+    check(op.first + x.cols <= times.cols, "activate: shapes");
+    workers_.split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            kernels_.activate(op.activation, floats(x) + t * x.cols, floats(times) + t * times.cols + op.first, x.cols);
+    });
+}
+
+void CpuBackend::execute(const PositionScale& op) {
+    const Tensor x = at(op.x);
+    workers_.split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++) {
+            const auto  periods = (plan_->positions[std::size_t(t)] + op.temperature.offset) / op.temperature.period;
+            const float factor  = 1 + op.temperature.scale * std::log(float(1 + periods));
+            for (std::int64_t i = 0; i < x.cols && periods > 0; i++) floats(x)[t * x.cols + i] *= factor;
+        }
+    });
 }
 
 void CpuBackend::execute(const GateRows& op) {
@@ -304,13 +329,15 @@ void CpuBackend::execute(const GatedGemm& op) {
 }
 
 void CpuBackend::execute(const RopeAndStore& op) {
-    const Tensor   q = at(op.q), k = at(op.k), v = at(op.v);
+    const bool     stores = op.k != none;
+    const Tensor   q = at(op.q), k = stores ? at(op.k) : Tensor(), v = stores ? at(op.v) : Tensor();
     const Rope&    rope  = op.rope;
     const KvLayer& cache = layers_[std::size_t(op.layer)];
     const auto&    slots = plan_->groups[std::size_t(cache.group)].parts[std::size_t(cache.part)].slots;
     const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
     const auto     k_dim = int(k.cols / K), v_dim = int(v.cols / K);
-    check(cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D, "rope_and_store: shapes");
+    check(!stores || (cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D),
+          "rope_and_store: shapes");
     const int  i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
     const auto T = q.rows;
     if (angles_of_ != rope.inv_freq.data() ||
@@ -341,6 +368,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
                         b                   = a * s + b * c;
                         a                   = rotated;
                     }
+            if (!stores) continue;
             const int         slot     = slots[std::size_t(t)];
             const std::size_t row      = row_bytes(cache.type, D);
             const std::size_t in_block = std::size_t(slot % cache.block_size);
@@ -364,6 +392,7 @@ void CpuBackend::execute(const Add& op) {
     const Tensor x = at(op.residual), y = at(op.x);
     workers_.split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
         kernels_.add(floats(x) + first, floats(y) + first, last - first);
+        for (std::int64_t i = first; i < last && op.scale != 1; i++) floats(x)[i] *= op.scale;
     });
 }
 

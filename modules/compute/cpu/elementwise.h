@@ -18,7 +18,10 @@ INLINE void norm_body(const float* x, float* residual, const float* weight, floa
     float total = sum_lanes(lane);
     for (; i < n; i++) total = multiply_add<Fma>(x[i], x[i], total);
     const float scale = 1 / std::sqrt(total / float(n) + eps);
-    for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+    if (weight)
+        for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+    else
+        for (i = 0; i < n; i++) out[i] = x[i] * scale;
 }
 
 // 16 values of a vector's function of one or two vectors, over n of them. `f(g, u)` changes g.

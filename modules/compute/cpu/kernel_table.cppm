@@ -93,7 +93,8 @@ struct AttentionTask {
     int              shared   = 0; // leading positions in the same blocks: whole chunks, seen by all queries
     std::int64_t     q_stride = 0, out_stride = 0; // floats from one token to the next
     int              n_heads = 0, head_dim = 0, value_dim = 0;
-    int              window       = 0; // 0: all; else nothing is shared
+    int              window       = 0;     // 0: all; else nothing is shared
+    bool             chunked      = false; // Attention::chunked
     float            scale        = 1;
     float            softcap      = 0;       // 0: none
     const float*     sinks        = nullptr; // a score of each head that has no value, or null
@@ -126,9 +127,14 @@ struct SplitAttention {
 constexpr std::size_t split_attention_floats(int n_heads, int n_chunks) {
     return std::size_t(n_heads) * std::size_t(n_chunks) * std::size_t(attention_chunk + 3);
 }
-constexpr int attention_chunks(int first_position, int window) {
-    const int begin = window > 0 && first_position >= window ? first_position - window + 1 : 0;
-    return first_position / attention_chunk - begin / attention_chunk + 1;
+// The first position that a token at `position` sees.
+constexpr int first_seen(const AttentionTask& task, int position) {
+    return task.window == 0 || position < task.window ? 0
+           : task.chunked                             ? position / task.window * task.window
+                                                      : position - task.window + 1;
+}
+constexpr int attention_chunks(const AttentionTask& task, int position) {
+    return position / attention_chunk - first_seen(task, position) / attention_chunk + 1;
 }
 
 // The kernels of one instruction set.
@@ -151,7 +157,7 @@ struct CpuKernels {
     void (*attention_scores)(const AttentionTask&, const SplitAttention&, int first, int last)  = nullptr;
     void (*attention_weights)(const AttentionTask&, const SplitAttention&, int first, int last) = nullptr;
     void (*attention_values)(const AttentionTask&, const SplitAttention&, int first, int last)  = nullptr;
-    // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
+    // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight (null: ones). All [n].
     void (*norm)(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) = nullptr;
     // gate = activation(gate), times `up` if there is one. [n]
     void (*activate)(Activation activation, float* gate, const float* up, std::int64_t n) = nullptr;

@@ -16,6 +16,7 @@ struct AttentionShape {
     int  head_dim = 0, value_dim = 0, n_heads = 0, n_kv_heads = 0;
     int  block_size    = 0;     // 0: blocks that sequences share are read for each of them
     int  window        = 0;     // sliding window; 0: none
+    bool chunked       = false; // Attention::chunked
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
     // Reading K and V once for all sequences that share them costs a launch: worth it where it saves so many bytes in a layer.
@@ -188,7 +189,10 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
             }
     const int  tile      = cuda::prefill_tile(gpu, shape.head_dim, shape.value_dim);
     const auto seen_from = [&](int row) { // the first position in the window of a row's token
-        return shape.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - shape.window + 1) : 0;
+        const int position = plan.positions[std::size_t(row)];
+        return shape.window == 0 ? 0
+               : shape.chunked   ? position / shape.window * shape.window
+                                 : std::max(0, position - shape.window + 1);
     };
     const auto single = [&](int s) { // a sequence of one query
         return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
@@ -229,9 +233,12 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
             for (int row = first; row < end; row++) one_query(row, s, lengths.length);
             continue;
         }
-        for (int row = first; row < end; row += std::max(tile, 16)) {
+        for (int row = first; row < end;) {
             std::int32_t* to = lists.tiles + std::size_t(work.n_tiles++) * 3;
-            to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
+            int           n  = std::min(std::max(tile, 16), end - row);
+            if (shape.chunked) n = std::min(n, shape.window - plan.positions[std::size_t(row)] % shape.window);
+            to[0] = s, to[1] = row, to[2] = n;
+            row += n;
         }
     }
     const auto round_up = [&](int from) {

@@ -177,6 +177,7 @@ private:
     void execute(const ExpertCombineGemm&, const LoweredOperation& op) { experts_.combine(op, op.device.rows); }
     void execute(const GateRows& gate, const LoweredOperation& op);
     void execute(const Add&, const LoweredOperation& op);
+    void execute(const PositionScale& scale, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
     void execute(const AllReduce& reduce, const LoweredOperation& op) { rank_.run(reduce, op); }
@@ -217,9 +218,9 @@ double CudaBackend::read_bandwidth() {
     double                 seconds = 0;
     if (x != nullptr && y != nullptr) {
         void *const first = cuda::create_event(), *const last = cuda::create_event();
-        cuda::add(x, y, n, *gpu_);
+        cuda::add(x, true, y, 1, n, *gpu_);
         cuda::record_event(first, *gpu_);
-        for (int i = 0; i < 4; i++) cuda::add(x, y, n, *gpu_);
+        for (int i = 0; i < 4; i++) cuda::add(x, true, y, 1, n, *gpu_);
         cuda::record_event(last, *gpu_);
         seconds = cuda::seconds_between(first, last);
         cuda::destroy_event(first);
@@ -503,10 +504,12 @@ void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
                static_cast<Half*>(o.out), o.rows, o.cols, *gpu_);
 }
 
-void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
+void CudaBackend::execute(const Activate& activate, const LoweredOperation& op) {
     const cuda::Operation& o = op.device;
     auto* const            x = static_cast<Half*>(const_cast<void*>(o.x));
-    if (op.x_bias.values) cuda::activate_biased(o.activation, x, op.x_bias, o.rows, o.cols, *gpu_);
+    if (op.times)
+        cuda::activate_times(o.activation, x, o.rows, o.cols, op.times, (*program_)[activate.times].cols, *gpu_);
+    else if (op.x_bias.values) cuda::activate_biased(o.activation, x, op.x_bias, o.rows, o.cols, *gpu_);
     else cuda::activate(o.activation, x, nullptr, o.rows * o.cols, *gpu_);
 }
 
@@ -534,8 +537,15 @@ void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {
                     (*program_)[gate.gate].cols, o.norm_weight, *gpu_);
 }
 
-void CudaBackend::execute(const Add&, const LoweredOperation& op) {
-    cuda::add(op.device.residual, static_cast<const Half*>(op.device.x), op.device.rows * op.device.cols, *gpu_);
+void CudaBackend::execute(const PositionScale& scale, const LoweredOperation& op) {
+    const Temperature& by = scale.temperature;
+    cuda::scale_by_position(static_cast<Half*>(const_cast<void*>(op.device.x)), op.device.rows, op.device.cols,
+                            by.scale, by.period, by.offset, step_.plan(), *gpu_);
+}
+
+void CudaBackend::execute(const Add& add, const LoweredOperation& op) {
+    cuda::add(op.device.residual, op.f32, static_cast<const Half*>(op.device.x), add.scale,
+              op.device.rows * op.device.cols, *gpu_);
 }
 
 void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {

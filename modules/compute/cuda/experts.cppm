@@ -77,8 +77,8 @@ void ExpertDispatch::compile(std::span<LoweredOperation> operations) const {
             const cuda::Weight &w = p->weight, &first = e.gate.weight;
             if (w.data == nullptr) continue;
             route->fp16_experts = route->fp16_experts && w.form == cuda::WeightForm::f16;
-            route->grouped      = route->grouped && cuda::can_group(w, e.n_experts) && w.form == first.form &&
-                             w.group == first.group && w.float_scales == first.float_scales;
+            route->grouped      = route->grouped && cuda::can_group(w, e.alternating ? 2 * e.n_experts : e.n_experts) &&
+                             w.form == first.form && w.group == first.group && w.float_scales == first.float_scales;
         }
     }
     route = nullptr;
@@ -133,19 +133,24 @@ cuda::Route lower_route(const Route& op, const DeviceWeights& weights, const std
     to.gating      = cuda::Gating(int(op.gating));
     to.normalised  = op.normalised;
     to.scale       = op.scale;
+    to.n_groups = op.n_groups, to.n_groups_used = op.n_groups_used;
+    to.score_scale  = op.score_scale;
+    to.expert_scale = weights.vector(op.expert_scale);
     return to;
 }
 
 cuda::ExpertGemm lower_experts(const ExpertGatedGemm& op, const DeviceWeights& weights,
                                const std::function<void*(ValueId)>& at) {
     cuda::ExpertGemm to;
-    to.x          = static_cast<const cuda::Half*>(at(op.x));
-    to.routes     = static_cast<const float*>(at(op.routes));
-    to.gate       = lower(op.gate, weights, at);
-    to.up         = lower(op.up, weights, at);
-    to.n_experts  = op.n_experts;
-    to.n_used     = op.n_used;
-    to.activation = cuda::Activation(int(op.activation));
+    to.x           = static_cast<const cuda::Half*>(at(op.x));
+    to.routes      = static_cast<const float*>(at(op.routes));
+    to.gate        = lower(op.gate, weights, at);
+    to.up          = lower(op.up, weights, at);
+    to.n_experts   = op.n_experts;
+    to.n_used      = op.n_used;
+    to.activation  = cuda::Activation(int(op.activation));
+    to.alternating = op.alternating;
+    to.weighs_x    = op.weighs_x;
     return to;
 }
 
@@ -158,6 +163,7 @@ cuda::ExpertGemm lower_experts(const ExpertCombineGemm& op, const DeviceWeights&
     to.n_experts = op.n_experts;
     to.n_used    = op.n_used;
     to.scale     = op.scale;
+    to.weighs_x  = !op.weighted;
     return to;
 }
 

@@ -21,16 +21,17 @@ struct LoweredOperation {
     const float*        norm_bias  = nullptr;          // LayerNorm's
     cuda::Bias          x_bias;                        // Norm, Activate: what the GEMM before has left to it
     cuda::HeadGemm      heads;                         // HeadGemm
-    int                 items     = 0;                 // of attention: the step's list of split-KV items for its window
+    int                 items     = 0;                 // of attention: the step's lists for its kind
     int                 tables    = 0;                 // RopeAndStore, attention: which of the step's block tables
     const cuda::Weight* positions = nullptr;           // Embed's, learned
     cuda::Route         route;                         // Route
     cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm
     bool        grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
     cuda::Parts parts;                                 // AllReduce
-    cuda::AllReduce   reduce;      // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
-    cuda::RankColumns columns;     // AllGather; filled in later
-    bool              f32 = false; // AllGather, TakeColumns: of float32, else of fp16
+    cuda::AllReduce   reduce;          // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
+    cuda::RankColumns columns;         // AllGather; filled in later
+    bool              f32   = false;   // AllGather, TakeColumns, Add: of float32, else of fp16
+    const float*      times = nullptr; // Activate's
 };
 
 // Steps whose operations run in different kernels.
@@ -136,7 +137,8 @@ static bool takes_biases(const Program& program, std::size_t i, const LoweredOpe
                store->q == out && store->k == gemm->projections[1].out && store->v == gemm->projections[2].out &&
                is_read_no_more(program, i + 2, store->k) && is_read_no_more(program, i + 2, store->v);
     if (gemm->projections.size() != 1 || program[out].f32) return false;
-    if (const auto* activate = std::get_if<Activate>(&next)) return activate->x == out && program[out].cols % 8 == 0;
+    if (const auto* activate = std::get_if<Activate>(&next))
+        return activate->x == out && program[out].cols % 8 == 0 && activate->times == none;
     if (const auto* norm = std::get_if<Norm>(&next))
         return norm->x == out && norm->residual != out && norm->group == program[out].cols &&
                (norm->out == out || is_read_no_more(program, i + 2, out));

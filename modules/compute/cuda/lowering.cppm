@@ -18,6 +18,7 @@ export namespace quire {
 struct AttentionKind {
     int  window = 0, head_dim = 0, value_dim = 0, n_kv_heads = 0;
     int  group                                  = 0; // of the cache
+    bool chunked                                = false;
     bool operator==(const AttentionKind&) const = default;
 };
 AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers);
@@ -78,7 +79,7 @@ public:
         to.device.cols        = op.group;
         to.logit_rows         = x.logit_rows;
         to.norm_bias          = weights_.vector(op.bias);
-        to.known              = op.kind == NormKind::rms;
+        to.known              = op.kind == NormKind::rms && op.weight;
         to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
         return to;
     }
@@ -114,6 +115,14 @@ public:
         to.device.x          = device_of(op.x);
         to.device.cols       = program_[op.x].cols;
         to.device.activation = activation_of(op.activation);
+        if (op.times != none) to.times = static_cast<const float*>(device_of(op.times)) + op.first;
+        return to;
+    }
+
+    LoweredOperation lower(const PositionScale& op) {
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.x);
+        to.device.cols      = program_[op.x].cols;
         return to;
     }
 
@@ -125,29 +134,30 @@ public:
             check(frequencies != nullptr, "no memory for the frequencies of RoPE");
             cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), gpu_);
         }
-        const KvLayer&   cache = layers_[std::size_t(op.layer)];
-        LoweredOperation to    = of_one_row();
-        to.tables              = tables_of(cache);
-        cuda::RopeStore& args  = to.device.rope;
-        args.q                 = static_cast<Half*>(device_of(op.q));
-        args.k                 = static_cast<Half*>(device_of(op.k));
-        args.v                 = static_cast<Half*>(device_of(op.v));
-        args.cache_k           = static_cast<Half*>(cache.k);
-        args.cache_v           = static_cast<Half*>(cache.v);
-        args.inv_freq          = frequencies;
-        args.n_pairs           = int(rope.inv_freq.size());
-        args.n_heads           = int(program_[op.q].cols / op.q_dim);
-        args.q_dim             = op.q_dim;
-        args.q_first           = op.q_first;
-        args.value_dim         = cache.value_dim;
-        args.n_kv_heads        = cache.n_kv_heads;
-        args.head_dim          = cache.head_dim;
-        args.block_size        = cache.block_size;
-        args.block_stride      = int(cache.stride / cache.tile_bytes());
-        args.scale             = rope.scale;
-        args.neox              = rope.neox;
-        to.device.kind         = cuda::Operation::rope_and_store;
-        to.fusible             = true;
+        const KvLayer&   cache  = layers_[std::size_t(op.layer)];
+        const bool       stores = op.k != none;
+        LoweredOperation to     = of_one_row(stores);
+        to.tables               = tables_of(cache);
+        cuda::RopeStore& args   = to.device.rope;
+        args.q                  = static_cast<Half*>(device_of(op.q));
+        args.k                  = stores ? static_cast<Half*>(device_of(op.k)) : nullptr;
+        args.v                  = stores ? static_cast<Half*>(device_of(op.v)) : nullptr;
+        args.cache_k            = static_cast<Half*>(cache.k);
+        args.cache_v            = static_cast<Half*>(cache.v);
+        args.inv_freq           = frequencies;
+        args.n_pairs            = int(rope.inv_freq.size());
+        args.n_heads            = int(program_[op.q].cols / op.q_dim);
+        args.q_dim              = op.q_dim;
+        args.q_first            = op.q_first;
+        args.value_dim          = cache.value_dim;
+        args.n_kv_heads         = stores ? cache.n_kv_heads : 0;
+        args.head_dim           = cache.head_dim;
+        args.block_size         = cache.block_size;
+        args.block_stride       = int(cache.stride / cache.tile_bytes());
+        args.scale              = rope.scale;
+        args.neox               = rope.neox;
+        to.device.kind          = cuda::Operation::rope_and_store;
+        to.fusible              = stores;
         return to;
     }
 
@@ -165,7 +175,8 @@ public:
         args.block_size        = cache.block_size;
         args.block_stride      = int(cache.stride / cache.tile_bytes());
         args.scale             = op.scale;
-        args.window            = op.window;
+        args.window            = op.chunked ? 0 : op.window;
+        args.chunk             = op.chunked ? op.window : 0;
         args.softcap           = op.softcap;
         args.sinks             = weights_.vector(op.sinks);
         args.value_dim         = cache.value_dim;
@@ -176,9 +187,10 @@ public:
     }
 
     LoweredOperation lower(const Add& op) {
-        LoweredOperation to = of_one_row();
+        LoweredOperation to = of_one_row(op.scale == 1 && program_[op.residual].f32);
         to.device.kind      = cuda::Operation::add;
         to.device.residual  = static_cast<float*>(device_of(op.residual));
+        to.f32              = program_[op.residual].f32;
         to.device.x         = device_of(op.x);
         to.device.cols      = program_[op.x].cols;
         return to;
@@ -310,7 +322,7 @@ std::vector<LoweredOperation> lower(const Program& program, const Activations& v
 
 AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers) {
     const KvLayer& cache = layers[std::size_t(op.layer)];
-    return {op.window, cache.head_dim, cache.value_dim, cache.n_kv_heads, cache.group};
+    return {op.window, cache.head_dim, cache.value_dim, cache.n_kv_heads, cache.group, op.chunked};
 }
 
 std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers) {

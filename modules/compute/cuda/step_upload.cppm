@@ -80,7 +80,7 @@ private:
         AttentionShape shape;
         shape.head_dim = kind.head_dim, shape.value_dim = kind.value_dim;
         shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
-        shape.block_size = block_size_, shape.window = kind.window;
+        shape.block_size = block_size_, shape.window = kind.window, shape.chunked = kind.chunked;
         shape.deterministic = deterministic_, shape.rounded = rounded;
         return shape;
     }
