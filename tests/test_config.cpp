@@ -196,17 +196,27 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     });
     refused("llama.block_count", 0x80000000u, "block_count is 2147483648, not in 1..12");
     refused("llama.expert_count", 8u, "llama.expert_used_count is missing");
-    refused("llama.expert_group_count", 4u, "chosen by groups are not supported", [](GgufWriter& w) {
+    const auto eight_experts = [](GgufWriter& w) {
         w.set("llama.expert_count", 8u);
-        w.set("llama.expert_used_count", 2u);
-    });
+        w.set("llama.expert_used_count", 3u);
+    };
+    refused("llama.expert_group_count", 3u, "expert_count 8 is not a multiple of expert_group_count 3", eight_experts);
+    refused("llama.expert_group_count", 65u, "expert_group_count is 65, not in 0..64", eight_experts);
+    refused("llama.expert_group_used_count", 1u, "expert_used_count is 3, more than 1 groups of 2 experts have",
+            [&](GgufWriter& w) {
+                eight_experts(w);
+                w.set("llama.expert_group_count", 4u);
+            });
+    refused("llama.nextn_predict_layers", 1u, "nextn_predict_layers is 1, not in 0..0");
+    refused("llama.interleave_moe_layer_step", 0u, "interleave_moe_layer_step is 0");
     refused("llama.attention.clamp_kqv", 8.f, "llama.attention.clamp_kqv is one that quire does not compute with");
     refused("llama.attention.causal", false,
             "llama.attention.causal is false, which quire does not support in the family llama");
     refused("llama.attention.sliding_window_pattern", std::vector<bool>{true, false, true},
             "a list of 3, not of a true or false for each of 1 layers");
     refused("llama.attention.sliding_window", -1, "sliding_window is -1");
-    refused("general.architecture", "nosuch", "'nosuch', not one that quire runs (bert, command-r, deepseek2, gemma");
+    refused("general.architecture", "nosuch",
+            "'nosuch', not one that quire runs (bert, cohere2, command-r, deepseek2, ern");
     refused("general.architecture", 5u, "general.architecture is an unsigned integer");
     refused("general.name", 5u, "general.name is an unsigned integer");
     for (const char* key : {"embedding_length", "block_count", "feed_forward_length", "attention.head_count",

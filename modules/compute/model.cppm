@@ -177,6 +177,10 @@ private:
     void norm(ValueId in, ValueId out, const WeightHandle& weight) {
         emit(Norm{in, none, out, weight, {}, c_.norm_eps, weight.cols, NormKind::rms});
     }
+    // out = the norm of each head, without weights.
+    void bare_norm(ValueId in, ValueId out, std::int64_t head_dim) {
+        emit(Norm{in, none, out, {}, {}, c_.norm_eps, head_dim, NormKind::rms});
+    }
     // h = norm of the residual, to which a waiting part is added first. An empty norm: h = the residual.
     void norm_residual(const PreparedLinear& weight) {
         const ValueId waiting = std::exchange(waiting_, none);
@@ -277,11 +281,17 @@ private:
                   {{l.attn_q.weight, l.attn_q.bias, q_},
                    {l.attn_k.weight, l.attn_k.bias, k_},
                    {l.attn_v.weight, l.attn_v.bias, v_}}});
+        const bool rope_first = c_.family->norm_after_rope && layer.rope;
+        if (rope_first)
+            for (ValueId x : {q_, k_}) emit(RopeAndStore{x, none, none, rope_of(layer), i, layer.head_dim, 0});
         if (l.attn_q_norm) norm_heads(q_, l.attn_q_norm, shape_.heads, layer.head_dim);
         if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads_of(i), layer.head_dim);
-        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, layer.head_dim, 0});
+        for (ValueId x : {q_, k_})
+            if (layer.bare_norm) bare_norm(x, x, layer.head_dim);
+        emit(RopeAndStore{q_, k_, v_, rope_first ? Rope() : rope_of(layer), i, layer.head_dim, 0});
+        if (layer.temperature.scale != 0) emit(PositionScale{q_, layer.temperature});
         emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks, !c_.family->encoder});
+                       l.attn_sinks, !c_.family->encoder, layer.chunked});
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
 
@@ -329,8 +339,8 @@ private:
     void experts(const PreparedLayer& l, ValueId out) {
         const ExpertConfig&                  e = c_.experts;
         const ExpertTensorsOf<WeightHandle>& t = *l.experts;
-        emit(
-            Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
+        emit(Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale,
+                   e.n_groups, e.n_groups_used});
         const auto run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
             emit(ExpertGatedGemm{h_,
                                  routes_,
@@ -338,8 +348,16 @@ private:
                                  {w.up.weight, w.up.bias, up},
                                  e.n,
                                  e.used,
-                                 c_.family->activation});
-            emit(ExpertCombineGemm{gate, routes_, {w.down.weight, w.down.bias, to}, e.n, e.used, c_.residual_scale});
+                                 c_.family->activation,
+                                 false,
+                                 c_.family->weighs_input});
+            emit(ExpertCombineGemm{gate,
+                                   routes_,
+                                   {w.down.weight, w.down.bias, to},
+                                   e.n,
+                                   e.used,
+                                   c_.residual_scale,
+                                   !c_.family->weighs_input});
         };
         if (shape_.whole()) {
             run(t, expert_gate_, expert_up_, out);

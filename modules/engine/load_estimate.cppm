@@ -65,7 +65,8 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
         " expert_feed_forward_length expert_shared_feed_forward_length expert_shared_count expert_weights_norm"
         " expert_weights_scale expert_gating_func expert_group_count leading_dense_block_count pooling_type"
         " token_type_count classifier.output_labels position_offset do_layer_norm_before use_parallel_residual"
-        " tensor_data_layout expert_group_used_count ";
+        " tensor_data_layout expert_group_used_count nextn_predict_layers interleave_moe_layer_step"
+        " attention.temperature_scale ";
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return known.find(cat(" ", key, " ")) == known.npos;

@@ -17,6 +17,8 @@ struct ExpertConfig {
     Gating gating         = Gating::softmax;
     bool   normalised     = false; // weights are divided by their sum
     float  scale          = 1;     // factor of the weights, after the division
+    // The experts stand in groups of equal size; those that a token chooses are of its n_groups_used best ones. One group: all are.
+    int n_groups = 1, n_groups_used = 1;
 };
 
 // Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one row of kv_rank + rope_dim numbers for a token.
@@ -44,10 +46,13 @@ struct StateShape {
 };
 
 struct LayerConfig {
-    int  window     = 0; // position i sees i-window+1..i; 0 = all
-    bool rope       = true;
-    bool local_rope = false; // base rope_base_local and no scaling
-    bool experts    = false;
+    int         window      = 0;     // position i sees i-window+1..i; 0 = all
+    bool        chunked     = false; // position i sees only the positions of its own chunk, each of `window`
+    bool        rope        = true;
+    bool        local_rope  = false; // base rope_base_local and no scaling
+    bool        bare_norm   = false; // q and k are normed without weights
+    bool        experts     = false;
+    Temperature temperature = {};
     // The KV heads of the layer, and the dimensions of their K (as of the heads of Q) and V; no KV heads: the layer does not attend.
     int        n_kv_heads = 0, head_dim = 0, value_dim = 0;
     int        kv_source = -1; // the layer whose K and V it reads, and which comes before it; -1: its own
@@ -67,6 +72,7 @@ struct ModelConfig {
     int           context_length        = 0; // trained length in tokens
     int           hidden_size           = 0;
     int           n_layers              = 0;
+    int           n_extra_layers        = 0; // of the file behind these; they predict further tokens and are left out
     int           n_heads               = 0;
     int           n_kv_heads            = 0; // this, head_dim and value_dim: the largest of the layers
     int           head_dim              = 0; // of Q and of K in the cache
@@ -236,25 +242,39 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
 void read_layers(Keys& keys, ModelConfig& c) {
     const Family& f                = *c.family;
     c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers);
+    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
     const int               period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
     const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
+    const int step = keys.integer("interleave_moe_layer_step", 1, 1, 1 << 20); // of so many layers the last has experts
+    Temperature temperature = f.temperature;
+    if (keys.has("attention.temperature_scale")) {
+        temperature = {keys.number("attention.temperature_scale", {}, -1), c.rope_original_context, 0};
+        if (f.temperature.scale > 0)
+            keys.refuse("attention.temperature_scale is of a family whose temperature is fixed");
+    }
     if (keys.error()) return;
     for (int i = 0; i < c.n_layers; i++) {
         LayerConfig& l   = c.layers.emplace_back();
         const bool   all = !listed.empty() ? !listed[std::size_t(i)] : period > 0 && (i + 1) % period == 0;
         l.window         = all ? 0 : c.sliding_window;
-        l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0);
-        l.local_rope     = f.local_rope && l.window > 0;
-        l.experts        = c.experts.n > 0 && i >= dense;
-        l.n_kv_heads     = c.n_kv_heads;
-        l.head_dim       = c.head_dim;
-        l.value_dim      = c.value_dim;
+        l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0) &&
+                 (!f.window_rope || c.sliding_window == 0 || l.window > 0);
+        l.local_rope = f.local_rope && l.window > 0;
+        l.experts    = c.experts.n > 0 && i >= dense && (i + 1) % step == 0;
+        l.bare_norm  = f.bare_qk_norm && l.rope && c.experts.n != f.no_norm_experts;
+        l.chunked    = f.chunk > 0 && l.rope;
+        if (l.chunked) l.window = f.chunk;
+        if (f.temperature.scale == 0 || !l.rope) l.temperature = temperature;
+        l.n_kv_heads = c.n_kv_heads;
+        l.head_dim   = c.head_dim;
+        l.value_dim  = c.value_dim;
     }
 }
 
-void read_experts(Keys& keys, ModelConfig& c) {
+static bool has_choice_bias(const GgufTensor& t) { return t.name.ends_with(".exp_probs_b.bias"); }
+
+void read_experts(const Gguf& file, Keys& keys, ModelConfig& c) {
     ExpertConfig& e = c.experts;
     e.n             = keys.integer("expert_count", 0, 0, 1 << 12);
     if (e.n == 0) return;
@@ -263,17 +283,25 @@ void read_experts(Keys& keys, ModelConfig& c) {
     e.normalised = keys.flag("expert_weights_norm", c.family->experts_normalised);
     e.scale      = keys.number("expert_weights_scale", 1.0, -1e30);
     if (e.scale == 0) e.scale = 1; // converters write 0 for no scale
-    const int shared_count = keys.integer("expert_shared_count", 0, 0, 1 << 10);
+    const int shared_count = keys.integer("expert_shared_count", c.family->shared_expert, 0, 1 << 10);
     e.shared_ff_size =
         keys.integer("expert_shared_feed_forward_length", std::int64_t(shared_count) * e.ff_size, 0, 1 << 24);
     switch (keys.integer("expert_gating_func", 0, 0, 3)) {
         case 1: e.gating = Gating::softmax; break;
         case 2: e.gating = Gating::sigmoid; break;
         case 3: e.gating = Gating::softmax_chosen; break;
-        default: e.gating = c.family->gating;
+        default: // DeepSeek-V3 came without the key at first; it and not V2 has biases of the choice
+            e.gating = c.family->latent && std::ranges::any_of(file.tensors(), has_choice_bias) ? Gating::sigmoid
+                                                                                                : c.family->gating;
     }
-    if (keys.integer("expert_group_count", 0, 0, 1 << 12) > 1)
-        keys.refuse("expert_group_count is above 1; experts that are chosen by groups are not supported");
+    e.n_groups      = std::max(keys.integer("expert_group_count", 1, 0, 64), 1);
+    e.n_groups_used = std::max(keys.integer("expert_group_used_count", e.n_groups, 0, e.n_groups), 1);
+    if (keys.error() || e.n_groups == 1) return;
+    if (e.n % e.n_groups != 0)
+        keys.refuse(cat("expert_count ", e.n, " is not a multiple of expert_group_count ", e.n_groups));
+    else if (e.used > e.n / e.n_groups * e.n_groups_used)
+        keys.refuse(cat("expert_used_count is ", e.used, ", more than ", e.n_groups_used, " groups of ",
+                        e.n / e.n_groups, " experts have"));
 }
 
 // The sizes of heads.
@@ -332,21 +360,22 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
         for (float* cap : {&c.attention_softcap, &c.logit_softcap})
             if (*cap < 1e-30f) *cap = 0; // none
     }
-    if (c.latent && c.rope_scaling == RopeScaling::yarn && keys.has("rope.scaling.yarn_log_multiplier")) {
-        // YaRN's factor then belongs to the scores, not to cosine and sine (DeepSeek-V2, section 3.1.4).
-        const float m      = keys.number("rope.scaling.yarn_log_multiplier", {}, -1);
+    if (c.rope_scaling == RopeScaling::yarn && keys.has("rope.scaling.yarn_log_multiplier")) {
+        const float m      = keys.number("rope.scaling.yarn_log_multiplier", {}, -1) * (c.latent ? 1 : 0.1f);
         const float mscale = 1 + m * std::log(std::max(c.rope_factor, 1.0f));
-        c.attention_scale *= mscale * mscale;
-        c.yarn_scales_rope = false;
+        if (c.latent) { // YaRN's factor then belongs to the scores, not to cosine and sine (DeepSeek-V2, section 3.1.4)
+            c.attention_scale *= mscale * mscale;
+            c.yarn_scales_rope = false;
+        } else c.rope_attn_factor /= mscale;
     }
 }
 
 // Keys that change the computation in a way that no family here knows, each with the value that changes nothing.
 void refuse_unknown(Keys& keys, const ModelConfig& c) {
-    for (const char* key : {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale",
-                            "attention.layer_indices", "router_logit_softcapping", "nextn_predict_layers",
-                            "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input",
-                            "attention.shared_kv_layers", "attention.indexer.head_count", "expert_group_scale"})
+    for (const char* key :
+         {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.layer_indices", "router_logit_softcapping",
+          "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input", "attention.shared_kv_layers",
+          "attention.indexer.head_count", "expert_group_scale"})
         if (keys.has(key) && !keys.is_zero(key))
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
@@ -394,9 +423,11 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.name = title->empty() ? std::filesystem::path(file.path()).stem().string() : std::string(*title);
 
     // The bounds are generous: a larger number would overflow a product further down.
-    c.context_length         = keys.integer("context_length", 2048, 1, 1 << 30);
-    c.hidden_size            = keys.integer("embedding_length", {}, 1, 1 << 20);
-    c.n_layers               = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
+    c.context_length = keys.integer("context_length", 2048, 1, 1 << 30);
+    c.hidden_size    = keys.integer("embedding_length", {}, 1, 1 << 20);
+    c.n_layers       = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
+    c.n_extra_layers = keys.integer("nextn_predict_layers", 0, 0, std::max(c.n_layers - 1, 0));
+    c.n_layers -= c.n_extra_layers;
     const bool experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
     c.ff_size =
         keys.integer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24);
@@ -404,9 +435,9 @@ Result<ModelConfig> read_config(const Gguf& file) {
         c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
     if (keys.error()) return std::unexpected(*keys.error());
     read_heads(keys, c);
-    read_experts(keys, c);
-    if (!keys.error()) read_layers(keys, c);
+    read_experts(file, keys, c);
     if (!keys.error() && c.family->rope != RopePairs::none) read_rope(keys, c, c.latent ? c.rope_dim : c.head_dim);
+    if (!keys.error()) read_layers(keys, c);
     if (!keys.error()) read_scales(keys, c, c.latent ? c.latent->nope_dim + c.rope_dim : c.head_dim);
     if (c.family->learned_positions)
         c.position_offset = keys.integer("position_offset", c.family->position_offset, 0, 1 << 20);

@@ -62,14 +62,20 @@ struct Family {
 
     bool learned_positions = false; // vectors added to the embedding
     int  position_offset   = 0;     // row of position 0 among them, unless the file says
-    bool qk_norm           = false; // a file must have a norm of q and k before RoPE; without this it may have one
+    bool qk_norm           = false; // a file must have norms of q and k; without this it may have them
+    bool norm_after_rope   = false; // these norms follow RoPE; else they come before it
     bool embedding_sqrt    = false; // embeddings are multiplied by sqrt(hidden)
     bool logits_divided    = false; // logit_scale divides; else it multiplies
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
-    int   window_period     = 0;
-    float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
-    bool  softcaps       = false;                   // a file's keys of soft-caps count
-    int   no_rope_period = 0;                       // the last of so many layers has no RoPE
+    int         window_period     = 0;
+    float       attention_softcap = 0, logit_softcap = 0; // where the file says nothing
+    bool        softcaps        = false;                  // a file's keys of soft-caps count
+    int         no_rope_period  = 0;                      // the last of so many layers has no RoPE
+    bool        window_rope     = false; // in a file with a window only the layers that have it have RoPE
+    int         chunk           = 0;     // layers with RoPE see only their own chunk of so many positions
+    bool        bare_qk_norm    = false; // layers with RoPE norm q and k without weights,
+    int         no_norm_experts = 0;     // but not in a model with so many experts
+    Temperature temperature     = {};    // of layers without RoPE
     // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
     bool  local_rope        = false;
     float local_rope_base   = 0;
@@ -78,6 +84,8 @@ struct Family {
 
     Gating gating           = Gating::softmax;
     bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
+    bool weighs_input       = false; // an expert's weight multiplies its input, not its output
+    bool shared_expert      = false; // an expert runs for every token, where the file says nothing
     bool latent             = false; // multi-head latent attention
     bool sinks              = false; // attention has sinks
     bool encoder            = false; // every token sees all others; it embeds texts and generates none
@@ -102,8 +110,13 @@ constexpr RopePairs interleaved = RopePairs::interleaved;
 constexpr std::array table{
     Family{.name = "bert", .rope = RopePairs::none, .norm = layer, .residual = normed, .activation = gelu_erf, .gated = false,
            .learned_positions = true, .encoder = true},
+    Family{.name = "cohere2", .rope = interleaved, .norm = layer, .residual = parallel, .window_period = 4,
+           .window_rope = true},
     Family{.name = "command-r", .rope = interleaved, .norm = layer, .residual = parallel},
     Family{.name = "deepseek2", .rope = interleaved, .latent = true},
+    Family{.name = "ernie4_5", .rope = interleaved},
+    Family{.name = "ernie4_5-moe", .rope = interleaved, .experts_normalised = true},
+    Family{.name = "exaone4", .residual = post_norm, .qk_norm = true, .window_period = 4, .window_rope = true},
     Family{.name = "gemma", .activation = gelu_tanh, .embedding_sqrt = true},
     Family{.name = "gemma2", .residual = sandwich, .activation = gelu_tanh, .embedding_sqrt = true, .window_period = 2,
            .attention_softcap = 50, .logit_softcap = 30, .softcaps = true, .wide_scale_layers = 46},
@@ -111,12 +124,20 @@ constexpr std::array table{
            .window_period = 6, .softcaps = true, .local_rope = true, .local_rope_base = 10000,
            .wide_scale_layers = 62},
     Family{.name = "glm4", .rope = interleaved, .residual = sandwich},
+    Family{.name = "glm4moe", .gating = Gating::sigmoid},
     Family{.name = "gpt-oss", .activation = clamped_swiglu, .biases = Biases::all, .window_period = 2,
            .gating = Gating::softmax_chosen, .sinks = true},
     Family{.name = "gpt2", .rope = RopePairs::none, .norm = layer, .activation = gelu_tanh, .gated = false,
            .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true},
+    Family{.name = "hunyuan-dense", .qk_norm = true, .norm_after_rope = true},
+    Family{.name = "hunyuan-moe", .qk_norm = true, .norm_after_rope = true, .experts_normalised = true},
     Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
+    Family{.name = "llama4", .rope = interleaved, .no_rope_period = 4, .chunk = 8192, .bare_qk_norm = true,
+           .no_norm_experts = 128, .temperature = {.scale = 0.1f, .period = 8192, .offset = 1},
+           .gating = Gating::sigmoid, .weighs_input = true, .shared_expert = true},
+    Family{.name = "minimax-m2", .qk_norm = true, .experts_normalised = true},
+    Family{.name = "mistral3", .rope = interleaved, .experts_normalised = true},
     Family{.name = "nomic-bert", .norm = layer, .residual = normed, .encoder = true},
     Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
     Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
@@ -128,6 +149,7 @@ constexpr std::array table{
     Family{.name = "qwen2moe", .biases = Biases::qkv},
     Family{.name = "qwen3", .qk_norm = true},
     Family{.name = "qwen3moe", .qk_norm = true, .experts_normalised = true},
+    Family{.name = "seed_oss", .biases = Biases::qkv},
     Family{.name = "smollm3", .rope = interleaved, .no_rope_period = 4},
     Family{.name = "stablelm", .norm = layer, .may_be_parallel = true},
     Family{.name = "starcoder2", .norm = layer, .activation = gelu_tanh, .gated = false, .biases = Biases::all},

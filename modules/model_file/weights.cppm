@@ -150,11 +150,18 @@ public:
         if (l) l.bias = vectors(name + ".bias", n, rows, biased);
         return l;
     }
-    // Refuses a tensor that nothing has asked for: the maker of the file computes with it.
-    void refuse_others(std::string_view family) {
+    // Refuses a tensor that nothing has asked for: the maker of the file computes with it. Those of the layers behind the model predict
+    // further tokens.
+    void refuse_others(const ModelConfig& c) {
+        const auto is_extra = [&](const GgufTensor& t) {
+            for (int i = c.n_layers; i < c.n_layers + c.n_extra_layers; i++)
+                if (t.name.starts_with(cat("blk.", i, "."))) return true;
+            return false;
+        };
         for (const GgufTensor& t : file_.tensors())
-            if (!bound_.contains(&t)) {
-                refuse(cat("tensor ", t.name, " is one that quire does not compute with (in the family ", family, ")"));
+            if (!bound_.contains(&t) && !is_extra(t)) {
+                refuse(cat("tensor ", t.name, " is one that quire does not compute with (in the family ",
+                           c.family->name, ")"));
                 return;
             }
     }
@@ -346,7 +353,7 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         bind_layer(
             bind, m.layers.emplace_back(), [&](const char* part) { return cat("blk.", i, ".", part); }, c,
             c.layers[std::size_t(i)]);
-    if (!bind.error()) bind.refuse_others(c.family->name);
+    if (!bind.error()) bind.refuse_others(c);
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;
 }
