@@ -28,7 +28,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         bool  chunked   = false;          // the window is a chunk
     };
     std::vector<Case> cases;
-    for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
+    for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512})
         for (auto [heads, kv] : {std::pair(4, 4), std::pair(4, 2), std::pair(8, 1), std::pair(9, 3)})
             for (auto [context, queries] : {std::pair(1, 1), std::pair(17, 1), std::pair(300, 1), std::pair(513, 1),
                                             std::pair(2100, 1), std::pair(70, 70), std::pair(200, 131)})
@@ -50,7 +50,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 if (heads < 100 || context < 100)
                     cases.push_back({D, heads, 1, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
                                      random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f, queries == 1, value});
-    for (int D : {48, 64, 96, 128, 256}) // chunks
+    for (int D : {48, 64, 96, 128, 256, 512}) // chunks
         for (auto [context, queries] : {std::pair(700, 1), std::pair(700, 560), std::pair(513, 2)})
             cases.push_back({D, 4, 2, 16, context, queries, 256, 0, queries == 1, 0, true});
     for (const Case& c : cases) {

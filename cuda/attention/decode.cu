@@ -35,9 +35,10 @@ template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
     decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* arrivals) {
     wait_for_inputs();
-    constexpr int     lanes  = power_of_two(D / 8);   // that share a position, 16 bytes each; D / 8 of them are active
+    // The lanes that share a position have `words` words of 16 bytes each; D / 8 / words of them are active.
+    constexpr int     lanes = power_of_two(D / 8) < 32 ? power_of_two(D / 8) : 32, words = (D / 8 + lanes - 1) / lanes;
     constexpr int     groups = 32 / lanes;            // positions that a warp reads at once
-    constexpr int     ahead  = 4;                     // positions of a group in flight
+    constexpr int     ahead  = 4 / words;             // positions of a group in flight
     constexpr int     parts  = decode_warps * groups; // partial results of the CTA
     const SplitKvItem item   = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
@@ -45,25 +46,30 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
     const int  n_heads = min(G, kv_head * group_size + group_size - head0);
     const int  warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / lanes, in = lane % lanes;
-    const bool active = in < D / 8;
+    const bool active = in < D / 8 / words;
     const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
     TableSegment segment(plan.block_tables + item.table, begin, end, a.block_size);
-    float        q[G][8], acc[G][8], row_max[G], row_sum[G];
+    float        q[G][8 * words], acc[G][8 * words], row_max[G], row_sum[G];
 #pragma unroll
     for (int g = 0; g < G; g++) {
         row_max[g] = -INFINITY;
         row_sum[g] = 0;
-        uint4 v    = make_uint4(0, 0, 0, 0);
-        if (active && g < n_heads)
-            v = *reinterpret_cast<const uint4*>(reinterpret_cast<const __half*>(a.q) +
-                                                (std::int64_t(item.row) * a.n_heads + head0 + g) * D + in * 8);
-        const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 f = as_float2(words[i]);
-            q[g][2 * i] = f.x * a.scale, q[g][2 * i + 1] = f.y * a.scale;
-            acc[g][2 * i] = acc[g][2 * i + 1] = 0;
+        for (int w = 0; w < words; w++) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (active && g < n_heads)
+                v = *reinterpret_cast<const uint4*>(reinterpret_cast<const __half*>(a.q) +
+                                                    (std::int64_t(item.row) * a.n_heads + head0 + g) * D +
+                                                    (w * lanes + in) * 8);
+            const std::uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float2 f  = as_float2(pairs[i]);
+                const int    at = 8 * w + 2 * i;
+                q[g][at] = f.x * a.scale, q[g][at + 1] = f.y * a.scale;
+                acc[g][at] = acc[g][at + 1] = 0;
+            }
         }
     }
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
@@ -73,30 +79,41 @@ __global__ void __launch_bounds__(decode_warps * 32)
     for (int start = first; start < end; start += parts * ahead) {
         segment.move_to(start);
         const int base = start + warp * groups + group;
-        uint4     k[ahead], v[ahead];
+        uint4     k[ahead][words], v[ahead][words];
         bool      valid[ahead];
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
             const int position = base + u * parts;
             valid[u]           = position >= begin && position < end;
-            k[u] = v[u] = make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int w = 0; w < words; w++) k[u][w] = v[u][w] = make_uint4(0, 0, 0, 0);
             if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
                     kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
                     in * 8;
-                k[u] = *reinterpret_cast<const uint4*>(keys + at);
-                v[u] = *reinterpret_cast<const uint4*>(values + at);
+#pragma unroll
+                for (int w = 0; w < words; w++) {
+                    k[u][w] = *reinterpret_cast<const uint4*>(keys + at + w * lanes * 8);
+                    v[u][w] = *reinterpret_cast<const uint4*>(values + at + w * lanes * 8);
+                }
             }
         }
         float score[G][ahead];
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
-            const float2 k0 = as_float2(k[u].x), k1 = as_float2(k[u].y), k2 = as_float2(k[u].z), k3 = as_float2(k[u].w);
 #pragma unroll
             for (int g = 0; g < G; g++) {
-                float s = q[g][0] * k0.x + q[g][1] * k0.y + q[g][2] * k1.x + q[g][3] * k1.y + q[g][4] * k2.x +
-                          q[g][5] * k2.y + q[g][6] * k3.x + q[g][7] * k3.y;
+                float s = 0;
+#pragma unroll
+                for (int w = 0; w < words; w++) {
+                    const float2 k0 = as_float2(k[u][w].x), k1 = as_float2(k[u][w].y), k2 = as_float2(k[u][w].z),
+                                 k3 = as_float2(k[u][w].w);
+                    const float* x  = q[g] + 8 * w;
+                    const float  t = x[0] * k0.x + x[1] * k0.y + x[2] * k1.x + x[3] * k1.y + x[4] * k2.x + x[5] * k2.y +
+                                    x[6] * k3.x + x[7] * k3.y;
+                    s = w == 0 ? t : s + t;
+                }
 #pragma unroll
                 for (int step = lanes / 2; step > 0; step /= 2) s += __shfl_xor_sync(~0u, s, step);
                 score[g][u] = valid[u] ? softcapped(s, a.softcap) : -INFINITY;
@@ -112,15 +129,19 @@ __global__ void __launch_bounds__(decode_warps * 32)
             row_max[g]          = new_max;
             row_sum[g] *= rescale;
 #pragma unroll
-            for (int i = 0; i < 8; i++) acc[g][i] *= rescale;
+            for (int i = 0; i < 8 * words; i++) acc[g][i] *= rescale;
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
                 const float p = __expf(score[g][u] - base);
                 row_sum[g] += p;
-                const float2 v0 = as_float2(v[u].x), v1 = as_float2(v[u].y), v2 = as_float2(v[u].z),
-                             v3 = as_float2(v[u].w);
-                acc[g][0] += p * v0.x, acc[g][1] += p * v0.y, acc[g][2] += p * v1.x, acc[g][3] += p * v1.y;
-                acc[g][4] += p * v2.x, acc[g][5] += p * v2.y, acc[g][6] += p * v3.x, acc[g][7] += p * v3.y;
+#pragma unroll
+                for (int w = 0; w < words; w++) {
+                    const float2 v0 = as_float2(v[u][w].x), v1 = as_float2(v[u][w].y), v2 = as_float2(v[u][w].z),
+                                 v3 = as_float2(v[u][w].w);
+                    float* to       = acc[g] + 8 * w;
+                    to[0] += p * v0.x, to[1] += p * v0.y, to[2] += p * v1.x, to[3] += p * v1.y;
+                    to[4] += p * v2.x, to[5] += p * v2.y, to[6] += p * v3.x, to[7] += p * v3.y;
+                }
             }
         }
     }
@@ -133,7 +154,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             const int at = warp * groups + group;
             if (in == 0) row_maxes[at][g] = row_max[g], row_sums[at][g] = row_sum[g];
 #pragma unroll
-            for (int i = 0; i < 8; i++) values_of[at][g][in * 8 + i] = acc[g][i];
+            for (int i = 0; i < 8 * words; i++) values_of[at][g][(i / 8 * lanes + in) * 8 + i % 8] = acc[g][i];
         }
     reduce_splits<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, parts,
                         &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
@@ -430,6 +451,7 @@ void attention_decode(const Attention& a, const Plan& plan, float* partial, std:
         case 160: launch_decode_for<160>(a, plan, partial, arrivals, gpu); break;
         case 192: launch_decode_for<192>(a, plan, partial, arrivals, gpu); break;
         case 256: launch_decode_for<256>(a, plan, partial, arrivals, gpu); break;
+        case 512: launch_decode_for<512>(a, plan, partial, arrivals, gpu); break;
         default: break; // prefill_tile() is 0 for it: the caller makes it a prefill tile of one row
     }
     if (plan.items.shared.n > 0) combine_splits(a, plan, partial, gpu);

@@ -63,14 +63,15 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
 
 // -- prefill
 
-// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16
-// bytes, so that ldmatrix has no bank conflicts.
-template <int D, int Warps, int N>
+// A CTA takes Warps × 16 queries of one head, and V of the columns of V; K and V come in tiles of N positions. Rows in shared memory are
+// padded by 16 bytes, so that ldmatrix has no bank conflicts.
+template <int D, int V, int Warps, int N>
 __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
-    constexpr int     stride = D + 8, M = Warps * 16;
+    constexpr int     stride = D + 8, v_stride = V + 8, M = Warps * 16;
     extern __shared__ __align__(16) __half shared[];
     __half *          q_tile = shared, *k_tile = q_tile + M * stride, *v_tile = k_tile + 2 * N * stride;
+    const int         v_first = int(blockIdx.z) * V;
     const PrefillTile tile =
         tiles[gridDim.x - 1 - blockIdx.x]; // the longest contexts, which are listed last, start first
     const int   head = blockIdx.y, kv_head = head / (a.n_heads / a.n_kv_heads);
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const BlockOf block_of{a.block_size};
     const auto    load = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
-        __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
+        __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * v_stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last && position >= low;
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
                             w * 8
                          : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
-            cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
+            if (const int c = w * 8 - v_first; V == D || (c >= 0 && c < V))
+                cp_async(v + n * v_stride + c, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }
     };
     for (int i = threadIdx.x; i < M * (D / 8); i += Warps * 32) {
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     load(0);
     cp_async_commit();
 
-    float       out[D / 8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
+    float       out[V / 8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
     const int   row[2] = {first + warp * 16 + lane / 4,
                           first + warp * 16 + lane / 4 + 8}; // positions of this lane's rows
     const float scale  = a.scale * 1.4426950408889634f;      // exp2 instead of exp
@@ -121,7 +123,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        const __half *k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
+        const __half *k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * v_stride;
         const int     from = begin + t * N;
         // Nothing to do where no query of this warp sees a position of this tile.
         if (from <= first + warp * 16 + 15 && warp * 16 < tile.n_rows) {
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
                 }
                 row_sum[r] = row_sum[r] * rescale + part;
 #pragma unroll
-                for (int d = 0; d < D / 8; d++) out[d][2 * r] *= rescale, out[d][2 * r + 1] *= rescale;
+                for (int d = 0; d < V / 8; d++) out[d][2 * r] *= rescale, out[d][2 * r + 1] *= rescale;
             }
 #pragma unroll
             for (int n = 0; n < N / 16; n++) {
@@ -178,9 +180,9 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
                                             pack(s[2 * n + 1][0], s[2 * n + 1][1]),
                                             pack(s[2 * n + 1][2], s[2 * n + 1][3])};
 #pragma unroll
-                for (int d = 0; d < D / 16; d++) {
+                for (int d = 0; d < V / 16; d++) {
                     std::uint32_t b[4];
-                    ldmatrix_x4_transposed(b, v + (n * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+                    ldmatrix_x4_transposed(b, v + (n * 16 + lane % 16) * v_stride + d * 16 + lane / 16 * 8);
                     mma_m16n8k16(out[2 * d], p, b[0], b[1]);
                     mma_m16n8k16(out[2 * d + 1], p, b[2], b[3]);
                 }
@@ -195,20 +197,21 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
         const int in_tile = warp * 16 + lane / 4 + 8 * r;
         if (in_tile >= tile.n_rows) continue;
         const float inverse = row_sum[r] > 0 ? 1 / row_sum[r] : 0.0f;
-        auto* to = reinterpret_cast<__half*>(a.out) + (std::int64_t(tile.first_row + in_tile) * a.n_heads + head) * D;
+        auto* to = reinterpret_cast<__half*>(a.out) + (std::int64_t(tile.first_row + in_tile) * a.n_heads + head) * D +
+                   v_first;
 #pragma unroll
-        for (int d = 0; d < D / 8; d++)
+        for (int d = 0; d < V / 8; d++)
             *reinterpret_cast<std::uint32_t*>(to + d * 8 + lane % 4 * 2) =
                 pack(out[d][2 * r] * inverse, out[d][2 * r + 1] * inverse);
     }
 }
 
-template <int D, int Warps, int N>
+template <int D, int Warps, int N, int V = D>
 void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
-    constexpr int shared = (Warps * 16 + 4 * N) * (D + 8) * 2;
-    prepare_kernel(gpu, prefill_kernel<D, Warps, N>, Warps * 32, shared);
-    run_kernel(prefill_kernel<D, Warps, N>, dim3(unsigned(n), unsigned(a.n_heads)), Warps * 32, shared, gpu, a, plan,
-               tiles);
+    constexpr int shared = ((Warps * 16 + 2 * N) * (D + 8) + 2 * N * (V + 8)) * 2;
+    prepare_kernel(gpu, prefill_kernel<D, V, Warps, N>, Warps * 32, shared);
+    run_kernel(prefill_kernel<D, V, Warps, N>, dim3(unsigned(n), unsigned(a.n_heads), D / V), Warps * 32, shared, gpu,
+               a, plan, tiles);
 }
 
 void run_fallback(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
@@ -232,7 +235,8 @@ int prefill_tile(const Context& gpu, int head_dim, int value_dim) {
         case 128:
         case 160:
         case 192:
-        case 256: return 64;
+        case 256:
+        case 512: return 64;
         default: return 0;
     }
 }
@@ -257,6 +261,9 @@ void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* 
         case 160: launch_prefill<160, 4, 64>(a, plan, tiles, n, gpu); break;
         case 192: launch_prefill<192, 4, 32>(a, plan, tiles, n, gpu); break;
         case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, gpu); break;
+        case 512:
+            launch_prefill<512, 4, 32, 256>(a, plan, tiles, n, gpu);
+            break; // Gemma 4; its registers hold half of V
         default: run_fallback(a, plan, tiles, n, gpu);
     }
 }
