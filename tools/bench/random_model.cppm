@@ -14,10 +14,12 @@ struct ModelShape {
     int              head_dim = 0;                  // 0: hidden_size / n_heads
     int              experts = 0, experts_used = 0; // with experts, ff_size is the width of one
     int              window = 0;
+    // Gemma 4: of so many layers the last has no window, and other heads; every layer with experts has a dense network beside them.
+    int period = 0, full_head_dim = 0, full_kv_heads = 0, dense_size = 0;
 };
 
 // "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
-// "gpt-oss-20b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt".
+// "gpt-oss-20b", "gemma4-26b-a4b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt", "tiny-gemma4".
 std::span<const ModelShape> model_shapes();
 std::string                 shape_names(); // "tiny, llama-1b, ..."
 
@@ -34,20 +36,23 @@ module :private;
 
 namespace quire {
 
-constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
-                                 {"tiny-opt", 2, 64, 2, 2, 128, 512, 2048, "opt"},
-                                 {"opt-13b", 40, 5120, 40, 40, 20480, 50272, 2048, "opt"},
-                                 {"llama-1b", 22, 2048, 32, 4, 5632, 32000, 4096},
-                                 {"llama-3b", 26, 3200, 32, 32, 8640, 32000, 4096},
-                                 {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
-                                 {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
-                                 {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
-                                 {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096},
-                                 {"llama-70b", 80, 8192, 64, 8, 28672, 32000, 4096},
-                                 {"tiny-moe", 4, 256, 8, 4, 256, 2048, 2048, "qwen3moe", 64, 8, 2},
-                                 {"qwen3-30b-a3b", 48, 2048, 32, 4, 768, 151936, 40960, "qwen3moe", 128, 128, 8},
-                                 {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},
-                                 {"gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 131072, "gpt-oss", 64, 32, 4, 128}};
+constexpr ModelShape shapes[] = {
+    {"tiny", 4, 256, 8, 4, 512, 2048, 2048},
+    {"tiny-opt", 2, 64, 2, 2, 128, 512, 2048, "opt"},
+    {"opt-13b", 40, 5120, 40, 40, 20480, 50272, 2048, "opt"},
+    {"llama-1b", 22, 2048, 32, 4, 5632, 32000, 4096},
+    {"llama-3b", 26, 3200, 32, 32, 8640, 32000, 4096},
+    {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
+    {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
+    {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
+    {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096},
+    {"llama-70b", 80, 8192, 64, 8, 28672, 32000, 4096},
+    {"tiny-moe", 4, 256, 8, 4, 256, 2048, 2048, "qwen3moe", 64, 8, 2},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 768, 151936, 40960, "qwen3moe", 128, 128, 8},
+    {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},
+    {"gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 131072, "gpt-oss", 64, 32, 4, 128},
+    {"tiny-gemma4", 4, 256, 8, 4, 64, 2048, 2048, "gemma4", 32, 8, 2, 64, 2, 64, 2, 256},
+    {"gemma4-26b-a4b", 30, 2816, 16, 8, 704, 262144, 262144, "gemma4", 256, 128, 8, 1024, 6, 512, 2, 2112}};
 
 // The places and values of the fp16 scales of a block, so that its weights have a standard deviation of about 1/70.
 struct ScaleAt {
@@ -163,12 +168,29 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     number("context_length", s.context_length);
     number("embedding_length", s.hidden_size);
     number("block_count", s.n_layers);
-    number("feed_forward_length", s.ff_size);
+    const bool gemma4  = s.family == "gemma4";
+    const auto is_full = [&](int layer) { return s.period > 0 && (layer + 1) % s.period == 0; };
+    const int  most    = std::max(head_dim, s.full_head_dim); // of a head
+    number("feed_forward_length", gemma4 ? s.dense_size : s.ff_size);
     number("attention.head_count", s.n_heads);
-    number("attention.head_count_kv", s.n_kv_heads);
-    number("attention.key_length", head_dim);
-    number("attention.value_length", head_dim);
-    number("rope.dimension_count", head_dim);
+    number("attention.key_length", most);
+    number("attention.value_length", most);
+    number("rope.dimension_count", most);
+    if (gemma4) {
+        std::vector<bool>         windows;
+        std::vector<std::int32_t> kv_heads;
+        for (int i = 0; i < s.n_layers; i++) {
+            windows.push_back(!is_full(i));
+            kv_heads.push_back(is_full(i) ? s.full_kv_heads : s.n_kv_heads);
+        }
+        w.set(key("attention.sliding_window_pattern"), windows);
+        w.set(key("attention.head_count_kv"), kv_heads);
+        number("attention.key_length_swa", head_dim);
+        number("attention.value_length_swa", head_dim);
+        number("rope.dimension_count_swa", head_dim);
+        w.set(key("rope.freq_base_swa"), 10000.0f);
+        w.set(key("final_logit_softcapping"), 30.0f);
+    } else number("attention.head_count_kv", s.n_kv_heads);
     number("vocab_size", s.vocab_size);
     if (s.experts > 0) {
         number("expert_count", s.experts);
@@ -178,7 +200,7 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     if (s.window > 0) number("attention.sliding_window", s.window);
     const bool oss = s.family == "gpt-oss", opt = s.family == "opt", biased_all = oss || opt;
     w.set(key(opt ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5f);
-    w.set(key("rope.freq_base"), 10000.0f);
+    w.set(key("rope.freq_base"), gemma4 ? 1000000.0f : 10000.0f);
 
     // A stretch of random blocks of each type that is used; tensors are cut out of its repetition.
     std::map<DType, std::vector<std::byte>> patterns;
@@ -208,9 +230,9 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         });
     };
     const auto               matrix = [&](const std::string& name, int rows, int cols) { stack(name, 1, rows, cols); };
-    const std::vector<float> ones(std::size_t(std::max({s.hidden_size, s.n_heads * head_dim})), 1.0f);
+    const std::vector<float> ones(std::size_t(std::max({s.hidden_size, s.n_heads * most})), 1.0f);
     const std::vector<float> zeros(std::size_t(std::max(s.experts, 1)) *
-                                   std::size_t(std::max({s.hidden_size, s.ff_size, s.n_heads * head_dim})));
+                                   std::size_t(std::max({s.hidden_size, s.ff_size, s.n_heads * most})));
     const auto               vector = [&](const std::string& name, int n) {
         w.add_tensor(name, DType::F32, {n}, std::as_bytes(std::span(ones).first(std::size_t(n))));
     };
@@ -221,31 +243,46 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         w.add_tensor(name, DType::F32, std::move(dims),
                      std::as_bytes(std::span(zeros).first(std::size_t(n) * std::size_t(of))));
     };
-    const int q = s.n_heads * head_dim, kv = s.n_kv_heads * head_dim;
     matrix("token_embd.weight", s.vocab_size, s.hidden_size);
     vector("output_norm.weight", s.hidden_size);
     if (opt) { // positions are learned, and the head is the embedding
         bias("output_norm.bias", s.hidden_size);
         matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
-    } else matrix("output.weight", s.vocab_size, s.hidden_size);
+    } else if (!gemma4) matrix("output.weight", s.vocab_size, s.hidden_size); // Gemma's head is the embedding
     for (int i = 0; i < s.n_layers; i++) {
         const auto name   = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
         const auto biased = [&](const char* part) { return cat("blk.", i, ".", part, ".bias"); };
+        const bool full   = gemma4 && is_full(i);
+        const int  dim    = full ? s.full_head_dim : head_dim;
+        const int  q = s.n_heads * dim, kv = (full ? s.full_kv_heads : s.n_kv_heads) * dim;
         vector(name("attn_norm"), s.hidden_size);
         matrix(name("attn_q"), q, s.hidden_size);
         matrix(name("attn_k"), kv, s.hidden_size);
-        matrix(name("attn_v"), kv, s.hidden_size);
+        if (!full) matrix(name("attn_v"), kv, s.hidden_size); // a full layer's V is its K
         matrix(name("attn_output"), s.hidden_size, q);
         bias(biased("attn_q"), q);
         bias(biased("attn_k"), kv);
         bias(biased("attn_v"), kv);
         bias(biased("attn_output"), s.hidden_size);
-        if (s.family == "qwen3moe") {
-            vector(name("attn_q_norm"), head_dim);
-            vector(name("attn_k_norm"), head_dim);
+        if (s.family == "qwen3moe" || gemma4) {
+            vector(name("attn_q_norm"), dim);
+            vector(name("attn_k_norm"), dim);
+        }
+        if (gemma4) {
+            for (const char* norm :
+                 {"post_attention_norm", "post_ffw_norm", "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"})
+                vector(name(norm), s.hidden_size);
+            vector(cat("blk.", i, ".ffn_gate_inp.scale"), s.hidden_size);
+            matrix(name("ffn_gate"), s.dense_size, s.hidden_size);
+            matrix(name("ffn_up"), s.dense_size, s.hidden_size);
+            matrix(name("ffn_down"), s.hidden_size, s.dense_size);
+            stack(name("ffn_gate_inp"), 1, s.experts, s.hidden_size, true);
+            stack(name("ffn_gate_up_exps"), s.experts, 2 * s.ff_size, s.hidden_size);
+            stack(name("ffn_down_exps"), s.experts, s.hidden_size, s.ff_size);
         }
         if (oss) vector(name("attn_sinks"), s.n_heads);
         vector(name(oss ? "post_attention_norm" : "ffn_norm"), s.hidden_size);
+        if (gemma4) continue;
         if (opt) {
             bias(biased("attn_norm"), s.hidden_size);
             bias(biased("ffn_norm"), s.hidden_size);
