@@ -169,6 +169,26 @@ TEST_CASE("the reference models say what they are known to be", "[config]") {
     CHECK(tied.error == "");
 }
 
+TEST_CASE("layers have heads, widths, windows and caches of their own", "[config]") {
+    const Loaded got = load(reference("models/gemma4-Q8_0.gguf"));
+    REQUIRE(got.error == "");
+    const ModelConfig& c = *got.config;
+    CHECK(c.head_dim == 64);
+    CHECK(c.ff_size == 256);
+    CHECK(c.input_size == 16);
+    CHECK(c.attention_scale == 1);
+    for (std::size_t i = 0; i < c.layers.size(); i++) {
+        CAPTURE(i);
+        const LayerConfig& l      = c.layers[i];
+        const bool         window = i != 2 && i != 4 && i != 7;
+        CHECK(l.window == (window ? 32 : 0));
+        CHECK(l.head_dim == (window ? 32 : 64));
+        CHECK(l.local_rope == window);
+        CHECK(l.ff_size == (i < 5 ? 128 : 256));
+        CHECK(l.kv_source == (i < 5 ? -1 : window ? 3 : 4)); // the last of its kind that has K and V
+    }
+}
+
 TEST_CASE("hyper-parameters that make no sense are refused by name and value", "[config]") {
     for (const char* key :
          {"embedding_length", "block_count", "feed_forward_length", "attention.head_count", "context_length",
@@ -196,6 +216,16 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     });
     refused("llama.block_count", 0x80000000u, "block_count is 2147483648, not in 1..12");
     refused("llama.expert_count", 8u, "llama.expert_used_count is missing");
+    refused("llama.attention.head_count_kv", std::vector<std::int32_t>{3},
+            "not a multiple of attention.head_count_kv 3");
+    refused("llama.attention.head_count_kv", std::vector<std::int32_t>{-1},
+            "attention.head_count_kv has -1, not in 1..4");
+    refused("llama.feed_forward_length", std::vector<std::int32_t>{0}, "feed_forward_length has 0, not in 1..");
+    refused("llama.attention.shared_kv_layers", 1u, "attention.shared_kv_layers is 1, not in 0..0");
+    refused("llama.attention.key_length_swa", 4u, "value_length_swa differs",
+            [](GgufWriter& w) { w.set("llama.attention.value_length_swa", 2u); });
+    refused("llama.attention.key_length_swa", 4u, "RoPE rotates more dimensions than the 4 of a head in layer 0",
+            [](GgufWriter& w) { w.set("llama.attention.sliding_window", 16u); });
     const auto eight_experts = [](GgufWriter& w) {
         w.set("llama.expert_count", 8u);
         w.set("llama.expert_used_count", 3u);

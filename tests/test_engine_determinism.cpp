@@ -18,7 +18,7 @@ using namespace quire::testing;
 
 TEST_CASE("random mixes give every sequence the bits it gets alone") {
     for (const char* name : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "qwen2-Q4_0.gguf", "gemma2-Q8_0.gguf",
-                             "qwen3moe-Q8_0.gguf", "deepseek2-Q8_0.gguf"}) {
+                             "qwen3moe-Q8_0.gguf", "deepseek2-Q8_0.gguf", "gemma4-Q8_0.gguf"}) {
         const std::string path = reference(cat("models/", name));
         const unsigned    seed = 20261121;
         CAPTURE(name, seed);

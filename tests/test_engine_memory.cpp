@@ -119,9 +119,9 @@ Request beam(std::vector<Token> prompt, int n_tokens, int width) {
 
 std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
 
-// One of each kind: dense, with sliding windows in all layers and in some, with experts, with latent attention.
-constexpr std::array kinds{"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "qwen3moe-Q8_0.gguf",
-                           "deepseek2-Q8_0.gguf"};
+// One of each kind: dense, with sliding windows in all layers and in some, with experts, with latent attention, with heads of two sizes.
+constexpr std::array kinds{"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf",
+                           "qwen3moe-Q8_0.gguf",   "deepseek2-Q8_0.gguf",   "gemma4-Q8_0.gguf"};
 
 bool pipelined = false; // the engines to come: each test runs in both orders
 

@@ -54,7 +54,7 @@ namespace quire {
 
 std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
                                     float& scale) {
-    const int          half = config.rope_dim / 2;
+    const int          dim = local ? config.rope_dim_local : config.rope_dim, half = dim / 2;
     std::vector<float> freq(static_cast<std::size_t>(half));
     const auto         base    = double(local ? config.rope_base_local : config.rope_base);
     const RopeScaling  scaling = local ? RopeScaling::none : config.rope_scaling;
@@ -73,7 +73,7 @@ std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::
             scale = float((0.1 * std::log(double(config.rope_factor)) + 1.0) * double(config.rope_attn_factor));
     }
     for (int i = 0; i < half; i++) {
-        double f = std::pow(base, -2.0 * i / config.rope_dim);
+        double f = std::pow(base, -2.0 * i / dim);
         if (scaling == RopeScaling::linear) f /= double(config.rope_factor);
         if (scaling == RopeScaling::yarn) {
             double slow = std::clamp((i - low) / (high - low), 0.0, 1.0); // 1: interpolate, 0: leave
@@ -111,9 +111,12 @@ public:
             attended_ = value("attended", heads * c_.latent->value_dim);
         } else if (!c_.layers.empty()) use_heads_of(c_.layers[0]);
         const ExpertConfig& e = c_.experts;
-        if (!std::ranges::all_of(c_.layers, &LayerConfig::experts)) {
-            gate_ = value("gate", c_.ff_size);
-            up_   = value("up", c_.ff_size);
+        if (!std::ranges::all_of(c_.layers, &LayerConfig::experts) || c_.family->dense_beside)
+            use_width_of(c_.layers[0]);
+        if (c_.input_size > 0) {
+            inputs_     = value("inputs", std::int64_t(c_.n_layers) * c_.input_size, {.f32 = true});
+            projected_  = value("projected", std::int64_t(c_.n_layers) * c_.input_size);
+            input_gate_ = value("input_gate", c_.input_size);
         }
         if (e.shared_ff_size > 0) {
             shared_gate_ = value("shared_gate", e.shared_ff_size);
@@ -131,7 +134,8 @@ public:
                 parts_.push_back(value("part", hidden, {.f32 = true}));
                 if (e.n > 0) expert_parts_.push_back(value("expert_part", hidden));
             }
-        if (c_.family->residual == Residual::parallel || c_.family->may_be_parallel || e.shared_ff_size > 0)
+        if (c_.family->residual == Residual::parallel || c_.family->may_be_parallel || e.shared_ff_size > 0 ||
+            (e.n > 0 && c_.family->dense_beside))
             other_ = value("other", hidden);
 
         const auto add_rope = [&](bool local) {
@@ -155,6 +159,7 @@ public:
                    c_.separator, Token(shape_.vocab.first), shape_.n > 1});
         if (shape_.n > 1) emit(AllReduce{{x_}, x_});
         if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
+        if (w_.layer_embd) layer_inputs();
         for (int i = 0; i < c_.n_layers; i++) {
             p_.layers.push_back(p_.operations.size());
             layer(i);
@@ -232,6 +237,11 @@ private:
         v_        = of_width(v_values_, "v", std::int64_t(layer.n_kv_heads) * layer.value_dim);
         attended_ = of_width(attended_values_, "attended", std::int64_t(c_.n_heads) * layer.value_dim);
     }
+    void use_width_of(const LayerConfig& layer) {
+        const std::int64_t width = shape_.whole() ? layer.ff_size : c_.ff_size; // split layers are all alike
+        gate_                    = of_width(gate_values_, "gate", width);
+        up_                      = of_width(up_values_, "up", width);
+    }
     // A norm of all heads of the model together; x has the heads `mine`, of `dim` columns each.
     void norm_heads(ValueId x, const WeightHandle& weight, Range mine, std::int64_t dim) {
         if (weight.cols == dim || shape_.n == 1) return norm(x, x, weight);
@@ -252,7 +262,7 @@ private:
             attention(i, l);
             norm_sum(delta_, x_, l.attn_out_norm);
             norm_residual({});
-            dense(l, delta_);
+            dense(i, l, delta_);
             norm_sum(delta_, x_, l.layer_out_norm);
             return;
         }
@@ -264,10 +274,43 @@ private:
         add(delta_);
         if (!parallel) norm_residual(l.ffn_norm);
         const ValueId out = parallel ? other_ : delta_;
-        if (l.experts) experts(l, out);
-        else dense(l, out);
+        if (l.experts && l.ffn_up) dense_and_experts(i, l);
+        else if (l.experts) experts(l, out);
+        else dense(i, l, out);
         if (l.ffn_post_norm) norm(out, out, l.ffn_post_norm);
         add(out);
+        if (l.input_gate) add_input(i, l);
+        if (l.output_scale != 1) emit(Add{x_, std::exchange(waiting_, none), l.output_scale});
+    }
+
+    // Gemma 4: delta = norm(dense network) + norm(experts), each behind a norm of its own.
+    void dense_and_experts(int i, const PreparedLayer& l) {
+        dense(i, l, delta_);
+        norm(delta_, delta_, l.dense_post_norm);
+        norm(x_, h_, l.experts->router_norm);
+        route(*l.experts, 1 / std::sqrt(float(c_.hidden_size)));
+        norm(x_, h_, l.experts_norm);
+        run_experts(l, other_);
+        norm(other_, other_, l.experts_post_norm);
+        emit(Add{delta_, other_});
+    }
+
+    // Gemma 3n, Gemma 4: numbers of each token for each layer, from a table and from the embedding. Their sum is to be divided by √2, which
+    // add_input() does.
+    void layer_inputs() {
+        emit(Embed{w_.layer_embd, {}, inputs_, std::sqrt(float(c_.input_size))});
+        norm_residual({});
+        emit(Gemm{h_, {{w_.layer_proj.weight, w_.layer_proj.bias, projected_}}, 1 / std::sqrt(float(c_.hidden_size))});
+        norm(projected_, projected_, w_.layer_proj_norm);
+        emit(Add{inputs_, projected_});
+    }
+    void add_input(int i, const PreparedLayer& l) {
+        norm_residual({});
+        emit(Gemm{h_, {{l.input_gate.weight, l.input_gate.bias, input_gate_}}});
+        emit(Activate{input_gate_, c_.family->activation, inputs_, std::int64_t(i) * c_.input_size});
+        emit(Gemm{input_gate_, {{l.input_proj.weight, l.input_proj.bias, delta_}}, std::sqrt(0.5f)});
+        norm(delta_, delta_, l.input_post_norm);
+        add(delta_);
     }
 
     Rope rope_of(const LayerConfig& layer) const {
@@ -277,10 +320,12 @@ private:
     void attention(int i, const PreparedLayer& l) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
         use_heads_of(layer);
-        emit(Gemm{h_,
-                  {{l.attn_q.weight, l.attn_q.bias, q_},
-                   {l.attn_k.weight, l.attn_k.bias, k_},
-                   {l.attn_v.weight, l.attn_v.bias, v_}}});
+        const int               own = layer.kv_source < 0 ? i : layer.kv_source; // the layer whose cache this one reads
+        std::vector<Projection> projections{{l.attn_q.weight, l.attn_q.bias, q_}};
+        if (l.attn_k) projections.push_back({l.attn_k.weight, l.attn_k.bias, k_});
+        if (l.attn_v) projections.push_back({l.attn_v.weight, l.attn_v.bias, v_});
+        emit(Gemm{h_, std::move(projections)});
+        if (c_.family->v_norm && l.attn_k) bare_norm(l.attn_v ? v_ : k_, v_, layer.value_dim);
         const bool rope_first = c_.family->norm_after_rope && layer.rope;
         if (rope_first)
             for (ValueId x : {q_, k_}) emit(RopeAndStore{x, none, none, rope_of(layer), i, layer.head_dim, 0});
@@ -288,9 +333,10 @@ private:
         if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads_of(i), layer.head_dim);
         for (ValueId x : {q_, k_})
             if (layer.bare_norm) bare_norm(x, x, layer.head_dim);
-        emit(RopeAndStore{q_, k_, v_, rope_first ? Rope() : rope_of(layer), i, layer.head_dim, 0});
+        if (l.attn_k) emit(RopeAndStore{q_, k_, v_, rope_first ? Rope() : rope_of(layer), i, layer.head_dim, 0});
+        else if (layer.rope) emit(RopeAndStore{q_, none, none, rope_of(layer), own, layer.head_dim, 0});
         if (layer.temperature.scale != 0) emit(PositionScale{q_, layer.temperature});
-        emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
+        emit(Attention{q_, attended_, own, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, !c_.family->encoder, layer.chunked});
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
@@ -319,7 +365,8 @@ private:
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
 
-    void dense(const PreparedLayer& l, ValueId out) {
+    void dense(int i, const PreparedLayer& l, ValueId out) {
+        use_width_of(c_.layers[std::size_t(i)]);
         feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, leaves_of(l).ffn_down, shape_.ff, gate_, up_, out);
     }
 
@@ -336,31 +383,36 @@ private:
         row_parallel(inner, down, leaves, ranges, out);
     }
 
-    void experts(const PreparedLayer& l, ValueId out) {
-        const ExpertConfig&                  e = c_.experts;
-        const ExpertTensorsOf<WeightHandle>& t = *l.experts;
+    void route(const ExpertTensorsOf<WeightHandle>& t, float score_scale) {
+        const ExpertConfig& e = c_.experts;
         emit(Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale,
-                   e.n_groups, e.n_groups_used});
-        const auto run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
+                   e.n_groups, e.n_groups_used, score_scale, t.output_scale});
+    }
+
+    // out = the sum of the experts that route() has chosen.
+    void run_experts(const PreparedLayer& l, ValueId out) {
+        const ExpertConfig& e   = c_.experts;
+        const auto          run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
+            const bool joined = bool(w.gate_up);
             emit(ExpertGatedGemm{h_,
                                  routes_,
-                                 {w.gate.weight, w.gate.bias, gate},
-                                 {w.up.weight, w.up.bias, up},
+                                          {joined ? w.gate_up : w.gate.weight, w.gate.bias, gate},
+                                          {joined ? w.gate_up : w.up.weight, w.up.bias, up},
                                  e.n,
                                  e.used,
                                  c_.family->activation,
-                                 false,
+                                 joined,
                                  c_.family->weighs_input});
             emit(ExpertCombineGemm{gate,
                                    routes_,
-                                   {w.down.weight, w.down.bias, to},
+                                            {w.down.weight, w.down.bias, to},
                                    e.n,
                                    e.used,
                                    c_.residual_scale,
                                    !c_.family->weighs_input});
         };
         if (shape_.whole()) {
-            run(t, expert_gate_, expert_up_, out);
+            run(*l.experts, expert_gate_, expert_up_, out);
         } else {
             const std::vector<ExpertTensorsOf<WeightHandle>>& leaves = leaves_of(l).experts;
             std::vector<ValueId>                              parts;
@@ -373,6 +425,12 @@ private:
             }
             emit(AllReduce{std::move(parts), out});
         }
+    }
+
+    void experts(const PreparedLayer& l, ValueId out) {
+        const ExpertTensorsOf<WeightHandle>& t = *l.experts;
+        route(t, 1);
+        run_experts(l, out);
         if (!t.shared_up) return;
         feed_forward(t.shared_gate, t.shared_up, t.shared_down, leaves_of(l).shared_down, shape_.shared_ff,
                      shared_gate_, shared_up_, other_);
@@ -413,10 +471,11 @@ private:
     ValueId                         waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
             attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none,
-            shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none;
+            shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none,
+            projected_ = none, input_gate_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
-    std::map<std::int64_t, ValueId> q_values_, k_values_, v_values_, attended_values_;
+    std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
 };
 
 using Prepare = std::function<Result<WeightHandle>(const TensorView&, WeightUse, int n)>;
@@ -452,12 +511,16 @@ public:
     PreparedLayer operator()(const LayerTensors& l, const ModelConfig& c) {
         PreparedLayer to;
         each(l, to, [](auto& t) {
-            return std::array{&t.attn_out_norm, &t.layer_out_norm, &t.attn_norm, &t.attn_q, &t.attn_k,  &t.attn_v,
-                              &t.attn_output,   &t.ffn_norm,       &t.ffn_gate,  &t.ffn_up, &t.ffn_down};
+            return std::array{&t.attn_out_norm, &t.layer_out_norm, &t.attn_norm, &t.attn_q,   &t.attn_k,
+                              &t.attn_v,        &t.attn_output,    &t.ffn_norm,  &t.ffn_gate, &t.ffn_up,
+                              &t.ffn_down,      &t.input_gate,     &t.input_proj};
         });
         each(l, to, [](auto& t) {
-            return std::array{&t.attn_q_norm, &t.attn_k_norm, &t.attn_sinks, &t.attn_post_norm, &t.ffn_post_norm};
+            return std::array{&t.attn_q_norm,    &t.attn_k_norm,       &t.attn_sinks,
+                              &t.attn_post_norm, &t.ffn_post_norm,     &t.dense_post_norm,
+                              &t.experts_norm,   &t.experts_post_norm, &t.input_post_norm};
         });
+        to.output_scale = l.output_scale;
         if (l.experts) {
             const ExpertTensors& e    = *l.experts;
             auto&                mine = to.experts.emplace();
@@ -465,7 +528,9 @@ public:
             mine.router.bias          = (*this)(e.router.bias);
             stacks(e, mine, c.experts.n);
             each(e, mine, [](auto& t) { return std::array{&t.shared_gate, &t.shared_up, &t.shared_down}; });
-            each(e, mine, [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight}; });
+            each(e, mine,
+                 [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight, &t.router_norm, &t.output_scale}; });
+            mine.gate_up = (*this)(e.gate_up, WeightUse::stack, 2 * c.experts.n);
         }
         if (l.latent) {
             auto& mine = to.latent.emplace();
@@ -506,6 +571,9 @@ static PreparedModel prepare_ends(const ModelTensors& m, Preparer& prepare) {
     to.position_embd   = prepare(m.position_embd, WeightUse::lookup);
     to.token_types     = prepare(m.token_types, WeightUse::lookup);
     to.embd_norm       = prepare(m.embd_norm);
+    to.layer_embd      = prepare(m.layer_embd, WeightUse::lookup);
+    to.layer_proj      = prepare(m.layer_proj);
+    to.layer_proj_norm = prepare(m.layer_proj_norm);
     to.output_norm     = prepare(m.output_norm);
     to.output.weight   = tied ? to.token_embd : prepare(m.output.weight);
     to.output.bias     = prepare(m.output.bias);

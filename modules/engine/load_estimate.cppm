@@ -66,7 +66,8 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
         " expert_weights_scale expert_gating_func expert_group_count leading_dense_block_count pooling_type"
         " token_type_count classifier.output_labels position_offset do_layer_norm_before use_parallel_residual"
         " tensor_data_layout expert_group_used_count nextn_predict_layers interleave_moe_layer_step"
-        " attention.temperature_scale ";
+        " attention.temperature_scale attention.key_length_swa attention.value_length_swa rope.dimension_count_swa"
+        " attention.shared_kv_layers embedding_length_per_layer_input ";
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return known.find(cat(" ", key, " ")) == known.npos;
@@ -83,8 +84,9 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
         types[t.type] += t.bytes;
         estimate.parameters += n;
         estimate.weight_bytes += t.bytes;
-        const bool   lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight";
-        const double used   = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
+        const bool lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight" ||
+                            t.name == "per_layer_token_embd.weight";
+        const double used = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
         active += used * double(n);
         active_bytes += used * double(t.bytes);
     }

@@ -55,6 +55,7 @@ struct LayerConfig {
     Temperature temperature = {};
     // The KV heads of the layer, and the dimensions of their K (as of the heads of Q) and V; no KV heads: the layer does not attend.
     int        n_kv_heads = 0, head_dim = 0, value_dim = 0;
+    int        ff_size   = 0;  // without experts, or beside them
     int        kv_source = -1; // the layer whose K and V it reads, and which comes before it; -1: its own
     StateShape state     = {};
 
@@ -77,9 +78,11 @@ struct ModelConfig {
     int           n_kv_heads            = 0; // this, head_dim and value_dim: the largest of the layers
     int           head_dim              = 0; // of Q and of K in the cache
     int           value_dim             = 0; // of V
-    int           ff_size               = 0; // of layers without experts
+    int           ff_size               = 0; // of layers without experts, the largest
+    int           input_size            = 0; // numbers of a token that each layer has for itself; 0: it has none
     float         norm_eps              = 0;
     int           rope_dim              = 0; // rotated dimensions of a head, even
+    int           rope_dim_local        = 0; // likewise, with LayerConfig::local_rope
     float         rope_base             = 10000;
     float         rope_base_local       = 10000; // LayerConfig::local_rope
     RopeScaling   rope_scaling          = RopeScaling::none;
@@ -178,6 +181,23 @@ public:
         }
         return list->bools;
     }
+    // A number for each of n layers, from a list of them or from one for all.
+    std::vector<int> by_layer(std::string_view key, std::optional<std::int64_t> fallback, std::int64_t least,
+                              std::int64_t most, int n) {
+        const GgufValue* value = file_.find(full(key));
+        const auto*      list  = value ? std::get_if<GgufArray>(value) : nullptr;
+        if (!list) return std::vector<int>(std::size_t(n), integer(key, fallback, least, most));
+        std::vector<int> numbers;
+        if (list->uints.size() + list->ints.size() != std::size_t(n))
+            refuse(cat(full(key), " is an array of ", list->size(), ", not of an integer for each of ", n, " layers"));
+        const auto take = [&](std::int64_t v) {
+            if (v < least || v > most) refuse(cat(full(key), " has ", v, ", not in ", least, "..", most));
+            numbers.push_back(int(v));
+        };
+        for (std::uint64_t v : list->uints) take(std::int64_t(std::min(v, std::uint64_t(1) << 62)));
+        for (std::int64_t v : list->ints) take(v);
+        return numbers;
+    }
     bool has(std::string_view key) const { return file_.find(full(key)) != nullptr; }
     // Whether the value is 0, false or an empty list.
     bool is_zero(std::string_view key) const {
@@ -210,8 +230,13 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
     if (c.rope_dim > longest)
         keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", more than the ", longest, " of a head"));
-    const float local = c.family->local_rope_base > 0 ? c.family->local_rope_base : c.rope_base;
-    c.rope_base_local = keys.number("rope.freq_base_swa", double(local), 1);
+    const float local   = c.family->local_rope_base > 0 ? c.family->local_rope_base : c.rope_base;
+    c.rope_base_local   = keys.number("rope.freq_base_swa", double(local), 1);
+    const int in_window = keys.integer("attention.key_length_swa", longest, 1, 512);
+    c.rope_dim_local =
+        keys.integer("rope.dimension_count_swa", std::min(c.rope_dim, in_window), 2, std::max(in_window, 2));
+    if (c.rope_dim_local % 2 != 0)
+        keys.refuse(cat("rope.dimension_count_swa is ", c.rope_dim_local, ", an odd number"));
     if (!c.family->local_rope && c.rope_base_local != c.rope_base)
         keys.refuse(
             cat("rope.freq_base_swa is ", c.rope_base_local, ", which the family ", c.family->name, " has no use for"));
@@ -238,8 +263,21 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
             cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
 }
 
-// Which layers have a window, RoPE and experts.
-void read_layers(Keys& keys, ModelConfig& c) {
+// The last layers may have no K and V: they read those of the last layer before them whose window is theirs.
+void share_kv(Keys& keys, ModelConfig& c) {
+    const int own = c.n_layers - keys.integer("attention.shared_kv_layers", 0, 0, c.n_layers - 1);
+    for (int i = own; i < c.n_layers && !keys.error(); i++) {
+        LayerConfig& l = c.layers[std::size_t(i)];
+        for (int j = 0; j < own; j++)
+            if (c.layers[std::size_t(j)].window == l.window) l.kv_source = j;
+        if (l.kv_source < 0 || c.layers[std::size_t(l.kv_source)].n_kv_heads != l.n_kv_heads)
+            keys.refuse(
+                cat(keys.full("attention.shared_kv_layers"), " leaves no layer whose K and V layer ", i, " can read"));
+    }
+}
+
+// Which layers have a window, RoPE and experts, and their sizes.
+void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, const std::vector<int>& kv_heads) {
     const Family& f                = *c.family;
     c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
     const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
@@ -249,10 +287,13 @@ void read_layers(Keys& keys, ModelConfig& c) {
     const int step = keys.integer("interleave_moe_layer_step", 1, 1, 1 << 20); // of so many layers the last has experts
     Temperature temperature = f.temperature;
     if (keys.has("attention.temperature_scale")) {
-        temperature = {keys.number("attention.temperature_scale", {}, -1), c.rope_original_context, 0};
+        temperature = {keys.number("attention.temperature_scale", {}, -1), std::max(c.rope_original_context, 1), 0};
         if (f.temperature.scale > 0)
             keys.refuse("attention.temperature_scale is of a family whose temperature is fixed");
     }
+    const int window_dim = keys.integer("attention.key_length_swa", c.head_dim, 1, c.latent ? 4096 : 512);
+    if (keys.integer("attention.value_length_swa", window_dim, 1, 4096) != window_dim)
+        keys.refuse("attention.value_length_swa differs from attention.key_length_swa, which quire does not support");
     if (keys.error()) return;
     for (int i = 0; i < c.n_layers; i++) {
         LayerConfig& l   = c.layers.emplace_back();
@@ -266,10 +307,16 @@ void read_layers(Keys& keys, ModelConfig& c) {
         l.chunked    = f.chunk > 0 && l.rope;
         if (l.chunked) l.window = f.chunk;
         if (f.temperature.scale == 0 || !l.rope) l.temperature = temperature;
-        l.n_kv_heads = c.n_kv_heads;
-        l.head_dim   = c.head_dim;
-        l.value_dim  = c.value_dim;
+        l.n_kv_heads = kv_heads[std::size_t(i)];
+        l.head_dim   = l.window > 0 ? window_dim : c.head_dim;
+        l.value_dim  = l.window > 0 && !c.latent ? window_dim : c.value_dim;
+        l.ff_size    = ff_sizes[std::size_t(i)];
+        if (l.rope && !c.latent && (l.local_rope ? c.rope_dim_local : c.rope_dim) > l.head_dim)
+            keys.refuse(cat("RoPE rotates more dimensions than the ", l.head_dim, " of a head in layer ", i));
     }
+    c.head_dim  = std::ranges::max_element(c.layers, {}, &LayerConfig::head_dim)->head_dim;
+    c.value_dim = std::ranges::max_element(c.layers, {}, &LayerConfig::value_dim)->value_dim;
+    share_kv(keys, c);
 }
 
 static bool has_choice_bias(const GgufTensor& t) { return t.name.ends_with(".exp_probs_b.bias"); }
@@ -305,13 +352,15 @@ void read_experts(const Gguf& file, Keys& keys, ModelConfig& c) {
 }
 
 // The sizes of heads.
-void read_heads(Keys& keys, ModelConfig& c) {
-    c.n_heads    = keys.integer("attention.head_count", {}, 1, 1 << 16);
-    c.n_kv_heads = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
+void read_heads(Keys& keys, ModelConfig& c, std::vector<int>& kv_heads) {
+    c.n_heads = keys.integer("attention.head_count", {}, 1, 1 << 16);
+    kv_heads =
+        keys.by_layer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1), c.n_layers + c.n_extra_layers);
     if (keys.error()) return;
-    if (c.n_heads % c.n_kv_heads != 0)
-        keys.refuse(
-            cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
+    c.n_kv_heads = *std::ranges::max_element(kv_heads);
+    for (int n : kv_heads)
+        if (c.n_heads % n != 0)
+            keys.refuse(cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", n));
     if (!keys.has("attention.key_length") && c.hidden_size % c.n_heads != 0)
         keys.refuse(cat("embedding_length ", c.hidden_size, " is not a multiple of attention.head_count ", c.n_heads));
     const int most = c.family->latent ? 4096 : 512;
@@ -351,9 +400,12 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
     c.residual_scale  = keys.number("residual_scale", 1.0, 0);
     c.logit_scale     = keys.number("logit_scale", 1.0, 0);
     if (f.logits_divided) c.logit_scale = 1 / c.logit_scale;
-    const bool wide   = f.wide_scale_layers > 0 && c.n_layers == f.wide_scale_layers;
-    c.attention_scale = keys.number(
-        "attention.scale", 1 / std::sqrt(wide ? double(c.hidden_size) / double(c.n_heads) : double(scored)), 0);
+    const bool   wide  = f.wide_scale_layers > 0 && c.n_layers == f.wide_scale_layers;
+    const double scale = 1 / std::sqrt(wide ? double(c.hidden_size) / double(c.n_heads) : double(scored));
+    if (f.attention_scale == 0 && !keys.has("attention.scale") &&
+        std::ranges::any_of(c.layers, [&](const LayerConfig& l) { return l.head_dim != c.head_dim; }))
+        keys.refuse("attention.key_length_swa gives heads a second size, and no attention.scale is for both");
+    c.attention_scale = keys.number("attention.scale", f.attention_scale > 0 ? double(f.attention_scale) : scale, 0);
     if (f.softcaps) {
         c.attention_softcap = keys.number("attn_logit_softcapping", double(f.attention_softcap), -1);
         c.logit_softcap     = keys.number("final_logit_softcapping", double(f.logit_softcap), -1);
@@ -374,8 +426,7 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
 void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key :
          {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.layer_indices", "router_logit_softcapping",
-          "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input", "attention.shared_kv_layers",
-          "attention.indexer.head_count", "expert_group_scale"})
+          "rope.scaling.alpha", "swin_norm", "attention.indexer.head_count", "expert_group_scale"})
         if (keys.has(key) && !keys.is_zero(key))
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
@@ -428,16 +479,20 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.n_layers       = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
     c.n_extra_layers = keys.integer("nextn_predict_layers", 0, 0, std::max(c.n_layers - 1, 0));
     c.n_layers -= c.n_extra_layers;
-    const bool experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
-    c.ff_size =
-        keys.integer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24);
-    c.norm_eps = keys.number(
+    const bool             experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
+    const std::vector<int> ff_sizes =
+        keys.by_layer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24,
+                      c.n_layers + c.n_extra_layers);
+    c.input_size = keys.integer("embedding_length_per_layer_input", 0, 0, 1 << 16);
+    c.norm_eps   = keys.number(
         c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
     if (keys.error()) return std::unexpected(*keys.error());
-    read_heads(keys, c);
+    c.ff_size = *std::ranges::max_element(ff_sizes);
+    std::vector<int> kv_heads;
+    read_heads(keys, c, kv_heads);
     read_experts(file, keys, c);
     if (!keys.error() && c.family->rope != RopePairs::none) read_rope(keys, c, c.latent ? c.rope_dim : c.head_dim);
-    if (!keys.error()) read_layers(keys, c);
+    if (!keys.error()) read_layers(keys, c, ff_sizes, kv_heads);
     if (!keys.error()) read_scales(keys, c, c.latent ? c.latent->nope_dim + c.rope_dim : c.head_dim);
     if (c.family->learned_positions)
         c.position_offset = keys.integer("position_offset", c.family->position_offset, 0, 1 << 20);

@@ -63,9 +63,10 @@ struct Family {
     bool learned_positions = false; // vectors added to the embedding
     int  position_offset   = 0;     // row of position 0 among them, unless the file says
     bool qk_norm           = false; // a file must have norms of q and k; without this it may have them
-    bool norm_after_rope   = false; // these norms follow RoPE; else they come before it
-    bool embedding_sqrt    = false; // embeddings are multiplied by sqrt(hidden)
-    bool logits_divided    = false; // logit_scale divides; else it multiplies
+    bool v_norm = false; // each head of V is normed without weights; without attn_v V is K as it is before its norm
+    bool norm_after_rope = false; // these norms follow RoPE; else they come before it
+    bool embedding_sqrt  = false; // embeddings are multiplied by sqrt(hidden)
+    bool logits_divided  = false; // logit_scale divides; else it multiplies
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
     int         window_period     = 0;
     float       attention_softcap = 0, logit_softcap = 0; // where the file says nothing
@@ -79,12 +80,14 @@ struct Family {
     // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
     bool  local_rope        = false;
     float local_rope_base   = 0;
+    float attention_scale   = 0; // of q·k; 0: 1 / sqrt of the head's size
     int   wide_scale_layers = 0; // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
     bool  may_be_parallel   = false; // a file without ffn_norm is `parallel`
 
     Gating gating           = Gating::softmax;
     bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
     bool weighs_input       = false; // an expert's weight multiplies its input, not its output
+    bool dense_beside       = false; // a dense network runs beside the experts, with norms around both
     bool shared_expert      = false; // an expert runs for every token, where the file says nothing
     bool latent             = false; // multi-head latent attention
     bool sinks              = false; // attention has sinks
@@ -123,6 +126,9 @@ constexpr std::array table{
     Family{.name = "gemma3", .residual = sandwich, .activation = gelu_tanh, .qk_norm = true, .embedding_sqrt = true,
            .window_period = 6, .softcaps = true, .local_rope = true, .local_rope_base = 10000,
            .wide_scale_layers = 62},
+    Family{.name = "gemma4", .residual = sandwich, .activation = gelu_tanh, .qk_norm = true, .v_norm = true,
+           .embedding_sqrt = true, .softcaps = true, .local_rope = true, .attention_scale = 1,
+           .experts_normalised = true, .dense_beside = true},
     Family{.name = "glm4", .rope = interleaved, .residual = sandwich},
     Family{.name = "glm4moe", .gating = Gating::sigmoid},
     Family{.name = "gpt-oss", .activation = clamped_swiglu, .biases = Biases::all, .window_period = 2,

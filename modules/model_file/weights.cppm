@@ -24,6 +24,9 @@ struct ExpertTensorsOf {
     LinearOf<T> router;         // [n × hidden]
     T           choice_bias;    // [n], added to the scores only to choose
     LinearOf<T> gate, up, down; // stacks of [ff × hidden] and [hidden × ff]; biases [n × out]
+    T           gate_up;        // instead of gate and up: each expert's gate, then its up
+    T router_norm;  // [hidden]: the router reads the normed residual times this / sqrt(hidden), not the experts' input
+    T output_scale; // [n], of the experts' weights
     LinearOf<T> shared_gate, shared_up, shared_down;
     T           shared_weight; // [hidden]: sigmoid(h · shared_weight) is the shared network's factor
 };
@@ -53,7 +56,13 @@ struct LayerTensorsOf {
     LinearOf<T> ffn_norm;                      // [hidden]
     LinearOf<T> ffn_gate, ffn_up;              // [ff × hidden]; no gate: the activation is applied to `up`
     LinearOf<T> ffn_down;                      // [hidden × ff]
-    std::optional<ExpertTensorsOf<T>> experts; // instead of ffn_*
+    std::optional<ExpertTensorsOf<T>> experts; // instead of ffn_*, or beside them:
+    // [hidden]: of the dense network's output; of the experts' input and output; ffn_post_norm is then of the sum of both outputs
+    T           dense_post_norm, experts_norm, experts_post_norm;
+    LinearOf<T> input_gate,
+        input_proj; // [input × hidden], [hidden × input]: what the token's numbers for the layer add
+    T                                 input_post_norm;  // [hidden]
+    float                             output_scale = 1; // of the residual behind the layer
     std::optional<LatentTensorsOf<T>> latent;
 };
 
@@ -63,8 +72,12 @@ struct ModelTensorsOf {
     T           position_embd; // [context × hidden], or empty
     T           token_types;   // [types × hidden], or empty: the type of a token is added to its embedding
     LinearOf<T> embd_norm;     // [hidden], of the embeddings, or empty
-    LinearOf<T> output_norm;   // [hidden]
-    LinearOf<T> output;        // [vocab × hidden]; the embedding again when tied
+    // A token's numbers for each layer: [vocab × layers*input], plus the normed projection [layers*input × hidden] of its embedding.
+    T                              layer_embd;
+    LinearOf<T>                    layer_proj;
+    T                              layer_proj_norm; // [input]
+    LinearOf<T>                    output_norm;     // [hidden]
+    LinearOf<T>                    output;          // [vocab × hidden]; the embedding again when tied
     std::vector<LayerTensorsOf<T>> layers;
     // The host reads the others in the file.
     // A reranker's head: out · tanh(classifier · state); the first may be missing.
@@ -210,16 +223,19 @@ void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const Model
         l.attn_v = part_of(qkv, q + kv, kv);
     } else {
         l.attn_q = bind.linear(name("attn_q"), q, h, biased);
-        l.attn_k = bind.linear(name("attn_k"), kv, h, biased);
-        l.attn_v = bind.linear(name("attn_v"), kv, h, biased);
+        // Some files keep what a layer with the K and V of another has no use for.
+        const bool own = layer.kv_source < 0;
+        l.attn_k       = bind.linear(name("attn_k"), kv, h, biased, own);
+        l.attn_v       = bind.linear(name("attn_v"), kv, h, biased, own && !c.family->v_norm);
+        if (!own) l.attn_k = l.attn_v = {};
     }
     // One norm for each head, or one for all of them together.
-    const auto head_norm = [&](const char* part, std::int64_t cols) {
+    const auto head_norm = [&](const char* part, std::int64_t cols, bool required) {
         const GgufTensor* t = bind.find(name(part));
-        return bind.vector(name(part), t && t->dims[0] == cols ? cols : layer.head_dim, c.family->qk_norm);
+        return bind.vector(name(part), t && t->dims[0] == cols ? cols : layer.head_dim, required);
     };
-    l.attn_q_norm = head_norm("attn_q_norm.weight", q);
-    l.attn_k_norm = head_norm("attn_k_norm.weight", kv);
+    l.attn_q_norm = head_norm("attn_q_norm.weight", q, c.family->qk_norm);
+    l.attn_k_norm = head_norm("attn_k_norm.weight", kv, c.family->qk_norm && layer.kv_source < 0);
     l.attn_sinks  = bind.vector(name("attn_sinks.weight"), c.n_heads, c.family->sinks);
     l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * layer.value_dim, all_biased);
 }
@@ -259,9 +275,20 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
     const bool biased = c.family->biases == Biases::all;
     t.router = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, biased)};
     t.choice_bias = bind.vector(name("exp_probs_b.bias"), e.n, false);
-    t.gate        = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
-    t.up          = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
-    t.down        = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size, biased);
+    if (bind.has(name("ffn_gate_up_exps.weight"))) {
+        t.gate_up = bind.stack(name("ffn_gate_up_exps.weight"), e.n, 2 * std::int64_t(e.ff_size), h);
+    } else {
+        t.gate = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
+        t.up   = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
+    }
+    t.down         = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size, biased);
+    t.output_scale = bind.vector(name("ffn_down_exps.scale"), e.n, false);
+    if (c.family->dense_beside) {
+        t.router_norm       = bind.vector(name("ffn_gate_inp.scale"), h);
+        l.dense_post_norm   = bind.vector(name("post_ffw_norm_1.weight"), h);
+        l.experts_norm      = bind.vector(name("pre_ffw_norm_2.weight"), h);
+        l.experts_post_norm = bind.vector(name("post_ffw_norm_2.weight"), h);
+    }
     if (e.shared_ff_size == 0) return;
     t.shared_gate   = bind.linear(name("ffn_gate_shexp"), e.shared_ff_size, h);
     t.shared_up     = bind.linear(name("ffn_up_shexp"), e.shared_ff_size, h);
@@ -270,8 +297,8 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
 }
 
 // A gate may be the first half of `up`.
-void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
-    const std::int64_t h = c.hidden_size, ff = c.ff_size;
+void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, std::int64_t ff) {
+    const std::int64_t h      = c.hidden_size;
     const GgufTensor*  up     = bind.find(name("ffn_up.weight"));
     const bool         biased = c.family->biases == Biases::all;
     if (c.family->gated && up && !bind.has(name("ffn_gate.weight")) && up->dims[1] == 2 * ff) {
@@ -307,7 +334,14 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
             bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, *c.family, !c.family->may_be_parallel);
     }
     if (layer.experts) bind_experts(bind, l, name, c);
-    else bind_feed_forward(bind, l, name, c);
+    if (!layer.experts || c.family->dense_beside) bind_feed_forward(bind, l, name, c, layer.ff_size);
+    if (c.input_size > 0) {
+        l.input_gate      = bind.linear(name("inp_gate"), c.input_size, h);
+        l.input_proj      = bind.linear(name("proj"), h, c.input_size);
+        l.input_post_norm = bind.vector(name("post_norm.weight"), h);
+    }
+    if (const TensorView scale = bind.vector(name("layer_output_scale.weight"), 1, false); scale && !bind.error())
+        l.output_scale = *static_cast<const float*>(scale.data);
 }
 
 // Divisors of the RoPE frequencies.
@@ -338,6 +372,12 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
         if (!m.output) m.output.weight = m.token_embd; // tied
         if (c.pooling == Pooling::rank) m.classifier_out = bind.linear("cls.output", c.classes, c.hidden_size);
+    }
+    if (c.input_size > 0) {
+        const std::int64_t all = std::int64_t(c.n_layers) * c.input_size;
+        m.layer_embd           = bind.matrix("per_layer_token_embd.weight", c.vocab_size, all);
+        m.layer_proj           = bind.linear("per_layer_model_proj", all, c.hidden_size);
+        m.layer_proj_norm      = bind.vector("per_layer_proj_norm.weight", c.input_size);
     }
     if (c.family->learned_positions)
         m.position_embd =

@@ -116,6 +116,12 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
                         " ranks: the number of ranks has to divide the heads, and to divide the KV heads or be a "
                         "multiple of them");
     }
+    const bool beside = std::ranges::any_of(w.layers, [](const LayerTensors& l) {
+        return l.input_gate || (l.experts && (l.ffn_up || l.experts->gate_up));
+    });
+    if ((n > 1 || exact) &&
+        (beside || !std::ranges::all_of(c.layers, [&](const LayerConfig& l) { return l.ff_size == c.ff_size; })))
+        return fail(path, ": its layers have parts that only one rank without exact sums can have");
     std::int64_t ff_block = 1, expert_block = 1, shared_block = 1, o_block = 1;
     for (const LayerTensors& l : w.layers) {
         o_block  = std::max(o_block, block_of(l.attn_output.weight));
