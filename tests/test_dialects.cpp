@@ -189,6 +189,18 @@ TEST_CASE("messages become a chat", "[dialects]") {
     CHECK(r->reasoning_budget == 4);
     CHECK(r->unknown.empty());
 
+    // As Claude Code sends them.
+    const auto agent = messages(
+        R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"redacted_thinking","data":"x"},
+             {"type":"text","text":"b"}]},{"role":"user","content":"c"},
+             {"role":"assistant","content":[{"type":"redacted_thinking","data":"x"}]},{"role":"user","content":"d"}],
+           "context_management":{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]})");
+    INFO((agent ? "" : agent.error().message));
+    REQUIRE(agent.has_value());
+    CHECK(agent->conversation.input.messages[1] == json_of(R"({"role":"assistant","content":"b"})"));
+    CHECK(agent->conversation.input.messages[3] == json_of(R"({"role":"assistant","content":""})"));
+    CHECK(agent->unknown.empty());
+
     const auto prefill = messages(R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":"The"}])");
     REQUIRE(prefill.has_value());
     CHECK(prefill->conversation.continue_final);
@@ -236,6 +248,8 @@ TEST_CASE("messages that are malformed are refused with their place", "[dialects
     says(ask + R"(,"thinking":{"type":"enabled","budget_tokens":8})", "less than max_tokens");
     says(ask + R"(,"n":2)", "n belongs to /v1/chat/completions");
     says(ask + R"(,"mcp_servers":[{}])", "mcp_servers: it is not supported");
+    says(R"("messages":[{"role":"user","content":[{"type":"redacted_thinking","data":"x"}]}])",
+         "a block of type 'redacted_thinking' cannot stand here");
     says(ask + R"(,"temperature":"hot")", "temperature is a string");
     CHECK(messages(R"("max_tokens":-1,)" + ask).error().param == "max_tokens");
 }

@@ -129,6 +129,7 @@ private:
             reasoning_ += block["thinking"].get_ref<const std::string&>();
             return;
         }
+        if (!user && type == "redacted_thinking") return void(redacted_ = true); // encrypted: no text for the template
         if (is_text(block, where)) add_text(block["text"].get<std::string>());
     }
 
@@ -173,7 +174,7 @@ private:
         const bool empty = n_texts_ == 0 && text_.empty();
         if (role == "assistant") {
             Json m{{"role", "assistant"}, {"content", text_}};
-            if (empty && calls_.empty() && reasoning_.empty())
+            if (empty && calls_.empty() && reasoning_.empty() && !redacted_)
                 return fail("messages", "a message of the assistant is empty");
             if (!calls_.empty()) m["tool_calls"] = std::move(calls_);
             if (m.contains("tool_calls") && text_.empty()) m["content"] = nullptr;
@@ -188,7 +189,8 @@ private:
         parts_ = Json::array();
         text_.clear();
         reasoning_.clear();
-        n_texts_ = 0;
+        n_texts_  = 0;
+        redacted_ = false;
     }
 
     void read_tools() {
@@ -271,13 +273,14 @@ private:
     }
 
     void refuse_others() {
-        for (const char* name : {"container", "mcp_servers", "context_management"})
+        for (const char* name : {"container", "mcp_servers"})
             if (const Json* v = f_.find(name); v && !v->empty()) f_.fail(name, cat(name, ": it is not supported"));
         if (const Json* v = f_.find("speed"); v && *v != "standard")
             f_.fail("speed", "speed: only standard is supported");
-        // Without an effect here: fields about the user, and about billing, caching and placement at Anthropic.
+        // Without an effect here: fields about the user, about billing, caching and placement at Anthropic, and edits of the
+        // conversation that save tokens there.
         for (const char* name : {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics",
-                                 "user_profile_id", "workspace_id", "betas"})
+                                 "user_profile_id", "workspace_id", "betas", "context_management"})
             (void)f_.find(name);
     }
 
@@ -290,7 +293,8 @@ private:
     // of the message that is read
     std::string text_, reasoning_;
     Json        parts_ = Json::array(), calls_ = Json::array();
-    int         n_texts_ = 0;
+    int         n_texts_  = 0;
+    bool        redacted_ = false; // it has a block of type redacted_thinking
     struct Use {
         std::string id, name;
         bool        whole = true; // its input was not cut off: it has to have a result
