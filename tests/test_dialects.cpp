@@ -76,6 +76,11 @@ AnswerPart thought(const std::string& text) { return {AnswerPart::Kind::reasonin
 AnswerPart call(const std::string& name, const std::string& arguments) {
     return {AnswerPart::Kind::call, "", {name, arguments}};
 }
+AnswerPart more(const std::string& arguments) { // of the call before
+    AnswerPart part = call("", arguments);
+    part.call.more  = true;
+    return part;
+}
 
 // The stream of an answer whose parts come in these pieces, and the same parts as a whole answer.
 struct Both {
@@ -420,8 +425,8 @@ Json accumulate_response(const std::vector<Event>& events) {
             output.push_back(data["item"]);
         } else if (name == "response.output_item.done") {
             CHECK(data["item"]["id"] == output.back()["id"]);
-            if (output.back().contains("content")) CHECK(data["item"]["content"] == output.back()["content"]);
-            else CHECK(data["item"]["arguments"] == output.back()["arguments"]);
+            for (const char* member : {"content", "arguments", "input"})
+                if (output.back().contains(member)) CHECK(data["item"][member] == output.back()[member]);
             output.back()["status"] = data["item"]["status"];
         } else if (i + 1 == events.size()) last = data["response"];
         else {
@@ -437,6 +442,9 @@ Json accumulate_response(const std::vector<Event>& events) {
             } else if (name == "response.function_call_arguments.delta")
                 item["arguments"] = item["arguments"].get<std::string>() + data["delta"].get<std::string>();
             else if (name == "response.function_call_arguments.done") CHECK(item["arguments"] == data["arguments"]);
+            else if (name == "response.custom_tool_call_input.delta")
+                item["input"] = item["input"].get<std::string>() + data["delta"].get<std::string>();
+            else if (name == "response.custom_tool_call_input.done") CHECK(item["input"] == data["input"]);
             else if (name == "response.content_part.done") CHECK(data["part"] == item["content"][0]);
             else CHECK(data["text"] == item["content"][0]["text"]);
         }
@@ -525,7 +533,12 @@ TEST_CASE("responses that are malformed are refused with their place", "[dialect
     says(ask + R"(,"conversation":"c")", "conversation", "nothing is stored here");
     says(ask + R"(,"background":true)", "background", "nothing is stored here");
     says(ask + R"(,"store":"yes")", "store", "store is a string");
-    says(ask + R"(,"tools":[{"type":"web_search"}])", "tools[0].type", "only tools of type function");
+    says(ask + R"(,"tools":[{}])", "tools[0].type", "tools[0].type");
+    says(ask + R"(,"tools":[{"type":"custom"}])", "tools[0].name", "tools[0].name");
+    says(ask + R"(,"tools":[{"type":"namespace","name":"n"}])", "tools[0].tools", "has to be a list");
+    says(ask + R"(,"tools":[{"type":"namespace","name":"n","tools":[3]}])", "tools[0].tools[0]", "an object");
+    says(ask + R"(,"tools":[{"type":"web_search"}],"tool_choice":"required")", "tool_choice", "'tools' are specified");
+    says(R"("input":[{"type":"custom_tool_call","call_id":"x","name":"f"}])", "input", "input[0].input");
     says(ask + R"(,"tools":[{"type":"function"}])", "tools[0].name", "tools[0].name");
     says(ask + R"(,"tool_choice":{"type":"allowed_tools","tools":[]})", "tool_choice", "allows none");
     says(ask + R"(,"text":{"format":{"type":"json_schema"}})", "text.format", "with a schema");
@@ -536,6 +549,66 @@ TEST_CASE("responses that are malformed are refused with their place", "[dialect
     says(ask + R"(,"include":"all")", "include", "list of strings");
     says(ask + R"(,"messages":[])", "messages", "belongs to /v1/chat/completions");
     says(ask + R"(,"temperature":"hot")", "temperature", "temperature is a string");
+}
+
+TEST_CASE("custom tools and namespaces of responses are functions of the chat", "[dialects]") {
+    const auto r = responses(
+        R"("input":[{"role":"user","content":"a"},
+             {"type":"custom_tool_call","call_id":"c1","name":"apply_patch","input":"a \"b\""},
+             {"type":"function_call","call_id":"c2","namespace":"mcp__maps","name":"find","arguments":"{}"},
+             {"type":"custom_tool_call_output","call_id":"c1","output":"done"},
+             {"type":"function_call_output","call_id":"c2","output":"Ulm"}],
+           "tools":[{"type":"web_search"},{"type":"function","name":"f","parameters":{"type":"object"}},
+             {"type":"custom","name":"apply_patch","description":"Edits.","format":
+               {"type":"grammar","syntax":"lark","definition":"start: X"}},
+             {"type":"custom","name":"digits","format":{"type":"grammar","syntax":"regex","definition":"[0-9]|x"}},
+             {"type":"namespace","name":"mcp__maps","description":"d","tools":
+               [{"type":"function","name":"find","parameters":{"type":"object"}},{"type":"image_generation"}]}],
+           "tool_choice":{"type":"custom","name":"digits"})");
+    INFO((r ? "" : r.error().message));
+    REQUIRE(r.has_value());
+    const auto& m = r->generation.conversation.input.messages;
+    REQUIRE(m.size() == 4);
+    CHECK(m[1]["tool_calls"][0]["function"] == json_of(R"({"name":"apply_patch","arguments":{"input":"a \"b\""}})"));
+    CHECK(m[1]["tool_calls"][1]["function"]["name"] == "mcp__maps__find");
+    CHECK(m[2] == json_of(R"({"role":"tool","tool_call_id":"c1","name":"apply_patch","content":"done"})"));
+    const Json& tools = r->generation.conversation.input.tools;
+    REQUIRE(tools.size() == 4);
+    CHECK(tools[1]["function"]["description"] == "Edits.\nThe input follows this lark:\nstart: X");
+    CHECK(tools[2]["function"]["parameters"] ==
+          json_of(R"({"type":"object","properties":{"input":{"type":"string","pattern":"^(?:[0-9]|x)$"}},
+                      "required":["input"],"additionalProperties":false})"));
+    CHECK(tools[3]["function"]["name"] == "mcp__maps__find");
+    CHECK(r->generation.tool_use.tools.size() == 1);
+    CHECK(r->generation.tool_use.required);
+    REQUIRE(r->echo["warnings"].size() == 1);
+    CHECK(r->echo["warnings"][0] ==
+          "the model is not told of tools of these types, which run at OpenAI: image_generation web_search");
+    CHECK(!responses(R"("input":"a")")->echo.contains("warnings"));
+
+    ResponseHead head;
+    head.id         = "1";
+    const auto make = [&] { return responses_renderer(head, json_of("{}"), r->tools); };
+    const Both b =
+        both(make,
+             {piece_of({call("apply_patch", R"({"input": "say )"), more(R"(\"hi\""})")}),
+              piece_of({call("mcp__maps__find", R"({"at":1})"), call("f", "{}")}), piece_of({}, "tool_calls")},
+             {});
+    CHECK(accumulate_response(b.events) == b.whole);
+    const Json& output = b.whole["output"];
+    REQUIRE(output.size() == 3);
+    CHECK(output[0]["type"] == "custom_tool_call");
+    CHECK(output[0]["input"] == "say \"hi\"");
+    CHECK(!output[0].contains("arguments"));
+    CHECK(output[1]["namespace"] == "mcp__maps");
+    CHECK(output[1]["name"] == "find");
+    CHECK(output[1]["arguments"] == R"({"at":1})");
+    CHECK(!output[2].contains("namespace"));
+
+    CHECK(custom_input(R"({"input": "cut o)") == "cut o");
+    CHECK(custom_input(R"({"input": "whole")") == "whole");
+    CHECK(custom_input(R"({"other": 1})") == R"({"other": 1})");
+    CHECK(custom_input("{\"in").empty());
 }
 
 TEST_CASE("a stream of a response adds up to the whole response", "[dialects]") {

@@ -6,13 +6,14 @@ import quire.core.base;
 import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
 import quire.serve.openai.responses_request;
+export import quire.serve.openai.responses_tools;
 
 export namespace quire {
 
 void answer_responses(ApiContext& api, HttpExchange& e);
 
-// `echo`: the members that repeat the request.
-std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo);
+// `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves.
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools = {});
 
 } // namespace quire
 
@@ -23,7 +24,8 @@ namespace quire {
 // Makes the items of the output one after the other, and an event of every change; whole responses do without the events.
 class ResponsesRenderer : public AnswerRenderer {
 public:
-    ResponsesRenderer(ResponseHead head, Json echo) : head_(std::move(head)), echo_(std::move(echo)) {}
+    ResponsesRenderer(ResponseHead head, Json echo, ResponsesTools tools)
+        : head_(std::move(head)), echo_(std::move(echo)), tools_(std::move(tools)) {}
 
     std::string response(std::vector<Choice> choices, const Usage& usage) override {
         piece(std::move(choices[0]), usage);
@@ -142,27 +144,42 @@ private:
     }
 
     void begin_call(const BlockEvent& b) {
-        items_.push_back({{"type", "function_call"},
-                          {"id", item_id("fc_")},
-                          {"status", "in_progress"},
-                          {"call_id", call_id(head_, 0, n_calls_++)},
-                          {"name", b.call.name},
-                          {"arguments", ""}});
+        const auto          at   = tools_.find(b.call.name);
+        const ResponsesTool tool = at != tools_.end() ? at->second : ResponsesTool{"", b.call.name};
+        custom_                  = tool.custom;
+        Json item{{"type", custom_ ? "custom_tool_call" : "function_call"},
+                  {"id", item_id(custom_ ? "ctc_" : "fc_")},
+                  {"status", "in_progress"},
+                  {"call_id", call_id(head_, 0, n_calls_++)},
+                  {"name", tool.name},
+                  {custom_ ? "input" : "arguments", ""}};
+        if (!tool.name_space.empty()) item["namespace"] = tool.name_space;
+        items_.push_back(std::move(item));
         send("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+        arguments_.clear();
         add_arguments(b.call.arguments);
     }
 
+    // The input of a custom tool is a string within the arguments: it is sent when the string has ended.
     void add_arguments(const std::string& piece) {
         if (piece.empty()) return;
-        send_item("response.function_call_arguments.delta", {{"delta", piece}});
-        items_.back()["arguments"].get_ref<std::string&>() += piece;
+        arguments_ += piece;
+        if (!custom_) send_item("response.function_call_arguments.delta", {{"delta", piece}});
     }
 
     void end_call() {
-        const Json& call = items_.back();
-        send_item("response.function_call_arguments.done", {{"name", call["name"]}, {"arguments", call["arguments"]}});
-        items_.back()["status"] = state();
-        send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
+        Json& call = items_.back();
+        if (custom_) {
+            const std::string input = custom_input(arguments_);
+            if (!input.empty()) send_item("response.custom_tool_call_input.delta", {{"delta", input}});
+            send_item("response.custom_tool_call_input.done", {{"input", input}});
+            call["input"] = input;
+        } else {
+            send_item("response.function_call_arguments.done", {{"name", call["name"]}, {"arguments", arguments_}});
+            call["arguments"] = arguments_;
+        }
+        call["status"] = state();
+        send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", call}});
     }
 
     // The log-probabilities go to the text that comes next: it is not known which token belongs to which text.
@@ -191,19 +208,22 @@ private:
         return out;
     }
 
-    ResponseHead head_;
-    Json         echo_;
-    AnswerBlocks blocks_;
-    Json         items_    = Json::array();  // the output so far
-    Json         part_     = Json::object(); // the content of the last item, while it is made
-    Json         logprobs_ = Json::array();  // of tokens whose text is still to come
-    std::string  events_;
-    int          sequence_ = 0, n_calls_ = 0;
-    bool         cut_ = false;
+    ResponseHead   head_;
+    Json           echo_;
+    ResponsesTools tools_;
+    AnswerBlocks   blocks_;
+    Json           items_    = Json::array();  // the output so far
+    Json           part_     = Json::object(); // the content of the last item, while it is made
+    Json           logprobs_ = Json::array();  // of tokens whose text is still to come
+    std::string    arguments_;                 // of the last item, a call, while it is made
+    bool           custom_ = false;            // that call is of a custom tool
+    std::string    events_;
+    int            sequence_ = 0, n_calls_ = 0;
+    bool           cut_ = false;
 };
 
-std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo) {
-    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo));
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools) {
+    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools));
 }
 
 void answer_responses(ApiContext& api, HttpExchange& e) {
@@ -211,7 +231,7 @@ void answer_responses(ApiContext& api, HttpExchange& e) {
     if (!parsed) return api.refuse(e, parsed.error());
     generate(api, e, std::move(parsed->generation), "input",
              [&](const ResponseHead& head, const GenerationRequest&, const std::vector<std::string>&) {
-                 return responses_renderer(head, std::move(parsed->echo));
+                 return responses_renderer(head, std::move(parsed->echo), std::move(parsed->tools));
              });
 }
 

@@ -6,13 +6,15 @@ import quire.core.base;
 import quire.serve.api.generation_settings;
 import quire.serve.api.request_fields;
 import quire.serve.openai.request;
+export import quire.serve.openai.responses_tools;
 import quire.serve.openai.translated_fields;
 
 export namespace quire {
 
 struct ResponsesRequest {
     GenerationRequest generation;
-    Json              echo; // the members of the response that repeat the request
+    Json              echo;  // the members of the response that repeat the request, and its `warnings`
+    ResponsesTools    tools; // what the functions of the generation stand for
 };
 
 Parsed<ResponsesRequest> parse_responses_request(std::string_view json, const ApiLimits& limits);
@@ -23,7 +25,7 @@ module :private;
 
 namespace quire {
 
-constexpr int most_tools = 1024, most_parts = 4096;
+constexpr int most_parts = 4096;
 
 class ResponsesReader {
 public:
@@ -47,7 +49,7 @@ public:
             chat_["add_generation_prompt"] = true;
         Parsed<GenerationRequest> generation = read_chat_request(chat_, limits_);
         if (!generation) return std::unexpected(generation.error());
-        return ResponsesRequest{std::move(*generation), echo()};
+        return ResponsesRequest{std::move(*generation), echo(), std::move(tools_.tools)};
     }
 
 private:
@@ -99,8 +101,8 @@ private:
     void read_item(const Json& item, const std::string& where) {
         const std::string type = text_in(item, "type");
         if (type == "message" || (type.empty() && item.contains("role"))) return read_message(item, where);
-        if (type == "function_call") return read_call(item, where);
-        if (type == "function_call_output") return read_output(item, where);
+        if (type == "function_call" || type == "custom_tool_call") return read_call(item, where);
+        if (type == "function_call_output" || type == "custom_tool_call_output") return read_output(item, where);
         if (type == "reasoning") return read_thoughts(item, where);
         if (type == "item_reference")
             return f_.fail("input", cat(where, " refers to an item that is stored; nothing is stored here"));
@@ -130,15 +132,18 @@ private:
         const std::string id = text_in(item, "call_id"), name = text_in(item, "name");
         if (id.empty()) return f_.fail("input", where + ".call_id is missing");
         if (name.empty()) return f_.fail("input", where + ".name is missing");
-        if (!item.contains("arguments") || !item["arguments"].is_string())
-            return f_.fail("input", where + ".arguments has to be a string");
-        const auto&        text      = item["arguments"].get_ref<const std::string&>();
+        const bool  custom = text_in(item, "type") == "custom_tool_call";
+        const char* given  = custom ? "input" : "arguments";
+        if (!item.contains(given) || !item[given].is_string())
+            return f_.fail("input", cat(where, ".", given, " has to be a string"));
+        const std::string  text      = custom ? custom_arguments(text_in(item, given)) : text_in(item, given);
         const Result<Json> arguments = json_parse(text);
         if (arguments && !arguments->is_object())
             return f_.fail("input", where + ".arguments has to be the text of a JSON object");
+        const std::string function = function_name(text_in(item, "namespace"), name);
         answer_["tool_calls"].push_back(
-            {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", text}}}});
-        called_.push_back({id, name, text.empty() || (arguments && arguments->is_object())});
+            {{"id", id}, {"type", "function"}, {"function", {{"name", function}, {"arguments", text}}}});
+        called_.push_back({id, function, text.empty() || (arguments && arguments->is_object())});
     }
 
     void read_output(const Json& item, const std::string& where) {
@@ -192,22 +197,13 @@ private:
     }
 
     void read_tools() {
-        const Json& tools = objects_of(f_, "tools", most_tools);
-        Json        list  = Json::array();
-        for (std::size_t i = 0; i < tools.size() && !f_.failed(); i++) {
-            const Json&       tool  = tools[i];
-            const std::string where = cat("tools[", i, "]"), type = text_in(tool, "type");
-            if (type != "function")
-                return f_.fail(where + ".type",
-                               cat(where, ".type is ", quote(type), "; only tools of type function are supported"));
-            if (text_in(tool, "name").empty())
-                return f_.fail(where + ".name", cat("Missing required parameter: '", where, ".name'."));
-            Json function{{"name", tool["name"]}};
-            for (const char* name : {"description", "parameters", "strict"})
-                if (const auto at = tool.find(name); at != tool.end() && !at->is_null()) function[name] = *at;
-            list.push_back({{"type", "function"}, {"function", std::move(function)}});
-        }
-        if (!list.empty()) chat_["tools"] = std::move(list);
+        tools_ = translate_tools(f_);
+        if (!tools_.functions.empty()) chat_["tools"] = tools_.functions;
+    }
+
+    // The function that an object of the choice names.
+    static std::string named(const Json& tool) {
+        return function_name(text_in(tool, "namespace"), text_in(tool, "name"));
     }
 
     void read_tool_choice() {
@@ -215,9 +211,8 @@ private:
         if (!choice) return;
         if (!choice->is_object()) return void(chat_["tool_choice"] = *choice);
         const std::string type = text_in(*choice, "type");
-        if (type == "function")
-            return void(
-                chat_["tool_choice"] = {{"type", "function"}, {"function", {{"name", text_in(*choice, "name")}}}});
+        if (type == "function" || type == "custom")
+            return void(chat_["tool_choice"] = {{"type", "function"}, {"function", {{"name", named(*choice)}}}});
         if (type != "allowed_tools" || !choice->contains("tools") || !(*choice)["tools"].is_array())
             return f_.fail("tool_choice",
                            "tool_choice has to be none, auto, required, or of type function or allowed_tools");
@@ -225,7 +220,7 @@ private:
         if (chat_.contains("tools"))
             for (const Json& tool : chat_["tools"])
                 for (const Json& one : (*choice)["tools"])
-                    if (one.is_object() && text_in(one, "name") == text_in(tool["function"], "name")) {
+                    if (one.is_object() && named(one) == text_in(tool["function"], "name")) {
                         allowed.push_back(tool);
                         break;
                     }
@@ -309,24 +304,26 @@ private:
         for (const char* name : {"effort", "summary"})
             if (!reasoning.contains(name)) reasoning[name] = nullptr;
         if (!text.contains("format") || text["format"].is_null()) text["format"] = {{"type", "text"}};
-        return {{"background", false},
-                {"instructions", given("instructions", nullptr)},
-                {"max_output_tokens", given("max_output_tokens", nullptr)},
-                {"max_tool_calls", given("max_tool_calls", nullptr)},
-                {"metadata", given("metadata", Json::object())},
-                {"parallel_tool_calls", given("parallel_tool_calls", true)},
-                {"previous_response_id", nullptr},
-                {"reasoning", std::move(reasoning)},
-                {"service_tier", "default"},
-                {"store", false},
-                {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
-                {"text", std::move(text)},
-                {"tool_choice", given("tool_choice", "auto")},
-                {"tools", given("tools", Json::array())},
-                {"top_logprobs", given("top_logprobs", 0)},
-                {"top_p", given("top_p", decimal(limits_.samplers.params.top_p))},
-                {"truncation", given("truncation", "disabled")},
-                {"user", given("user", nullptr)}};
+        Json out{{"background", false},
+                 {"instructions", given("instructions", nullptr)},
+                 {"max_output_tokens", given("max_output_tokens", nullptr)},
+                 {"max_tool_calls", given("max_tool_calls", nullptr)},
+                 {"metadata", given("metadata", Json::object())},
+                 {"parallel_tool_calls", given("parallel_tool_calls", true)},
+                 {"previous_response_id", nullptr},
+                 {"reasoning", std::move(reasoning)},
+                 {"service_tier", "default"},
+                 {"store", false},
+                 {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
+                 {"text", std::move(text)},
+                 {"tool_choice", given("tool_choice", "auto")},
+                 {"tools", given("tools", Json::array())},
+                 {"top_logprobs", given("top_logprobs", 0)},
+                 {"top_p", given("top_p", decimal(limits_.samplers.params.top_p))},
+                 {"truncation", given("truncation", "disabled")},
+                 {"user", given("user", nullptr)}};
+        if (!tools_.left_out.empty()) out["warnings"] = Json::array({tools_.left_out});
+        return out;
     }
 
     const Json&      body_;
@@ -334,6 +331,7 @@ private:
     JsonFields       f_;
     Json             chat_     = Json::object();
     Json             messages_ = Json::array();
+    TranslatedTools  tools_;
     Json answer_ = Json::object(); // the message of the assistant that is read: content, reasoning_content, tool_calls
     struct Call {
         std::string id, name;
