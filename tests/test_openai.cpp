@@ -23,9 +23,10 @@ namespace {
 
 ApiLimits limits() {
     ApiLimits l;
-    l.models     = {"tiny", "other"};
-    l.vocab_size = 100;
-    l.context    = 64;
+    l.models       = {"tiny", "other"};
+    l.strict_model = true;
+    l.vocab_size   = 100;
+    l.context      = 64;
     return l;
 }
 

@@ -483,7 +483,7 @@ TEST_CASE("faults have OpenAI's shape", "[server]") {
     fault(s.post("/v1/completions", {{"prompt", "a"}, {"n", 1}, {"best_of", 100}}), 400, "best_of");
     fault(s.post("/v1/completions", {{"prompt", ""}}), 400, "prompt");
     fault(s.post("/v1/completions", {{"prompt", {8192}}}), 400, "prompt");
-    fault(s.post("/v1/completions", {{"prompt", "a"}, {"model", "gpt-4"}}), 404, "model");
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"model", 4}}), 400, "model");
     fault(s.post("/v1/chat/completions", {{"messages", Json::array()}}), 400, "messages");
     std::string large;
     for (int i = 0; i < 2000; i++) large += "word ";

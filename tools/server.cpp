@@ -339,8 +339,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     add_model_flag(app, a.model);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");
-    app.add_flag("--any-model-name", a.endpoints.limits.any_model,
-                 "Answer whatever model a request names, and repeat the name");
+    app.add_flag("--strict-model-name", a.endpoints.limits.strict_model,
+                 "refuse requests that name another model (404); without it any name is answered");
     app.add_option("-c,--ctx-size,--max-model-len", o.context, "longest sequence in tokens; 0: the model's")
         ->check(within(0, 1 << 24));
     app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")

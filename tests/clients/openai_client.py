@@ -323,8 +323,11 @@ class Faults(unittest.TestCase):
         self.assertEqual(client.embeddings.create(model=model, input=ids).usage.prompt_tokens, 1024)
 
     def test_model(self):
-        e = self.fault(openai.NotFoundError, 404, "model",
-                       lambda: client.completions.create(model="gpt-none", prompt="a"))
+        self.assertEqual(client.completions.create(model="gpt-any", prompt="a", max_tokens=1).model, "gpt-any")
+        with Server("--strict-model-name") as strict, openai.OpenAI(base_url=strict.url + "/v1", api_key="none",
+                                                                    max_retries=0) as other:
+            e = self.fault(openai.NotFoundError, 404, "model",
+                           lambda: other.completions.create(model="gpt-none", prompt="a"))
         self.assertEqual(e.code, "model_not_found")
         self.fault(openai.NotFoundError, 404, None, lambda: client.models.retrieve("gpt-none"))
 

@@ -35,7 +35,7 @@ def close(top):
 failed = False
 for more in ([], ["--deterministic"]):
     random.seed(1)
-    with Server("--kv-blocks", "400", "--any-model-name", *more, *flags, model=model) as server:
+    with Server("--kv-blocks", "400", *more, *flags, model=model) as server:
         far = other = 0
         largest = 0.0
         for _ in range(pairs):

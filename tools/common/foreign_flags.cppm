@@ -96,7 +96,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {server,
      "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
      "--slots --no-slots --props --rerank --reranking --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
-     "--trust-remote-code --disable-log-stats",
+     "--trust-remote-code --disable-log-stats --any-model-name",
      0, "", Fate::ignored, ""},
     {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
 

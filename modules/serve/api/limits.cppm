@@ -8,9 +8,9 @@ import quire.engine.sampling_defaults;
 export namespace quire {
 
 struct ApiLimits {
-    std::vector<std::string> models;            // names that a request may use; the first is the one in responses
-    bool                     any_model = false; // a request may use any name, and its response repeats it
-    std::vector<std::string> templates;         // names of chat templates that a request may choose
+    std::vector<std::string> models; // the model's names; the first is in responses to requests that name none
+    bool                     strict_model = false;     // a request may use these names only, not any
+    std::vector<std::string> templates;                // names of chat templates that a request may choose
     bool                     reasoning_effort = false; // the template asks for it
     int                      vocab_size       = 0;
     int                      context          = 0;

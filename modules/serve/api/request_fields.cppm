@@ -12,7 +12,7 @@ export namespace quire {
 
 // A body as an object.
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
-// Fails where the field `model` names none of the server's. `asked`: gets the name, where the server takes any.
+// Fails where the field `model` is no name, or, with --strict-model-name, none of the server's. `asked`: gets the name.
 void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr);
 // The prompts of the field `param`: a text, a list of token ids, texts and ids in one list, or a list of all these.
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits);
@@ -36,11 +36,12 @@ void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked) {
     const Json*           v       = f.find("model");
     if (!v) return;
     if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
-    const auto& name = v->get_ref<const std::string&>();
-    if (limits.any_model && name.size() > longest)
+    const auto& name  = v->get_ref<const std::string&>();
+    const bool  known = name.empty() || std::ranges::find(limits.models, name) != limits.models.end();
+    if (!known && !limits.strict_model && name.size() > longest)
         return f.fail("model", cat("model has more than ", longest, " bytes"));
-    if (limits.any_model && asked) *asked = name;
-    if (limits.any_model || name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    if (asked) *asked = name;
+    if (known || !limits.strict_model) return;
     f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
                     "model", "model_not_found"});
 }
