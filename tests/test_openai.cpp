@@ -204,7 +204,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("suffix":"x")", "suffix"},
         {R"("tools":5)", "tools"},
         {R"("tools":{})", "tools"},
-        {R"("tool_choice":"auto")", "tool_choice"},
+        {R"("tool_choice":"required")", "tool_choice"},
         {R"("functions":[{"name":"f"}])", "functions"},
         {R"("function_call":{"name":"f"})", "function_call"},
         {R"("n_probs":21)", "n_probs"},
@@ -242,8 +242,8 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("use_beam_search":true,"dry_multiplier":1)", "dry_multiplier"},
         {R"("n_keep":5)", "n_keep"},
         {R"("n_discard":5)", "n_discard"},
-        {R"("reasoning_effort":"high")", "reasoning_effort"},
-        {R"("store":true)", "store"},
+        {R"("reasoning_effort":"hard")", "reasoning_effort"},
+        {R"("store":"true")", "store"},
         {R"("id_slot":3)", "id_slot"},
     };
     for (const auto& [fields, name] : wrong) {
@@ -288,7 +288,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"})",
              "tool_choice"},
             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"some")", "tool_choice"},
-            {R"("tools":[],"tool_choice":"auto")", "tool_choice"},
+            {R"("tools":[],"tool_choice":"required")", "tool_choice"},
             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools"})",
              "tool_choice"},
             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools","allowed_tools":
@@ -387,6 +387,10 @@ TEST_CASE("what changes nothing is accepted", "[openai]") {
           R"("chat_template_kwargs":{})",
           R"("tools":[])",
           R"("tools":[],"tool_choice":"none")",
+          R"("tools":[],"tool_choice":"auto")",
+          R"("tool_choice":"auto")",
+          R"("store":true,"reasoning_effort":"low","verbosity":"low")",
+          R"("reasoning_effort":"high","verbosity":"high")",
           R"("functions":[],"function_call":"none")",
           R"("stream_options":{})",
           R"("stream_options":{"include_usage":false})",
@@ -460,7 +464,7 @@ TEST_CASE("conversations", "[openai]") {
           R"([{"role":"user","content":null}])", R"([{"role":"user","content":5}])",
           R"([{"role":"robot","content":"a"}])", R"([{"role":5,"content":"a"}])",
           R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}])",
-          R"([{"role":"user","content":["a"]}])", R"([{"role":"assistant","content":null,"tool_calls":[]}])",
+          R"([{"role":"user","content":["a"]}])", R"([{"role":"system"}])",
           R"([{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}])"}) {
         INFO(bad);
         CHECK(wrong_field(talk(bad)) == "messages");
@@ -490,6 +494,14 @@ TEST_CASE("conversations", "[openai]") {
          }) {
         INFO(bad);
         CHECK(wrong_field(talk(R"([{"role":"user","content":"a"},)" + bad + "]")) == "messages");
+    }
+    for (const char* empty :
+         {R"("content":null,"tool_calls":[])", R"("content":null,"tool_calls":null)", R"("refusal":null)"}) {
+        const auto said = talk(cat(R"([{"role":"user","content":"a"},{"role":"assistant",)", empty,
+                                   R"(},{"role":"user","content":"b"}])"));
+        INFO(empty);
+        REQUIRE(said.has_value());
+        CHECK(said->conversation.input.messages[1]["content"] == "");
     }
     CHECK(tools->conversation.input.tools.size() == 1);
     CHECK(json_dump(tools->conversation.input.variables) == R"({"x":1,"enable_thinking":false})");

@@ -18,13 +18,16 @@ module :private;
 
 namespace quire {
 
-// Checks the content of a message: a string, or parts of type text; an answer that only calls tools has none.
-bool check_content(JsonFields& f, const Json& message, const std::string& where) {
+// Checks the content of a message: a string, or parts of type text. An answer that only calls tools has none; one without calls becomes
+// empty, since templates would write null as a word.
+bool check_content(JsonFields& f, Json& message, const std::string& where) {
     const auto at = message.find("content");
     if (at == message.end() || at->is_null()) {
-        if (message["role"] == "assistant" && message.contains("tool_calls") && message["tool_calls"].is_array() &&
-            !message["tool_calls"].empty())
+        const auto calls = message.find("tool_calls");
+        if (message["role"] == "assistant") {
+            if (calls == message.end() || calls->is_null() || calls->empty()) message["content"] = "";
             return true;
+        }
         f.fail("messages", cat(where, " has no content"));
         return false;
     }
@@ -58,7 +61,7 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         return out;
     }
     for (std::size_t i = 0; i < v->size(); i++) {
-        const Json&       m     = (*v)[i];
+        Json              m     = (*v)[i];
         const std::string where = cat("message ", i);
         if (!m.is_object())
             return f.fail("messages", cat(where, " is ", type_name(m), "; it has to be an object")), out;
@@ -72,7 +75,7 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
             if (m.contains(calls) && !m[calls].is_null() && !m[calls].empty())
                 return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
         if (!check_content(f, m, where)) return out;
-        out.input.messages.push_back(m);
+        out.input.messages.push_back(std::move(m));
     }
     check_tool_messages(f, out.input.messages);
     if (f.failed()) return out;

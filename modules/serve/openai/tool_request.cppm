@@ -151,7 +151,7 @@ ToolUse parse_tool_use(JsonFields& f) {
     const bool given = tools && !tools->empty();
     out.parallel     = f.boolean("parallel_tool_calls", true);
     if (const Json* choice = f.find("tool_choice")) {
-        if (*choice == "none") return out;
+        if (*choice == "none" || (*choice == "auto" && !given)) return out;
         const bool named = choice->is_object();
         if (!named && *choice != "auto" && *choice != "required")
             return f.fail("tool_choice", "tool_choice has to be none, auto, required or an object that names a tool"),

@@ -16,26 +16,27 @@ module :private;
 
 namespace quire {
 
-// Fields that quire does not implement, and the values that are accepted because they ask for nothing.
+// Fields that quire does not implement, and the values that are accepted: because they ask for nothing, or because clients send them
+// unasked and an answer without their effect is as good.
 struct Unsupported {
     const char* name;
-    const char* harmless; // a JSON list
+    const char* accepted; // a JSON list
 };
 
 constexpr Unsupported unsupported[] = {
     // OpenAI
     {"suffix", R"([""])"},
     {"tools", "[[]]"},
-    {"tool_choice", R"(["none"])"},
+    {"tool_choice", R"(["none","auto"])"},
     {"functions", "[[]]"},
     {"function_call", R"(["none"])"},
     {"modalities", R"([["text"],[]])"},
     {"audio", "[]"},
     {"prediction", "[]"},
     {"web_search_options", "[]"},
-    {"reasoning_effort", R"(["none","medium"])"},
-    {"verbosity", R"(["medium"])"},
-    {"store", "[false]"},
+    {"reasoning_effort", R"(["none","minimal","low","medium","high","xhigh","max"])"},
+    {"verbosity", R"(["low","medium","high"])"},
+    {"store", "[true,false]"},
     {"service_tier", R"(["auto","default"])"},
     {"moderation", "[]"},
     // vLLM
@@ -77,9 +78,9 @@ constexpr std::string_view idle =
     "user metadata safety_identifier prompt_cache_key adaptive_decay parallel_tool_calls prompt_cache_retention "
     "reasoning_format preserved_tokens generation_prompt";
 
-std::string accepted(const Json& harmless) {
+std::string listed(const Json& accepted) {
     std::string list;
-    for (const Json& value : harmless) list += cat(list.empty() ? "" : " or ", json_dump(value));
+    for (const Json& value : accepted) list += cat(list.empty() ? "" : " or ", json_dump(value));
     return list.empty() ? list : cat(" here; only ", list, " is accepted");
 }
 
@@ -89,9 +90,9 @@ void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
         if (tools && std::string_view(u.name).starts_with("tool")) continue;
         const Json* v = f.find(u.name);
         if (!v) continue;
-        const Json harmless = Json::parse(u.harmless);
-        if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
-            f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
+        const Json accepted = Json::parse(u.accepted);
+        if (std::ranges::find(accepted, *v) == accepted.end())
+            f.fail(u.name, cat(u.name, " is not supported", listed(accepted)));
     }
     for (std::string_view name : split(idle)) (void)f.find(std::string(name));
 }
