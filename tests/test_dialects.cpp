@@ -18,7 +18,9 @@ import quire.serve.api.limits;
 import quire.serve.openai.request;
 import quire.serve.openai.responses_api;
 import quire.serve.openai.responses_request;
+import quire.text.calls.described_tools;
 import quire.text.calls.tool_calls;
+import quire.text.templates.chat_template;
 
 using namespace quire;
 using namespace quire::testing;
@@ -386,6 +388,77 @@ TEST_CASE("an answer that only calls tools may have no content under any templat
     CHECK(s.post("/v1/chat/completions", {{"messages", history}, {"max_tokens", 1}}).status == 200);
     const Server chatml({"--chat-template", "chatml"});
     CHECK(chatml.post("/v1/chat/completions", {{"messages", history}, {"max_tokens", 1}}).status == 200);
+}
+
+TEST_CASE("tools under a template that knows none are described in its messages", "[server][dialects]") {
+    ChatInput input;
+    input.tools    = json_of(R"([{"type":"function","function":{"name":"f"}}])");
+    input.messages = {
+        json_of(R"({"role":"user","content":[{"type":"text","text":"a"}]})"),
+        json_of(R"({"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":
+                                 {"name":"f","arguments":{"x":1}}},{"id":"2","type":"function","function":
+                                 {"name":"f","arguments":"{\"x"}}]})"),
+        json_of(R"({"role":"tool","tool_call_id":"1","content":"one"})"),
+        json_of(R"({"role":"tool","tool_call_id":"2","content":"two"})")};
+    const ChatInput told = with_described_tools(input);
+    CHECK(told.tools.is_null());
+    REQUIRE(told.messages.size() == 3);
+    CHECK(has(told.messages[0]["content"][0]["text"], "\n{\"name\":\"f\"}\n"));
+    CHECK(told.messages[0]["content"][1]["text"] == "a");
+    CHECK(told.messages[1] == json_of(R"({"role":"assistant","content":
+        "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\":1}}</tool_call>\n<tool_call>{\"name\": \"f\", \"arguments\": {\"x}</tool_call>"})"));
+    CHECK(
+        told.messages[2] ==
+        json_of(
+            R"({"role":"user","content":"<tool_response>\none\n</tool_response>\n\n<tool_response>\ntwo\n</tool_response>"})"));
+    input.messages.insert(input.messages.begin(), json_of(R"({"role":"system","content":"s"})"));
+    const ChatInput system = with_described_tools(input);
+    CHECK(system.messages[0]["content"].get<std::string>().starts_with("s\n\nYou may call"));
+    CHECK(system.messages[1] == input.messages[1]);
+
+    const Plain tool{{"type", "function"},
+                     {"function",
+                      {{"name", "weather"},
+                       {"parameters",
+                        {{"type", "object"},
+                         {"properties", {{"city", {{"enum", {"Ulm", "Bonn"}}}}}},
+                         {"required", {"city"}},
+                         {"additionalProperties", false}}}}}};
+    Plain       ask{{"messages", user("The weather?")},
+                    {"tools", {tool}},
+                    {"tool_choice", "required"},
+                    {"parallel_tool_calls", false},
+                    {"seed", 1}};
+    const Plain said = common().ask("/v1/chat/completions", ask)["choices"][0];
+    CHECK(said["finish_reason"] == "tool_calls");
+    const Plain call = said["message"]["tool_calls"][0];
+    CHECK(call["function"]["name"] == "weather");
+    CHECK(Plain::parse(call["function"]["arguments"].get<std::string>()).contains("city"));
+    ask["messages"].push_back(said["message"]);
+    ask["messages"].push_back({{"role", "tool"}, {"tool_call_id", call["id"]}, {"content", "sun"}});
+    const std::string prompt = common().ask("/apply-template", ask)["prompt"];
+    CHECK(has(prompt, "<tool_response>\nsun\n</tool_response>"));
+    CHECK(has(prompt, "\"weather\""));
+}
+
+TEST_CASE("the tokens of a prompt are counted", "[server][dialects]") {
+    const Plain chat{{"messages", user("Hello")}, {"max_tokens", 1}};
+    const int   n = common().ask("/v1/chat/completions", chat)["usage"]["prompt_tokens"];
+    CHECK(common().ask("/v1/chat/completions/input_tokens", chat) ==
+          Plain{{"object", "response.input_tokens"}, {"input_tokens", n}});
+    CHECK(common().ask("/v1/responses/input_tokens", {{"input", "Hello"}})["input_tokens"] == n);
+    CHECK(common().post("/v1/responses/input_tokens", Plain::object()).status == 400);
+}
+
+TEST_CASE("/completions is llama.cpp's where its fields are used", "[server][dialects]") {
+    const Server& s = common();
+    CHECK(s.ask("/completions", {{"prompt", "a"}, {"n_predict", 2}})["tokens_predicted"] == 2);
+    CHECK(s.ask("/completions", {{"prompt", "a"}, {"max_tokens", 2}, {"id_slot", 0}}).contains("content"));
+    CHECK(s.ask("/completions", {{"prompt", "\"n_predict\""}, {"max_tokens", 2}})["object"] == "text_completion");
+    CHECK(s.ask("/completions", {{"prompt", "a"}, {"max_tokens", 2}, {"metadata", {{"n_predict", 1}}}})["object"] ==
+          "text_completion");
+    CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"n_predict", 2}})["object"] == "text_completion");
+    CHECK(s.post("/completions", {{"n_predict", 2}}).status == 400);
 }
 
 TEST_CASE("ping, load and any name for the model", "[server][dialects]") {

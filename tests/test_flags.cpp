@@ -68,6 +68,8 @@ std::vector<std::string> values_of(const std::string& name) {
         {"--chat-template-kwargs", "{}"},
         {"--default-chat-template-kwargs", "{}"},
         {"--reasoning-format", "none"},
+        {"--reasoning", "off"},
+        {"-rea", "on"},
         {"--color", "on"},
         {"-ctk", "f16"},
         {"-ctv", "f16"},

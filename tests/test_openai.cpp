@@ -175,7 +175,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("logit_bias":{"100":1})", "logit_bias"},
         {R"("logit_bias":{"-1":1})", "logit_bias"},
         {R"("logit_bias":{"1":"x"})", "logit_bias"},
-        {R"("logit_bias":{"1":101})", "logit_bias"},
+        {R"("logit_bias":{"1":1000001})", "logit_bias"},
         {R"("logit_bias":{"99999999999999999999":1})", "logit_bias"},
         {R"("logit_bias":[[1]])", "logit_bias"},
         {R"("logit_bias":"x")", "logit_bias"},
@@ -207,7 +207,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("tool_choice":"required")", "tool_choice"},
         {R"("functions":[{"name":"f"}])", "functions"},
         {R"("function_call":{"name":"f"})", "function_call"},
-        {R"("n_probs":21)", "n_probs"},
+        {R"("n_probs":101)", "n_probs"},
         {R"("n_probs":-1)", "n_probs"},
         {R"("n_probs":true)", "n_probs"},
         {R"("response_format":{"type":"xml"})", "response_format"},
@@ -244,7 +244,12 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("n_discard":5)", "n_discard"},
         {R"("reasoning_effort":"hard")", "reasoning_effort"},
         {R"("store":"true")", "store"},
-        {R"("id_slot":3)", "id_slot"},
+        {R"("samplers":3)", "samplers"},
+        {R"("samplers":[3])", "samplers"},
+        {R"("samplers":["top_k","luck"])", "samplers"},
+        {R"("samplers":["temperature","top_k"])", "samplers"},
+        {R"("samplers":"tk")", "samplers"},
+        {R"("post_sampling_probs":true)", "post_sampling_probs"},
     };
     for (const auto& [fields, name] : wrong) {
         INFO(fields);
@@ -378,6 +383,10 @@ TEST_CASE("what changes nothing is accepted", "[openai]") {
           R"("suffix":"")",
           R"("model":"other")",
           R"("typical_p":1.0,"mirostat":0,"dry_multiplier":0,"samplers":null,"id_slot":-1)",
+          R"("id_slot":3,"logit_bias":{"5":-1000})",
+          R"("samplers":["penalties","dry","top_n_sigma","top_k","typ_p","top_p","min_p","xtc","temperature"])",
+          R"("samplers":["top_k","typical_p","temperature"])",
+          R"("samplers":"edskypmxt")",
           R"("n":1.0)",
           R"("top_k":-1)",
           R"("seed":-1)",
@@ -415,6 +424,18 @@ TEST_CASE("what changes nothing is accepted", "[openai]") {
     CHECK(bias->text_bias == std::vector<std::pair<std::string, float>>{{"cat", 5.0f}});
     CHECK(std::isinf(completion(R"("logit_bias":[[3,false]])")->request.sampling.logit_bias[0].second));
     CHECK(completion(R"("n_probs":3)")->request.sampling.logprobs == 3);
+    CHECK(completion(R"("n_probs":100)")->request.sampling.logprobs == 100);
+    const auto            few = completion(R"("samplers":["top_k"],"top_k":7,"presence_penalty":1,"dynatemp_range":1)");
+    const SamplingParams& s   = few->request.sampling; // as the model says, within the best seven
+    CHECK((s.top_k == 7 && s.temperature == 1 && s.top_p == 1 && s.min_p == 0 && s.presence_penalty == 0));
+    CHECK(s.dynatemp_range == 0);
+    const auto none = completion(R"("samplers":[])");
+    CHECK((none->request.sampling.top_k == 0 && none->request.sampling.temperature == 1));
+    ApiLimits seeded = limits();
+    seeded.seed      = 5;
+    CHECK(parse_completion_request(R"({"prompt":"a"})", seeded)->request.sampling.seed == 5);
+    CHECK(parse_completion_request(R"({"prompt":"a","seed":6})", seeded)->request.sampling.seed == 6);
+    CHECK(!parse_completion_request(R"({"prompt":"a","seed":-1})", seeded)->has_seed);
     CHECK(chat(R"("n_probs":3)")->logprobs);
     CHECK(chat(R"("n_probs":3)")->request.sampling.logprobs == 3);
     CHECK(chat(R"("n_probs":3,"logprobs":true,"top_logprobs":2)")->request.sampling.logprobs == 2);

@@ -189,6 +189,33 @@ TEST_CASE("a Unix socket, and names of the model", "[server]") {
     CHECK(access(path.c_str(), F_OK) != 0); // gone with it
 }
 
+TEST_CASE("several hosts, and a seed for requests that name none", "[server]") {
+    Server     server({"--host", "127.0.0.1,127.0.0.2", "--seed", "7", "-rea", "off", "-e", "--no-mmproj"});
+    const auto port = std::to_string(server.port());
+    CHECK(has(server.errors(), "listening on http://127.0.0.1:" + port + " and http://127.0.0.2:" + port));
+    CHECK(has(server.errors(), "ignored: -e, --no-mmproj\n"));
+    CHECK(!has(server.errors(), "warning"));
+    const int   fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family      = AF_INET;
+    address.sin_port        = htons(static_cast<unsigned short>(server.port()));
+    address.sin_addr.s_addr = htonl(0x7f000002);
+    CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    close(fd);
+    const auto text = [&](const nlohmann::json& more) {
+        nlohmann::json body{{"prompt", "Once"}, {"max_tokens", 12}, {"temperature", 2}, {"top_k", 0}};
+        body.update(more);
+        return server.ask("/v1/completions", body)["choices"][0]["text"];
+    };
+    const auto once = text({{"n", 1}});
+    CHECK(text({{"n", 1}}) == once);
+    CHECK(text({{"seed", 7}}) == once);
+    CHECK(text({{"seed", 8}}) != once);
+    server.signal(SIGTERM);
+    CHECK(server.wait() == 0);
+    CHECK(run_program("server", {"-m", shipped, "--host", ","}).code == 2);
+}
+
 TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
     const Finished ignored = run_program(
         "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",

@@ -196,7 +196,7 @@ Result<ChatTemplate> choose_template(ChatArguments& a) {
     if (const auto now = local_seconds(a.now); !now) return std::unexpected(now.error());
     Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
     if (!chosen) return chosen;
-    if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return std::unexpected(ok.error());
+    if (auto ok = chosen->set_defaults(variables_of(a.chat_template)); !ok) return std::unexpected(ok.error());
     if (const FileSampling taken = take_file_sampling(*file, a.given, a.samplers); !taken.refused.empty())
         std::fprintf(stderr, "chat: not taken from the file, since no such value is possible: %s\n",
                      taken.refused.c_str());

@@ -28,12 +28,14 @@ using namespace quire;
 
 namespace {
 
+constexpr int default_port = 8080;
+
 struct Arguments {
     std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, kv_events, kv_replay;
-    std::vector<std::string> keys, pin_files, pins;
+    std::vector<std::string> keys, pin_files, pins, hosts;
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
-    int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
+    int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     log_json = false, no_log = false;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
@@ -173,22 +175,31 @@ int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log
     return 0;
 }
 
-bool on_port(const Arguments& a) { return a.unix_path.empty() || (a.port != 8080 && !a.host.ends_with(".sock")); }
+// Where --host and --unix say that the server is. NAME.sock among the hosts is a Unix socket, as llama.cpp has it.
+void read_addresses(Arguments& a) {
+    for (const std::string& host : split(a.host, ','))
+        if (!host.ends_with(".sock")) a.hosts.push_back(host);
+        else if (a.unix_path.empty()) a.unix_path = host;
+    if (!a.unix_path.empty() && a.port == default_port) a.hosts.clear(); // a port beside it has to be asked for
+}
 
-// Takes the port and checks whether the Unix socket can be had; no client can connect yet. Returns the address as a text.
-Result<std::string> take_address(Arguments& a, HttpServer& http) {
+// Takes the port of each host and checks whether the Unix socket can be had; no client can connect yet. Returns the addresses as a text.
+Result<std::string> take_addresses(const Arguments& a, HttpServer& http) {
     std::string where;
-    if (a.host.ends_with(".sock") && a.unix_path.empty()) a.unix_path = a.host; // as llama.cpp has it
     if (!a.unix_path.empty()) {
         if (auto ok = can_listen_unix(a.unix_path); !ok) return std::unexpected(ok.error());
         where = cat("unix:", a.unix_path);
     }
-    if (!on_port(a)) return where;
-    const Result<int> port = http.bind(a.host, a.port);
-    if (!port) return std::unexpected(port.error());
-    const bool six = a.host.find(':') != std::string::npos;
-    return cat(where, where.empty() ? "" : " and ", a.http.tls_cert.empty() ? "http://" : "https://", six ? "[" : "",
-               a.host, six ? "]" : "", ":", *port);
+    int wanted = a.port;
+    for (const std::string& host : a.hosts) {
+        const Result<int> port = http.bind(host, wanted);
+        if (!port) return std::unexpected(port.error());
+        wanted         = *port; // where 0 was asked for, all have the one that the first one found
+        const bool six = host.find(':') != std::string::npos;
+        where += cat(where.empty() ? "" : " and ", a.http.tls_cert.empty() ? "http://" : "https://", six ? "[" : "",
+                     host, six ? "]" : "", ":", *port);
+    }
+    return where;
 }
 
 Result<void> check_kv_events(const Arguments& a) {
@@ -204,6 +215,8 @@ int run(Arguments& a) {
     const Signals signals; // before any other thread is there
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
+    read_addresses(a);
+    if (a.hosts.empty() && a.unix_path.empty()) return complain({ErrorKind::input, "--host is empty"}, 2);
     raise_descriptors(a.http.limits.connections);
 
     if (a.model.empty()) {
@@ -235,7 +248,7 @@ int run(Arguments& a) {
         if (!source) return complain(source.error());
         Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
         if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
-        if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
+        if (auto ok = chosen->set_defaults(variables_of(a.chat_template)); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
         options.tool_form     = a.answer.tool_form == "auto" ? call_form(*chosen)
                                                              : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
@@ -262,7 +275,7 @@ int run(Arguments& a) {
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;
     if (leads) {
-        Result<std::string> taken = take_address(a, **http);
+        Result<std::string> taken = take_addresses(a, **http);
         if (!taken) return give_up(taken.error());
         where = std::move(*taken);
     }
@@ -308,7 +321,7 @@ int run(Arguments& a) {
     Service service(std::move(*engine), queueing);
     if (auto ok = pin_prefixes(a, service); !ok) return give_up(ok.error());
 
-    options.local_only        = is_loopback(a.host);
+    options.local_only        = std::ranges::all_of(a.hosts, is_loopback);
     options.dropped_log_lines = [&log] { return log.dropped(); };
     Endpoints endpoints(service, options);
     endpoints.add_to(**http);
@@ -316,9 +329,10 @@ int run(Arguments& a) {
     if (auto ok = (*http)->listen(); !ok) return give_up(ok.error());
     if (!a.unix_path.empty())
         if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
-    if (on_port(a) && !is_loopback(a.host) && options.api_keys.empty())
+    if (const auto open = std::ranges::find_if_not(a.hosts, is_loopback);
+        open != a.hosts.end() && options.api_keys.empty())
         log.say(
-            cat("warning: ", a.host,
+            cat("warning: ", *open,
                 " can be reached from other machines, and there is no --api-key: anybody who can connect may use it"));
     (*http)->start();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
@@ -375,7 +389,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
 
 void add_server_flags(CLI::App& app, Arguments& a) {
     HttpLimits& h = a.http.limits;
-    app.add_option("--host", a.host, "address to listen on; NAME.sock: a Unix socket")->capture_default_str();
+    app.add_option("--host", a.host, "addresses to listen on, separated by commas; NAME.sock: a Unix socket")
+        ->capture_default_str();
     add_number(app, "--port", a.port, 0, 65535, "port; 0: any free port");
     app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
     app.add_option("--api-key", a.keys, "keys that clients must send one of, separated by commas")->take_all();
@@ -422,6 +437,8 @@ void add_request_flags(CLI::App& app, Arguments& a) {
     add_number(app, "--max-prompts", l.prompts, 1, 1 << 16, "most prompts in a request");
     add_number(app, "--max-logprobs", l.logprobs, 0, 1000, "most log-probabilities per position");
     add_number(app, "--max-json-depth", l.json.depth, 1, 1000, "deepest nesting of a JSON body");
+    add_number(app, "-s,--seed", l.seed, -1, 0x1p62, "seed of requests that name none; -1: a new one for each",
+               "-1 or more");
     a.given = add_sampler_flags(app, l.samplers);
     add_number(app, "--reasoning-budget", l.reasoning_budget, -1, 1 << 30,
                "most tokens of reasoning in a chat's answer if the request does not say; -1: no limit");

@@ -85,11 +85,14 @@ void Endpoints::add_to(HttpServer& server) {
         add(server, method, "/v1" + path, handler);
         add(server, method, path, handler); // as in llama.cpp
     };
-    versioned("POST", "/completions", answer_completion);
+    add(server, "POST", "/v1/completions", answer_completion);
+    add(server, "POST", "/completions", answer_either_completion);
     versioned("POST", "/chat/completions", answer_chat);
+    versioned("POST", "/chat/completions/input_tokens", answer_chat_tokens);
     add(server, "POST", "/completion", answer_native_completion);
     add(server, "GET", "/slots", answer_slots);
     versioned("POST", "/responses", answer_responses);
+    versioned("POST", "/responses/input_tokens", answer_responses_tokens);
     add(server, "POST", "/v1/messages", answer_messages);
     add(server, "POST", "/v1/messages/count_tokens", answer_count_tokens);
     versioned("POST", "/embeddings", answer_embeddings);

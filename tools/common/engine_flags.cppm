@@ -36,11 +36,13 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options);
 void add_kv_type_flag(CLI::App& app, EngineOptions& options);
 // --kv-type, --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
-// --chat-template, --chat-template-file, --chat-template-kwargs.
+// --chat-template, --chat-template-file, --chat-template-kwargs, --reasoning.
 struct ChatTemplateFlags {
-    std::string name, file, variables;
+    std::string name, file, variables, reasoning = "auto";
 };
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now); // with --now
+// The template's variables with that of --reasoning among them, as JSON; "": none.
+std::string variables_of(const ChatTemplateFlags& flags);
 // How answers are split: --tool-format, --reasoning-format.
 struct AnswerFlags {
     std::string tool_form        = "auto"; // by the template, or a name of ToolForm
@@ -129,8 +131,20 @@ void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::strin
         ->excludes(by_name);
     app.add_option("--chat-template-kwargs,--default-chat-template-kwargs", flags.variables,
                    "variables for the template, as JSON: {\"enable_thinking\": false}; a request's own come first");
+    app.add_option("--reasoning", flags.reasoning,
+                   "on or off: enable_thinking among these variables; auto: as the template has it (short: -rea)")
+        ->check(CLI::IsMember({"auto", "on", "off"}))
+        ->capture_default_str();
     app.add_option("--now", now,
                    "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
+}
+
+std::string variables_of(const ChatTemplateFlags& flags) {
+    if (flags.reasoning == "auto") return flags.variables;
+    Result<Json> all = json_parse(flags.variables.empty() ? "{}" : flags.variables);
+    if (!all || !all->is_object()) return flags.variables; // the template says what is wrong with it
+    all->emplace("enable_thinking", flags.reasoning == "on");
+    return json_dump(*all);
 }
 
 void add_answer_flags(CLI::App& app, AnswerFlags& flags) {

@@ -49,6 +49,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {all, "-tp", 1, "", Fate::renamed, "--tensor-parallel ="},
     {server, "-np", 1, "", Fate::renamed, "--parallel ="},
     {talkers, "--temperature", 1, "", Fate::renamed, "--temp ="},
+    {talkers, "-rea", 1, "", Fate::renamed, "--reasoning ="},
     {talkers, "--usage", 0, "", Fate::renamed, "--help"},
     {talkers, "-t --threads", 1, "-1", Fate::renamed, "--threads 0"},
     {talkers, "-n --predict --n-predict", 1, "-2", Fate::renamed, "--predict -1"},
@@ -75,7 +76,8 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "--keep", 1, "", Fate::ignored, ""},
     {talkers,
      "--jinja --no-jinja --perf --no-perf --log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix "
-     "--log-timestamps --no-log-timestamps --offline --cache-prompt --swa-full --check-tensors",
+     "--log-timestamps --no-log-timestamps --offline --cache-prompt --swa-full --check-tensors --no-mmproj "
+     "--no-mmproj-auto --mmproj-offload --no-mmproj-offload",
      0, "", Fate::ignored, ""},
     {talkers, "--log-colors", -1, "", Fate::ignored, ""},
     {talkers,
@@ -98,14 +100,15 @@ constexpr ForeignFlag foreign_flags[] = {
      "--slots --no-slots --props --rerank --reranking --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
      "--trust-remote-code --disable-log-stats --any-model-name",
      0, "", Fate::ignored, ""},
-    {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
+    {server, "--tags --swap-space --scheduling-policy", 1, "", Fate::ignored, ""},
+    {server, "-e --escape --no-escape", 0, "", Fate::ignored, ""},
 
     // -- with the value that means "off" nothing is asked for
     {talkers, "--cache-reuse", 1, "0", Fate::ignored, ""},
     {talkers, "--rope-scale --rope-freq-scale", 1, "1", Fate::ignored, ""},
     {talkers, "--adaptive-target --sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
     {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
-    {talkers, "--reasoning-format -rea --reasoning --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
+    {talkers, "--reasoning-format --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
     {talkers, "--adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min", 1, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
@@ -132,8 +135,9 @@ constexpr ForeignFlag foreign_flags[] = {
      1, "", Fate::refused, "positions are scaled as the model file says"},
     {talkers, "--override-kv", 1, "", Fate::refused, "what the model file says cannot be changed"},
     {talkers, "--cache-reuse", 1, "", Fate::refused, "only the beginning of a prompt is found again"},
-    {talkers, "-rea --reasoning --reasoning-format --reasoning-effort", 1, "", Fate::refused,
-     "quire does not steer a model's reasoning"},
+    {talkers, "--reasoning-format", 1, "", Fate::refused, "deepseek, auto and none are known"},
+    {talkers, "--reasoning-effort", 1, "", Fate::refused,
+     "give it to the template: --chat-template-kwargs '{\"reasoning_effort\": \"low\"}'"},
     {talkers, "--rpc", 1, "", Fate::refused, "a model runs on the devices of one machine"},
     {talkers, "--dtype", 1, "", Fate::refused, "weights have the types of the file"},
     {server, "--quantization", 1, "", Fate::refused, "weights have the types of the file"},

@@ -28,14 +28,15 @@ struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
     ChatTemplate             chat_template;
-    CallForm                 tool_form;           // of the template, or as the user says
-    ReasoningForm            reasoning;           // likewise; the text between its marks is split off
-    bool                     reasons = true;      // false: it stays in the content
-    std::string              now;                 // of the templates' clock; "": the machine's
-    std::string              model_file;          // its name, without the folder
-    std::vector<std::string> api_keys;            // a request needs one of them; none: every request may enter
-    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
-    double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
+    CallForm                 tool_form;         // of the template, or as the user says; none, other: the template's are
+                                                // not known, and tools are described in messages
+    ReasoningForm            reasoning;         // likewise; the text between its marks is split off
+    bool                     reasons = true;    // false: it stays in the content
+    std::string              now;               // of the templates' clock; "": the machine's
+    std::string              model_file;        // its name, without the folder
+    std::vector<std::string> api_keys;          // a request needs one of them; none: every request may enter
+    std::vector<std::string> cors_origins;      // of pages that may use this server; "*": all
+    double                   ping_seconds = 15; // of silence in a stream, until a comment keeps it alive
     bool                     pages        = true; // the chat and the block pool for a browser
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
@@ -82,15 +83,18 @@ namespace quire {
 
 ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     : service(the_service), options(std::move(the_options)),
-      encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now),
+      encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now,
+              options.tool_form == ToolForm::none || options.tool_form == ToolForm::other),
       request_tokens(service.tokenizer()), started(unix_seconds()) {
     options.limits.models           = options.aliases;
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
     options.limits.vocab_size       = service.config().vocab_size;
     options.limits.context          = service.engine_options().context;
-    rules.form                      = options.tool_form;
-    rules.reasoning                 = options.reasoning;
+    if (options.tool_form == ToolForm::none || options.tool_form == ToolForm::other)
+        options.tool_form = ToolForm::hermes;
+    rules.form      = options.tool_form;
+    rules.reasoning = options.reasoning;
     find_controls(service.tokenizer(), rules);
     ConstraintMemory::all().limit(std::max(options.working_bytes / 2, std::size_t(64) << 20));
 }

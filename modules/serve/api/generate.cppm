@@ -126,12 +126,6 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     if (!parsed) return api.refuse(e, parsed.error());
     GenerationRequest& r = *parsed;
     for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
-    if (!r.tool_use.tools.empty() &&
-        (api.options.tool_form == ToolForm::none || api.options.tool_form == ToolForm::other))
-        return api.refuse(e, ApiError{400,
-                                      "the model's chat template writes no calls of tools in a form that is known here "
-                                      "(the server's flag --tool-format names one)",
-                                      "tools", ""});
     const int completion = r.max_tokens.value_or(1); // tokens asked for
 
     Parsed<EncodedPrompts> encoded = encode_prompts(api, r, param, completion);

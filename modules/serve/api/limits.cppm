@@ -23,7 +23,9 @@ struct ApiLimits {
     int                      messages       = 4096;
     int                      logprobs       = 20;
     int                      logit_bias     = 1024;    // entries
+    int                      probs          = 100;     // n_probs, llama.cpp's name for log-probabilities
     SamplerChoice            samplers;                 // where a request says nothing
+    std::int64_t             seed             = -1;    // likewise; -1: a new one for each request
     int                      reasoning_budget = -1;    // tokens; -1: none
     bool                     trim_chats       = false; // unless a request says otherwise
     bool                     context_shift    = false;

@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.engine.engine;
 export import quire.serve.api.error;
 export import quire.serve.api.generation_request;
+import quire.text.calls.described_tools;
 export import quire.text.marked_text;
 export import quire.text.templates.chat_template;
 import quire.text.tokens.tokenizer;
@@ -14,8 +15,9 @@ export namespace quire {
 // Any thread. The tokenizer and the options must outlive it. **Owns** the chat template.
 class PromptEncoder {
 public:
+    // `describe_tools`: the template knows no tools, so they are described in its messages.
     PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, const ChatTemplate& chat_template,
-                  std::string now);
+                  std::string now, bool describe_tools);
 
     // The text of a conversation, by the chat template; `now`: as local_seconds() takes it, "" for the clock.
     Parsed<MarkedText> render(const Conversation& conversation) const;
@@ -48,6 +50,7 @@ private:
     const EngineOptions* options_;
     ChatTemplate         template_;
     std::string          now_;
+    bool                 describe_tools_;
     std::size_t          longest_token_ = 1; // bytes
 };
 
@@ -61,8 +64,9 @@ module :private;
 namespace quire {
 
 PromptEncoder::PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options,
-                             const ChatTemplate& chat_template, std::string now)
-    : tokenizer_(&tokenizer), options_(&options), template_(chat_template), now_(std::move(now)) {
+                             const ChatTemplate& chat_template, std::string now, bool describe_tools)
+    : tokenizer_(&tokenizer), options_(&options), template_(chat_template), now_(std::move(now)),
+      describe_tools_(describe_tools) {
     for (Token id = 0; id < tokenizer.vocab_size(); id++)
         longest_token_ = std::max(longest_token_, tokenizer.bytes(id, true).size());
 }
@@ -169,6 +173,7 @@ Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const
         input.messages.pop_back();
         input.add_generation_prompt = true;
     }
+    if (describe_tools_) input = with_described_tools(std::move(input));
     Result<MarkedText> text = template_.render(input, around);
     if (!text) return std::unexpected(ApiError{400, cut_short(text.error().message, 512), "messages", ""});
     text->append(begun, true);

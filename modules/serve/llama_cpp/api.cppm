@@ -5,11 +5,14 @@ export module quire.serve.llama_cpp.api;
 import quire.core.base;
 import quire.serve.api.generate;
 import quire.serve.api.request_fields;
+import quire.serve.openai.api;
 import quire.serve.openai.request;
 
 export namespace quire {
 
 void answer_native_completion(ApiContext& api, HttpExchange& e);
+// /completions, which is llama.cpp's where a body has a field that only llama.cpp knows, else OpenAI's.
+void answer_either_completion(ApiContext& api, HttpExchange& e);
 // Sequences that run, as llama.cpp's slots; with ?fail_on_no_slot=1 an error if no more can.
 void answer_slots(ApiContext& api, HttpExchange& e);
 
@@ -142,6 +145,22 @@ void answer_native_completion(ApiContext& api, HttpExchange& e) {
                  return std::make_unique<NativeRenderer>(head, prompts, r.request.n, std::move(settings),
                                                          api.options.limits.context);
              });
+}
+
+bool has_native_field(std::string_view text, const ApiLimits& limits) {
+    constexpr std::string_view native[] = {
+        "n_predict", "n_probs", "id_slot", "samplers", "n_keep", "response_fields", "post_sampling_probs"};
+    // As a key, a name stands between plain quotes: most bodies are not parsed for this.
+    const auto stands = [&](std::string_view name) { return text.contains(cat('"', name, '"')); };
+    if (std::ranges::none_of(native, stands)) return false;
+    const Parsed<JsonDocument> body = parse_object(text, limits);
+    return body &&
+           std::ranges::any_of(native, [&](std::string_view name) { return (*body)->contains(std::string(name)); });
+}
+
+void answer_either_completion(ApiContext& api, HttpExchange& e) {
+    const bool native = has_native_field(e.request.body, api.options.limits);
+    return native ? answer_native_completion(api, e) : answer_completion(api, e);
 }
 
 void answer_slots(ApiContext& api, HttpExchange& e) {

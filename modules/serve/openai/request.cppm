@@ -136,7 +136,9 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
 }
 
 // llama.cpp's name for log-probabilities; 0 is none.
-int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
+int parse_n_probs(JsonFields& f, const ApiLimits& limits) {
+    return f.integer("n_probs", 0, std::max(limits.logprobs, limits.probs), 0);
+}
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);

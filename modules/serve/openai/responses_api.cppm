@@ -5,12 +5,15 @@ export module quire.serve.openai.responses_api;
 import quire.core.base;
 import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
+import quire.serve.openai.api;
 import quire.serve.openai.responses_request;
 export import quire.serve.openai.responses_tools;
 
 export namespace quire {
 
 void answer_responses(ApiContext& api, HttpExchange& e);
+// /responses/input_tokens: how many tokens the prompt of that response has.
+void answer_responses_tokens(ApiContext& api, HttpExchange& e);
 
 // `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves.
 std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools = {});
@@ -224,6 +227,12 @@ private:
 
 std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools) {
     return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools));
+}
+
+void answer_responses_tokens(ApiContext& api, HttpExchange& e) {
+    Parsed<ResponsesRequest> parsed = parse_responses_request(e.request.body, api.options.limits);
+    if (!parsed) return api.refuse(e, parsed.error());
+    answer_input_tokens(api, e, std::move(parsed->generation), "input");
 }
 
 void answer_responses(ApiContext& api, HttpExchange& e) {

@@ -20,7 +20,72 @@ module :private;
 
 namespace quire {
 
-constexpr int longest_breaker = 40; // bytes
+constexpr int    longest_breaker = 40;  // bytes
+constexpr double most_bias       = 1e6; // far beyond all logits, and a sum of some of them is finite
+
+// The order of sampling, with llama.cpp's names and letters (docs/sampling.md).
+constexpr std::array<std::pair<std::string_view, char>, 9> order{{{"penalties", 'e'},
+                                                                  {"dry", 'd'},
+                                                                  {"top_n_sigma", 's'},
+                                                                  {"top_k", 'k'},
+                                                                  {"typ_p", 'y'},
+                                                                  {"top_p", 'p'},
+                                                                  {"min_p", 'm'},
+                                                                  {"xtc", 'x'},
+                                                                  {"temperature", 't'}}};
+
+void switch_off(std::string_view sampler, SamplingParams& p) {
+    const SamplingParams none; // plain sampling from the model
+    if (sampler == "penalties") {
+        p.repetition_penalty = none.repetition_penalty;
+        p.presence_penalty   = none.presence_penalty;
+        p.frequency_penalty  = none.frequency_penalty;
+    } else if (sampler == "dry") p.dry.multiplier = none.dry.multiplier;
+    else if (sampler == "top_n_sigma") p.top_n_sigma = none.top_n_sigma;
+    else if (sampler == "top_k") p.top_k = none.top_k;
+    else if (sampler == "typ_p") p.typical_p = none.typical_p;
+    else if (sampler == "top_p") p.top_p = none.top_p;
+    else if (sampler == "min_p") p.min_p = none.min_p;
+    else if (sampler == "xtc") p.xtc_probability = none.xtc_probability;
+    else if (sampler == "temperature") {
+        p.temperature    = none.temperature;
+        p.dynatemp_range = none.dynatemp_range;
+    }
+}
+
+// The field `samplers`: names, or a text of their letters. Those that it does not name are off. Their order is fixed.
+void choose_samplers(JsonFields& f, SamplingParams& p) {
+    const Json* v = f.find("samplers");
+    if (!v) return;
+    if (!v->is_string() && !v->is_array())
+        return f.fail("samplers", cat("samplers is ", type_name(*v), "; it has to be a list of names"));
+    std::array<bool, order.size()> on{};
+    std::size_t                    last = 0;
+    const auto                     take = [&](auto at, const std::string& as) {
+        if (at == order.end()) return f.fail("samplers", cat("samplers names ", quote(as), ", which is not known"));
+        const auto i = std::size_t(at - order.begin());
+        if (i < last)
+            return f.fail("samplers", cat("samplers has ", order[i].first, " behind ", order[last].first,
+                                                              "; their order is fixed: penalties, dry, top_n_sigma, top_k, typ_p, top_p, "
+                                                                                  "min_p, xtc, temperature"));
+        last  = i;
+        on[i] = true;
+    };
+    if (v->is_string())
+        for (const char letter : v->get_ref<const std::string&>())
+            take(std::ranges::find(order, letter, &std::pair<std::string_view, char>::second), std::string(1, letter));
+    else
+        for (const Json& one : *v) {
+            if (!one.is_string()) return f.fail("samplers", "samplers has to be a list of names");
+            std::string_view name = one.get_ref<const std::string&>();
+            if (name == "typical_p" || name == "typical") name = "typ_p";
+            if (name == "temp") name = "temperature";
+            take(std::ranges::find(order, name, &std::pair<std::string_view, char>::first), std::string(name));
+            if (f.failed()) return;
+        }
+    for (std::size_t i = 0; i < order.size(); i++)
+        if (!on[i]) switch_off(order[i].first, p);
+}
 
 // Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
 // breakers a request may have.
@@ -101,8 +166,8 @@ void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) 
     const auto add = [&](const Json& key, const Json& bias) {
         float value = 0;
         if (bias.is_boolean() && !bias.get<bool>()) value = -std::numeric_limits<float>::infinity(); // never
-        else if (bias.is_number() && std::abs(bias.get<double>()) <= 100) value = bias.get<float>();
-        else return f.fail("logit_bias", "a bias has to be a number in -100..100");
+        else if (bias.is_number() && std::abs(bias.get<double>()) <= most_bias) value = bias.get<float>();
+        else return f.fail("logit_bias", "a bias has to be a number in -1000000..1000000");
         std::optional<std::int64_t> id;
         if (key.is_string()) {
             const auto&  text       = key.get_ref<const std::string&>();
@@ -132,15 +197,16 @@ void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) 
 }
 
 void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
-    SamplingParams& s    = out.request.sampling;
-    out.dry_breakers     = parse_samplers(f, limits.samplers, limits.stops, s);
+    SamplingParams& s = out.request.sampling;
+    out.dry_breakers  = parse_samplers(f, limits.samplers, limits.stops, s);
+    choose_samplers(f, s);
     s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
     s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
     s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
     if (const auto seed =
             f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
-        seed && *seed != -1) {
-        s.seed       = std::uint64_t(*seed);
+        (seed && *seed != -1) || (!seed && limits.seed != -1)) {
+        s.seed       = std::uint64_t(seed.value_or(limits.seed));
         out.has_seed = true;
     }
     s.allowed_tokens = f.tokens("allowed_token_ids", limits.vocab_size);

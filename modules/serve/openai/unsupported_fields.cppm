@@ -58,8 +58,6 @@ constexpr Unsupported unsupported[] = {
     {"grammar_lazy", "[false]"},
     {"grammar_triggers", "[[]]"},
     {"adaptive_target", "[-1]"},
-    {"samplers", "[]"},
-    {"id_slot", "[-1]"},
     {"min_keep", "[0]"},
     {"t_max_predict_ms", "[0,-1]"},
     {"n_indent", "[0]"},
@@ -73,10 +71,10 @@ constexpr Unsupported unsupported[] = {
     {"input_extra", "[[]]"},
 };
 
-// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels.
+// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels, slots.
 constexpr std::string_view idle =
     "user metadata safety_identifier prompt_cache_key adaptive_decay parallel_tool_calls prompt_cache_retention "
-    "reasoning_format preserved_tokens generation_prompt";
+    "reasoning_format preserved_tokens generation_prompt id_slot";
 
 std::string listed(const Json& accepted) {
     std::string list;
