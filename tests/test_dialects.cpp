@@ -368,7 +368,7 @@ TEST_CASE("/v1/messages has Anthropic's errors and keys", "[server][dialects]") 
     for (int i = 0; i < 4000; i++) longest += "word ";
     const Reply big = s.post("/v1/messages", {{"max_tokens", 1}, {"messages", user(longest)}});
     CHECK(big.status == 400);
-    CHECK(has(big.body, "maximum context length"));
+    CHECK(has(Plain::parse(big.body)["error"]["message"], "prompt is too long: This model's maximum context length"));
     CHECK(s.ask("/v1/messages", {{"max_tokens", 1}, {"messages", user("a")}})["usage"]["output_tokens"] == 1);
 
     const Server locked({"--api-key", "secret"});

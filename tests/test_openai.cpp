@@ -562,13 +562,14 @@ TEST_CASE("a prompt too long is said in OpenAI's words", "[openai]") {
     CHECK(
         f.message ==
         "This model's maximum context length is 64 tokens. However, you requested 76 tokens (60 in the messages, 16 in "
-        "the completion). Please reduce the length of the messages or completion.");
+        "the completion). Please reduce the length of the messages or completion. (context_length_exceeded)");
     CHECK(f.param == "messages");
     CHECK(f.code == "context_length_exceeded");
     CHECK(json_of(error_body(f))["error"]["type"] == "invalid_request_error");
     CHECK(context_overflow(64, 2'000'000'000, 2'000'000'000, "prompt", true)
               .message.find("requested 4000000000 tokens (2000000000 in the prompt, ") != std::string::npos);
-    CHECK(context_overflow(64, 65, 0, "input").message.ends_with("Please reduce the length of the input."));
+    CHECK(context_overflow(64, 65, 0, "input")
+              .message.ends_with("Please reduce the length of the input. (context_length_exceeded)"));
 }
 
 TEST_CASE("responses have OpenAI's shapes", "[openai]") {

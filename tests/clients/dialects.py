@@ -6,7 +6,9 @@ import unittest
 from typing import Literal
 
 import anthropic
+import langchain_openai
 import openai
+from langchain_core.exceptions import ContextOverflowError
 from pydantic import BaseModel, ConfigDict
 
 from quire_server import Server
@@ -36,6 +38,16 @@ def tearDownModule():
     responses.close()
     messages.close()
     server.__exit__(None)
+
+
+class LangChain(unittest.TestCase):
+    """With version 3 of openai, whose errors are their messages alone."""
+
+    def test_overflow(self):
+        chat = langchain_openai.ChatOpenAI(base_url=server.url + "/v1", api_key="secret", model=MODEL, max_retries=0)
+        for call in chat.invoke, lambda text: list(chat.stream(text)):
+            with self.assertRaises(ContextOverflowError):
+                call("word " * 2000)
 
 
 class Responses(unittest.TestCase):

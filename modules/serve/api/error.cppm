@@ -28,7 +28,8 @@ std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai
 // A text as JSON; null for "".
 Json or_null(const std::string& text);
 
-// The error of a prompt that does not fit, in OpenAI's words, which clients recognise. `param`: the field of the prompt. `at_least`: the
+// The error of a prompt that does not fit, in OpenAI's words, which clients recognise, and with its code in them, since langchain looks for
+// that in the message. `param`: the field of the prompt. `at_least`: the
 // prompt's tokens were not counted.
 ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least = false);
@@ -43,6 +44,8 @@ ApiError model_failed(std::string message);
 module :private;
 
 namespace quire {
+
+constexpr std::string_view overflow_code = "context_length_exceeded";
 
 std::string_view error_type(int status) {
     switch (status) {
@@ -80,8 +83,8 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
                 prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ", param, ", ",
                 completion_tokens, " in the completion). Please reduce the length of the ", param,
                 completion_tokens > 0 ? " or completion." : ".",
-                at_least ? " (At least: a text this long is not split into tokens.)" : ""),
-            param, "context_length_exceeded"};
+                at_least ? " (At least: a text this long is not split into tokens.)" : "", " (", overflow_code, ')'),
+            param, std::string(overflow_code)};
 }
 
 ErrorForm error_form(std::string_view path) {
@@ -89,9 +92,12 @@ ErrorForm error_form(std::string_view path) {
 }
 
 std::string error_body(const ApiError& error, ErrorForm form) {
-    if (form == ErrorForm::anthropic)
+    if (form == ErrorForm::anthropic) {
+        // With these words of Anthropic's, Claude Code shortens its conversation.
+        const std::string message = cat(error.code == overflow_code ? "prompt is too long: " : "", error.message);
         return json_dump(
-            Json{{"type", "error"}, {"error", {{"type", anthropic_type(error.status)}, {"message", error.message}}}});
+            Json{{"type", "error"}, {"error", {{"type", anthropic_type(error.status)}, {"message", message}}}});
+    }
     return json_dump(Json{{"error",
                            {{"message", error.message},
                             {"type", error_type(error.status)},
