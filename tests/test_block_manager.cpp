@@ -775,7 +775,7 @@ TEST_CASE("a prefix is found where a window's last blocks are left, though the f
 
 TEST_CASE("an entry of several blocks is taken, shared, copied and given back as one", "[blocks]") {
     CacheLayout layout;
-    layout.groups           = {CacheGroup{0, 1, {}, {}}, CacheGroup{8, 3, {}, {}}};
+    layout.groups = {CacheGroup{0, 1, {}, {}}, CacheGroup{8, 3, {}, {}}};
     BlockManager  m({.n_blocks = 16, .block_size = 4, .n_swap = 8, .layout = layout});
     const TableId t = m.open_table();
     REQUIRE(m.allocate_slots(t, 0, 6));

@@ -446,7 +446,8 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
              reinterpret_cast<const cuda::SharedQuery*>(there_queries.data), work.n_shared, work.n_shared_queries}};
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
-        a.n_heads = c.heads, a.n_kv_heads = a.block_stride = c.kv_heads, a.head_dim = a.value_dim = c.D, a.block_size = c.block;
+        a.n_heads = c.heads, a.n_kv_heads = a.block_stride = c.kv_heads, a.head_dim = a.value_dim = c.D,
+        a.block_size = c.block;
         a.scale = scale, a.softcap = c.softcap, a.sinks = sinks ? there_sinks.data : nullptr;
         for (int again = 0; again < 2; again++) cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
         CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);

@@ -42,7 +42,7 @@ struct KvLayer {
     bool        latent() const { return v == nullptr; }
     std::size_t tile_bytes() const {
         return std::size_t(block_size) * row_bytes(type, head_dim);
-    }                                                                                  // of a KV head in a block
+    } // of a KV head in a block
     std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); } // of K or of V
 };
 

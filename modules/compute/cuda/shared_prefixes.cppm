@@ -35,31 +35,49 @@ module :private;
 
 namespace quire {
 
+// How many ids two tables have in common from the beginning on.
+int n_common(std::span<const BlockId> a, std::span<const BlockId> b) {
+    constexpr std::size_t step = 32; // memcmp is faster than a loop
+    const std::size_t     n    = std::min(a.size(), b.size());
+    std::size_t           i    = 0;
+    while (i + step <= n && std::memcmp(&a[i], &b[i], step * sizeof a[0]) == 0) i += step;
+    while (i < n && a[i] == b[i]) i++;
+    return int(i);
+}
+
 void SharedPrefixes::find(const StepPlan& plan, const GroupPlan& tables, int block_size, int least) {
-    order_.clear();
     prefixes_.clear();
-    const auto row    = [&](int s) { return std::size_t(plan.token_start[std::size_t(s)]); };
-    const auto blocks = [&](int s) { // in front of the one with the query's position
+    const auto row        = [&](int s) { return std::size_t(plan.token_start[std::size_t(s)]); };
+    const auto takes_part = [&](int s) { return row(s + 1) - row(s) == 1 && tables.first_entry[std::size_t(s)] == 0; };
+    const auto blocks     = [&](int s) { // in front of the one with the query's position
         const auto at = std::size_t(s), n = std::size_t(plan.positions[row(s)] / block_size);
         return std::span(tables.parts[0].tables).subspan(std::size_t(tables.table_start[at]), n);
     };
-    for (int s = 0; s < plan.n_seqs(); s++)
-        if (plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1 &&
-            tables.first_entry[std::size_t(s)] == 0)
-            order_.push_back(s);
-    std::ranges::sort(order_, [&](int a, int b) {
+    const auto in_order = [&](int a, int b, int common) {
         const auto ours = blocks(a), theirs = blocks(b);
-        const auto [x, y] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
-        if (x == ours.end() || y == theirs.end())
-            return ours.size() != theirs.size() ? ours.size() < theirs.size() : a < b;
-        return *x < *y;
-    });
-    const int n = int(order_.size());
-    common_.assign(std::size_t(n), 0);
-    for (int i = 1; i < n; i++) {
-        const auto ours = blocks(order_[std::size_t(i)]), before = blocks(order_[std::size_t(i) - 1]);
-        common_[std::size_t(i)] =
-            int(std::mismatch(ours.begin(), ours.end(), before.begin(), before.end()).first - ours.begin());
+        const auto at = std::size_t(common);
+        if (at < ours.size() && at < theirs.size()) return ours[at] < theirs[at];
+        return ours.size() != theirs.size() ? ours.size() < theirs.size() : a < b;
+    };
+    int n = 0;
+    for (int s = 0; s < plan.n_seqs(); s++) n += takes_part(s);
+    // Mostly the sequences are those of the step before, and their order is the same.
+    const auto compare_neighbours = [&] {
+        common_.assign(std::size_t(n), 0);
+        for (std::size_t i = 1; i < order_.size(); i++) {
+            common_[i] = n_common(blocks(order_[i - 1]), blocks(order_[i]));
+            if (!in_order(order_[i - 1], order_[i], common_[i])) return false;
+        }
+        return true;
+    };
+    const bool same = int(order_.size()) == n &&
+                      std::ranges::all_of(order_, [&](int s) { return s < plan.n_seqs() && takes_part(s); });
+    if (!same || !compare_neighbours()) {
+        order_.clear();
+        for (int s = 0; s < plan.n_seqs(); s++)
+            if (takes_part(s)) order_.push_back(s);
+        std::ranges::sort(order_, [&](int a, int b) { return in_order(a, b, n_common(blocks(a), blocks(b))); });
+        compare_neighbours();
     }
     // Neighbours from `first` on that share the positions before `begin`; `end` is not known yet.
     for (open_.assign(1, {0, n, 0, 0}); !open_.empty();) {

@@ -152,7 +152,7 @@ bool has_native_field(std::string_view text, const ApiLimits& limits) {
         "n_predict", "n_probs", "id_slot", "samplers", "n_keep", "response_fields", "post_sampling_probs"};
     // As a key, a name stands between plain quotes: most bodies are not parsed for this.
     const auto stands = [&](std::string_view name) { return text.contains(cat('"', name, '"')); };
-    if (std::ranges::none_of(native, stands)) return false;
+    if (!std::ranges::any_of(native, stands)) return false;
     const Parsed<JsonDocument> body = parse_object(text, limits);
     return body &&
            std::ranges::any_of(native, [&](std::string_view name) { return (*body)->contains(std::string(name)); });
