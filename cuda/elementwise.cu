@@ -46,9 +46,10 @@ __device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 // registers; cols is even.
 template <bool Float, bool Layer, int PerThread>
 __global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias,
-                                                    float eps, float* residual, __half* out, int cols) {
+                                                    float eps, float* residual, __half* out, int cols, int weights) {
     __shared__ float sums[32];
     reads_early(); // weights
+    weight += blockIdx.x % unsigned(weights) * cols;
     auto*              residual2 = reinterpret_cast<float2*>(residual);
     const std::int64_t at        = std::int64_t(blockIdx.x) * cols / 2;
     const int          n         = cols / 2;
@@ -112,8 +113,9 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, 
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
 __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps,
-                                float* residual, __half* out, int cols) {
+                                float* residual, __half* out, int cols, int weights) {
     wait_for_inputs();
+    weight += blockIdx.x % unsigned(weights) * cols;
     __shared__ float   sums[32];
     const std::int64_t at    = std::int64_t(blockIdx.x) * cols;
     const auto         given = [&](int c) {
@@ -208,6 +210,31 @@ __global__ void activate_any_kernel(Activation activation, __half* gate, const _
     if (i >= n) return;
     const float v = __half2float(gate[i]);
     gate[i]       = to_finite(up ? gated(activation, v, __half2float(up[i])) : activated(activation, v));
+}
+
+// gate = activation(gate) · x. PerThread neighbours a thread.
+template <bool Float, int PerThread>
+__global__ void gate_kernel(Activation activation, __half* gate, const void* x, std::int64_t n) {
+    wait_for_inputs();
+    const std::int64_t i = (std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * PerThread;
+    if (i >= n) return;
+    if constexpr (PerThread == 1) {
+        const float v = Float ? static_cast<const float*>(x)[i] : __half2float(static_cast<const __half*>(x)[i]);
+        gate[i]       = to_finite(gated(activation, __half2float(gate[i]), v));
+    } else {
+        auto* const words = reinterpret_cast<uint2*>(gate + i);
+        const uint2 g     = *words;
+        float4      v;
+        if constexpr (Float) v = *reinterpret_cast<const float4*>(static_cast<const float*>(x) + i);
+        else {
+            const uint2  h = *reinterpret_cast<const uint2*>(static_cast<const __half*>(x) + i);
+            const float2 a = as_float2(h.x), b = as_float2(h.y);
+            v = {a.x, a.y, b.x, b.y};
+        }
+        const float2 a = as_float2(g.x), b = as_float2(g.y);
+        *words = {pack_finite(gated(activation, a.x, v.x), gated(activation, a.y, v.y)),
+                  pack_finite(gated(activation, b.x, v.z), gated(activation, b.y, v.w))};
+    }
 }
 
 __global__ void soft_cap_kernel(float* x, float cap, std::int64_t n) {
@@ -450,7 +477,7 @@ void embed(const Weight& weight, const Weight* positions, float scale, int offse
 }
 
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
-          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights) {
     if (kind == NormKind::none) {
         run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>,
                    dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu, x, x_bias, residual,
@@ -463,7 +490,7 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
         run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, x_bias, weight, bias, eps, residual,
-                       reinterpret_cast<__half*>(out), int(cols));
+                       reinterpret_cast<__half*>(out), int(cols), weights);
     };
     if (cols % 2 != 0 || cols > 32768) {
         if (x_is_float) layer ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);
@@ -497,12 +524,23 @@ void activate(Activation activation, Half* gate, const Half* up, std::int64_t n,
             case Activation::gelu_erf: choose.template operator()<Activation::gelu_erf>(); break;
             case Activation::relu: choose.template operator()<Activation::relu>(); break;
             case Activation::clamped_swiglu: choose.template operator()<Activation::clamped_swiglu>(); break;
+            case Activation::relu_squared: choose.template operator()<Activation::relu_squared>(); break;
+            case Activation::sigmoid: choose.template operator()<Activation::sigmoid>(); break;
         }
 }
 
 void activate_biased(Activation activation, Half* x, Bias bias, std::int64_t rows, std::int64_t cols, Context& gpu) {
     run_kernel(activate_biased_kernel, dim3(unsigned(rows), unsigned(ctas_for(cols / 8, 256))), 256, 0, gpu, activation,
                reinterpret_cast<uint4*>(x), bias, int(cols / 8));
+}
+
+void gate(Activation activation, Half* gate, const void* x, bool x_is_float, std::int64_t n, Context& gpu) {
+    const auto run = [&](auto kernel, int per_thread) {
+        run_kernel(kernel, dim3(unsigned(ctas_for(n / per_thread, 256))), 256, 0, gpu, activation,
+                   reinterpret_cast<__half*>(gate), x, n);
+    };
+    if (n % 4 == 0) x_is_float ? run(gate_kernel<true, 4>, 4) : run(gate_kernel<false, 4>, 4);
+    else x_is_float ? run(gate_kernel<true, 1>, 1) : run(gate_kernel<false, 1>, 1);
 }
 
 void soft_cap(float* x, float cap, std::int64_t n, Context& gpu) {

@@ -24,6 +24,8 @@ __device__ inline float activated(Activation activation, float v) {
         case Activation::gelu_tanh: return 0.5f * v * (1 + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v)));
         case Activation::gelu_erf: return 0.5f * v * (1 + erff(v * 0.7071067811865476f));
         case Activation::relu: return v < 0 ? 0.0f : v; // NaN stays NaN
+        case Activation::relu_squared: return v < 0 ? 0.0f : v * v;
+        case Activation::sigmoid: return __fdividef(1, 1 + __expf(-v));
         default: return __fdividef(v, 1 + __expf(-v));
     }
 }

@@ -182,12 +182,15 @@ struct Bias {
 };
 // residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
 // All these take any number of rows and columns; unusual shapes run in a slower kernel. No weight: ones.
+// `weights`: the number of weights [cols], one after the other, that the rows take in turn.
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
-          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu);
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights = 1);
 // Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
-enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu };
+enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu, relu_squared, sigmoid };
 // gate = activation(gate) · up, or without `up` activation(gate).
 void activate(Activation activation, Half* gate, const Half* up, std::int64_t n, Context& gpu);
+// gate = activation(gate) · x, in one kernel for any n; x is fp16 or float32.
+void gate(Activation activation, Half* gate, const void* x, bool x_is_float, std::int64_t n, Context& gpu);
 // x = activation(x + bias); cols is a multiple of 8.
 void activate_biased(Activation activation, Half* x, Bias bias, std::int64_t rows, std::int64_t cols, Context& gpu);
 // x [rows × cols] = activation(x) · times, whose rows are `apart` columns apart.
@@ -235,6 +238,45 @@ struct BlockPools {
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Context& gpu);
 // The lowest id among the largest of each row; -1 for a row with NaN or +infinity in it, or nothing but -infinity.
 void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Context& gpu);
+
+// -- recurrence.cu: layers that keep a state of fixed size for a sequence
+
+// The states of a layer. That of a sequence is a row of floats, cut into the blocks of its unit: float i of it is float
+// (offset + i) % block_floats of block (offset + i) / block_floats.
+struct States {
+    float*              memory       = nullptr; // of the pool: block b begins at b · block_floats
+    std::int64_t        block_floats = 0;       // a multiple of 64
+    std::int64_t        offset       = 0;       // of the layer in a unit, a multiple of 64
+    int                 unit         = 0;       // blocks of a unit
+    const std::int32_t* token_start  = nullptr; // [S+1] the rows of each sequence; it may have none
+    // [S × unit] the states before and after the step's tokens, which may be the same; from -1: zeros.
+    const std::int32_t *from = nullptr, *to = nullptr;
+    int                 n_sequences = 0, most_tokens = 0; // of a sequence, in this step
+};
+// The operation CausalConv of quire.compute.program, for up to max_conv_taps taps. The last taps - 1 inputs, [taps - 1 × columns] from float 0
+// of the state on.
+constexpr int max_conv_taps = 16;
+struct CausalConv {
+    const Half * x = nullptr, *factor = nullptr, *gate = nullptr; // [T × columns]; factor and gate: or null
+    Half*        out    = nullptr;
+    const float *weight = nullptr, *bias = nullptr; // [columns × taps], [columns] or null
+    int          taps = 0, columns = 0;
+};
+void causal_conv(const CausalConv& op, const States& states, Context& gpu);
+// The operation Recurrence of quire.compute.program, for a key_dim of up to max_key_dim. The matrices, [n_heads × key_dim × value_dim], begin
+// at float state_at of the state, a multiple of 64.
+constexpr int max_key_dim = 256;
+struct Recurrence {
+    const Half*  x         = nullptr; // [T × columns]
+    const float *step      = nullptr,
+                *write     = nullptr; // [T × n_heads]; grouped delta rule: step [T × 2·n_heads]; write: or null
+    float*       out       = nullptr; // [T × n_heads·value_dim]
+    const float *step_bias = nullptr, *decay = nullptr, *skip = nullptr; // [n_heads]; skip: or null
+    int          n_heads = 0, n_groups = 0, key_dim = 0, value_dim = 0;
+    std::int64_t state_at = 0;
+    bool         delta = false, grouped = false;
+};
+void recurrence(const Recurrence& op, const States& states, Context& gpu);
 
 // -- sampling.cu
 

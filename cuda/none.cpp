@@ -56,7 +56,10 @@ void dequantize(const Weight&, Half*, Context&) {}
 
 void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
 void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
-          std::int64_t, Context&) {}
+          std::int64_t, Context&, int) {}
+void gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
+void causal_conv(const CausalConv&, const States&, Context&) {}
+void recurrence(const Recurrence&, const States&, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
 void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}
 void soft_cap(float*, float, std::int64_t, Context&) {}

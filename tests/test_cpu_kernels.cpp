@@ -452,3 +452,94 @@ TEST_CASE("a choice of prefetching is remembered, whatever the cache file held b
     if (before) setenv("XDG_CACHE_HOME", restore.c_str(), 1);
     else unsetenv("XDG_CACHE_HOME");
 }
+
+TEST_CASE("convolutions and recurrences of odd shapes equal plain sums, in one call or several") {
+    for (const CpuKernels* k : all_kernels())
+        for (auto [taps, columns, gated] :
+             {std::tuple(2, 1, false), std::tuple(3, 64, true), std::tuple(4, 33, false), std::tuple(16, 17, true)}) {
+            CAPTURE(k->name, taps, columns, gated);
+            constexpr int n = 23, stride = 70;
+            const auto    x = noise(n * stride, 1), factor = noise(n * stride, 2), gate = noise(n * stride, 3),
+                       weight = noise(std::size_t(columns * taps), 4), bias = noise(std::size_t(columns), 5);
+            const auto          before = noise(std::size_t((taps - 1) * conv_columns), 6);
+            std::vector<double> want;
+            for (int t = 0; t < n; t++)
+                for (int c = 0; c < columns; c++) {
+                    double sum = double(bias[std::size_t(c)]);
+                    for (int j = 0; j < taps; j++) {
+                        const int  row = t - taps + 1 + j;
+                        const auto at  = std::size_t(row * stride + c);
+                        sum += double(weight[std::size_t(c * taps + j)]) *
+                               (row < 0 ? double(before[std::size_t((row + taps - 1) * conv_columns + c)])
+                                        : double(x[at]) * (gated ? double(factor[at]) : 1));
+                    }
+                    want.push_back(gated ? sum * double(gate[std::size_t(t * stride + c)])
+                                         : sum / (1 + std::exp(-sum)));
+                }
+            std::vector<float> first;
+            for (int piece : {n, 1, 5}) {
+                std::vector<float> out(n * stride), past = before, got;
+                for (int t = 0; t < n; t += piece) {
+                    ConvTask task;
+                    task.x = x.data() + t * stride, task.factor = gated ? factor.data() + t * stride : nullptr;
+                    task.gate = gated ? gate.data() + t * stride : nullptr, task.out = out.data() + t * stride;
+                    task.stride = stride, task.weight = weight.data(), task.bias = bias.data(), task.past = past.data();
+                    task.n_tokens = std::min(piece, n - t), task.taps = taps, task.columns = columns;
+                    k->convolve(task);
+                }
+                for (int t = 0; t < n; t++)
+                    got.insert(got.end(), out.begin() + t * stride, out.begin() + t * stride + columns);
+                CHECK(error(got, want) < 1e-5);
+                if (first.empty()) first = got;
+                CHECK(got == first);
+            }
+        }
+    for (const CpuKernels* k : all_kernels())
+        for (auto [key_dim, columns, delta] :
+             {std::tuple(1, 1, true), std::tuple(7, 32, false), std::tuple(128, 32, true), std::tuple(80, 17, true),
+              std::tuple(64, 16, false)}) {
+            CAPTURE(k->name, key_dim, columns, delta);
+            constexpr int n = 19, stride = 300;
+            auto          x = noise(n * stride, 1);
+            for (float& v : x) v /= std::sqrt(float(key_dim));
+            std::vector<float> decay(n), write(n), start(std::size_t(key_dim * recurrence_columns));
+            for (int t = 0; t < n; t++)
+                decay[std::size_t(t)] = 1 / (1 + 0.1f * float(t)), write[std::size_t(t)] = 0.1f * float(t);
+            const auto values = noise(start.size(), 7);
+            for (std::size_t i = 0; i < start.size(); i++)
+                if (int(i % recurrence_columns) < columns) start[i] = values[i];
+            std::vector<double> S(start.begin(), start.end()), want;
+            for (int t = 0; t < n; t++) {
+                const float *q = x.data() + t * stride, *key = q + 130;
+                for (int c = 0; c < columns; c++) {
+                    const double g = double(decay[std::size_t(t)]), v = double(q[260 + c]);
+                    double       known = 0, result = 0;
+                    for (int i = 0; i < key_dim; i++)
+                        known += g * S[std::size_t(i * recurrence_columns + c)] * double(key[i]);
+                    for (int i = 0; i < key_dim; i++) {
+                        double& s = S[std::size_t(i * recurrence_columns + c)];
+                        s         = g * s + double(key[i]) * double(write[std::size_t(t)]) * (v - (delta ? known : 0));
+                        result += s * double(q[i]);
+                    }
+                    want.push_back(result + 0.5 * v);
+                }
+            }
+            std::vector<float> first;
+            for (int piece : {n, 1, 4}) {
+                std::vector<float> state = start, got(std::size_t(n * columns));
+                for (int t = 0; t < n; t += piece) {
+                    RecurrenceTask task;
+                    task.q = x.data() + t * stride, task.k = task.q + 130, task.v = task.q + 260, task.stride = stride;
+                    task.decay = decay.data() + t, task.write = write.data() + t;
+                    task.out = got.data() + t * columns, task.out_stride = columns, task.state = state.data();
+                    task.skip = 0.5f, task.n_tokens = std::min(piece, n - t), task.key_dim = key_dim;
+                    task.columns = columns, task.delta = delta;
+                    k->recur(task);
+                }
+                CHECK(error(got, want) < 1e-5);
+                CHECK(error(state, S) < 1e-5);
+                if (first.empty()) first = got;
+                CHECK(got == first);
+            }
+        }
+}

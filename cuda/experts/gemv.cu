@@ -23,6 +23,11 @@ constexpr int warps = 8; // of a CTA
 // Rows of gate, and as many of up, that a warp takes.
 constexpr __host__ __device__ int gated_rows(Kind k) { return k == kind_f16 ? 1 : 2; }
 
+// activation(gate) · up, or activation(gate) where there is no up.
+__device__ float activated_pair(const ExpertGemm& op, float gate, float up) {
+    return op.up.weight.data ? gated(op.activation, gate, up) : activated(op.activation, gate);
+}
+
 // Grid: pairs, so that neighbours that chose the same expert read the same rows; then rows.
 template <Kind K>
 __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kernel(ExpertGemm op, int rows) {
@@ -37,14 +42,18 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
     const auto*        x       = reinterpret_cast<const __half*>(op.x) + t * cols;
     float              g[R][1] = {}, u[R][1] = {};
     Rows               gate, up;
+    const bool         two = op.up.weight.data != nullptr;
 #pragma unroll
-    for (int i = 0; i < Rows::ahead; i++)
-        gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, up_at, 0, cols, i);
+    for (int i = 0; i < Rows::ahead; i++) {
+        gate.load(op.gate.weight, at, 0, cols, i);
+        if (two) up.load(op.up.weight, up_at, 0, cols, i);
+    }
     for (int base = 0; base < cols; base += Rows::step)
 #pragma unroll
         for (int i = 0; i < Rows::ahead; i++) {
             gate.add(x, base, cols, i, g);
             gate.load(op.gate.weight, at, base + Rows::step, cols, i);
+            if (!two) continue;
             up.add(x, base, cols, i, u);
             up.load(op.up.weight, up_at, base + Rows::step, cols, i);
         }
@@ -54,7 +63,7 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
         const float a = warp_sum(g[r][0]) * weight + (op.gate.bias ? op.gate.bias[at + r] : 0.0f),
                     b = warp_sum(u[r][0]) * weight + (op.up.bias ? op.up.bias[at + r] : 0.0f);
         if (threadIdx.x % 32 == 0)
-            static_cast<__half*>(op.gate.out)[pair * rows + row + r] = to_finite(gated(op.activation, a, b));
+            static_cast<__half*>(op.gate.out)[pair * rows + row + r] = to_finite(activated_pair(op, a, b));
     }
 }
 
@@ -115,9 +124,11 @@ __global__ void __launch_bounds__(warps * 32) gated_plain_kernel(ExpertGemm op, 
     const auto*        x      = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
     const float        weight = weight_of_x(op, t, int(pair % op.n_used)),
                 a             = plain_dot(op.gate.weight, at, x) * weight + (op.gate.bias ? op.gate.bias[at] : 0.0f),
-                b             = plain_dot(op.up.weight, up_at, x) * weight + (op.up.bias ? op.up.bias[at] : 0.0f);
+                b             = op.up.weight.data
+                                    ? plain_dot(op.up.weight, up_at, x) * weight + (op.up.bias ? op.up.bias[at] : 0.0f)
+                                    : 0;
     if (threadIdx.x % 32 == 0)
-        static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
+        static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(activated_pair(op, a, b));
 }
 
 __global__ void __launch_bounds__(warps * 32) combine_plain_kernel(ExpertGemm op, int rows) {
@@ -153,8 +164,8 @@ void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu
     const int      rows  = rows_of_expert(op);
     const unsigned pairs = unsigned(n_tokens * op.n_used);
     const auto     grid  = [&](int of_cta) { return dim3(pairs, unsigned((rows + of_cta - 1) / of_cta)); };
-    if (rows % 2 != 0 || !is_regular(op.gate.weight) || !is_regular(op.up.weight) ||
-        kind_of(op.gate.weight) != kind_of(op.up.weight)) {
+    const Weight & gate = op.gate.weight, &up = op.up.weight.data ? op.up.weight : gate;
+    if (rows % 2 != 0 || !is_regular(gate) || !is_regular(up) || kind_of(gate) != kind_of(up)) {
         run_kernel(gated_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
         return;
     }

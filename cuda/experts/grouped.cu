@@ -32,6 +32,7 @@ struct Params {
     const std::int32_t *pairs, *tiles;
     int                 rows, cols;   // of one expert's matrix
     bool                row_of_token; // x has a row for each token, else for each pair
+    bool                activates;    // one matrix alone: its results are activated
 };
 
 // One item of a CTA, and how far in it.
@@ -121,6 +122,8 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
             float v[4] = {acc[t][0] * weight[0] + first_bias, acc[t][1] * weight[1] + first_bias,
                           acc[t][2] * weight[0] + other_bias, acc[t][3] * weight[1] + other_bias};
             if (Gated) v[0] = gated(p.op.activation, v[0], v[2]), v[1] = gated(p.op.activation, v[1], v[3]);
+            else if (p.activates)
+                for (float& one : v) one = activated(p.op.activation, one);
             const int slot = t * 8 + lane / 4; // after the transposition a lane has two neighbouring rows of one pair
 #pragma unroll
             for (int half = 0; half < (Gated ? 1 : 2); half++) {
@@ -225,11 +228,14 @@ bool can_group(const Weight& w, int n_matrices) {
            w.form != WeightForm::f32;
 }
 
-void expert_grouped(const ExpertGemm& op, bool is_gated, Half* out, std::int64_t n_tokens, int tile,
+// `first`: of the two GEMMs of an expert.
+void expert_grouped(const ExpertGemm& op, bool first, Half* out, std::int64_t n_tokens, int tile,
                     const ExpertWorkspace& work, Context& gpu) {
-    Params p;
+    const bool is_gated = first && op.up.weight.data != nullptr;
+    Params     p;
     p.op = op, p.out = reinterpret_cast<__half*>(out), p.pairs = work.pairs, p.tiles = work.tiles;
-    p.rows = rows_of_expert(op), p.cols = int(op.gate.weight.cols), p.row_of_token = is_gated;
+    p.rows = rows_of_expert(op), p.cols = int(op.gate.weight.cols), p.row_of_token = first,
+    p.activates        = first && !is_gated;
     const int  of_item = is_gated ? warps * 8 : warps * 16;
     const auto most =
         expert_tiles(n_tokens * op.n_used, op.n_experts, tile) * ((p.rows + of_item - 1) / of_item); // items

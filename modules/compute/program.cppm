@@ -61,10 +61,10 @@ struct Embed {
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
 // `group` columns is normed alone: the whole row, or one head. `out` may be x. An RMSNorm without a weight has ones. NormKind::none: out
-// is the sum, or x.
+// is the sum, or x. A weight that is longer than a group belongs to several of them, one after the other.
 struct Norm {
     ValueId      x = none, residual = none, out = none;
-    WeightHandle weight, bias; // [group]
+    WeightHandle weight, bias; // [group], or the weight of all groups [x's width]
     float        eps   = 0;
     std::int64_t group = 0;
     NormKind     kind  = NormKind::rms;
@@ -81,6 +81,12 @@ struct Gemm {
 struct GatedGemm {
     ValueId    x = none;
     Projection gate, up;
+    Activation activation = Activation::silu;
+};
+
+// gate = activation(gate) · x
+struct Gate {
+    ValueId    x = none, gate = none;
     Activation activation = Activation::silu;
 };
 
@@ -126,6 +132,32 @@ struct PositionScale {
     Temperature temperature;
 };
 
+// A causal convolution of each column over the tokens of its sequence: with y = x · factor, or x alone,
+// out[t] = Σ over j < taps of weight[column][j] · y[t - taps + 1 + j], plus bias, times gate[t]; without a gate silu of that.
+// The layer's state has the last taps - 1 rows of y (RecurrentConfig); before a sequence's first token y is 0.
+struct CausalConv {
+    ValueId      x = none, factor = none, gate = none, out = none;
+    WeightHandle weight, bias; // [columns × taps], [columns] or empty; float32
+    int          layer = 0;
+};
+
+// The recurrence of a layer over the tokens of each sequence. A head keeps a matrix S [key_dim × value_dim] in the layer's state, 0 at first.
+// With a decay g, a key k, a value v and a query q, each token makes of it, and gives, in this order:
+//   the gated delta rule:  S = g·S;  S += k ⊗ β·(v - Sᵀk);  out = Sᵀq         k, q of length 1, q / √key_dim, β = sigmoid(write)
+//   a selective scan:      S = g·S + k ⊗ Δ·v;  out = Sᵀq + skip·v             Δ = softplus(step + step_bias)
+// g = exp(decay · softplus(step + step_bias)). A row of x is q, k, v (delta rule) or v, k, q (Mamba-2's x, B, C); each has q and k for
+// n_groups groups of heads.
+struct Recurrence {
+    ValueId      x = none, step = none, write = none, out = none; // step and write: float32 [heads]
+    WeightHandle step_bias, decay, skip;                          // [heads], float32; skip: or empty
+    int          layer = 0, n_heads = 0, n_groups = 0, key_dim = 0, value_dim = 0;
+    std::int64_t state_at = 0; // where the matrices begin in the layer's state, in floats (RecurrentConfig)
+    bool         delta    = false;
+    // Head h belongs to group h / (n_heads / n_groups), and `step` is `write` too: of each group what its heads write, then their steps.
+    // Else the delta rule's head h belongs to group h mod n_groups.
+    bool grouped = false;
+};
+
 // A mixture of experts in three operations. Route: scores = score_scale · (x · weightᵀ) + bias in float32; the n_used experts with the
 // highest gated score + choice_bias, the lowest index of equal ones; their weights by `gating`, `normalised` to the sum 1, times `scale`
 // and the expert's `expert_scale`. The experts stand in n_groups groups of equal size: only those of the n_groups_used groups are chosen
@@ -144,7 +176,8 @@ struct Route {
 };
 
 // out [n_used · ff]: activation(x · gateᵀ) · (x · upᵀ) of each expert that a row chose. The order of rows and columns in `out` is the
-// backend's. gate.out is `out`, up.out scratch memory of the same size; stacks of weights and biases as in ExpertTensors.
+// backend's. gate.out is `out`, up.out scratch memory of the same size; stacks of weights and biases as in ExpertTensors. Without `up`:
+// activation(x · gateᵀ).
 struct ExpertGatedGemm {
     ValueId    x = none, routes = none;
     Projection gate, up;
@@ -207,15 +240,16 @@ struct AllGather {
     std::int64_t first = 0;
 };
 
-// out = columns first .. of x, as many as out has.
+// out = columns first .. of x, as many as out has. With `groups`: as many columns of each of so many equal parts of x.
 struct TakeColumns {
     ValueId      x = none, out = none;
-    std::int64_t first = 0;
+    std::int64_t first  = 0;
+    std::int64_t groups = 1;
 };
 
-using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, PositionScale, Attention,
-                               Route, ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax,
-                               AllReduce, AllGather, TakeColumns>;
+using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Gate, Activate, HeadGemm, RopeAndStore, PositionScale,
+                               Attention, CausalConv, Recurrence, Route, ExpertGatedGemm, ExpertCombineGemm, GateRows,
+                               SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns>;
 
 struct Program {
     Program()                              = default;
@@ -270,6 +304,9 @@ struct AccessOf {
         return a;
     }
     ValueAccess operator()(const GatedGemm& o) const { return {{o.x}, {o.gate.out}}; }
+    ValueAccess operator()(const Gate& o) const { return {{o.x, o.gate}, {o.gate}}; }
+    ValueAccess operator()(const CausalConv& o) const { return {given({o.x, o.factor, o.gate}), {o.out}}; }
+    ValueAccess operator()(const Recurrence& o) const { return {given({o.x, o.step, o.write}), {o.x, o.out}}; }
     ValueAccess operator()(const Activate& o) const {
         return o.times == none ? ValueAccess{{o.x}, {o.x}} : ValueAccess{{o.x, o.times}, {o.x}};
     }
@@ -295,6 +332,14 @@ struct AccessOf {
     }
     ValueAccess operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
+
+private:
+    static std::vector<ValueId> given(std::initializer_list<ValueId> ids) {
+        std::vector<ValueId> some;
+        for (ValueId id : ids)
+            if (id != none) some.push_back(id);
+        return some;
+    }
 };
 
 ValueAccess access_of(const Operation& operation) { return std::visit(AccessOf{}, operation); }
@@ -306,10 +351,10 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",        "norm",           "gemm",           "gated_gemm", "activate",
-        "head_gemm",    "rope_and_store", "position_scale", "attention",  "route",
-        "expert_gated", "expert_combine", "gate_rows",      "soft_cap",   "add",
-        "select_rows",  "argmax",         "all_reduce",     "all_gather", "take_columns"};
+        "embed",       "norm",           "gemm",           "gated_gemm", "gate",        "activate",
+        "head_gemm",   "rope_and_store", "position_scale", "attention",  "causal_conv", "recurrence",
+        "route",       "expert_gated",   "expert_combine", "gate_rows",  "soft_cap",    "add",
+        "select_rows", "argmax",         "all_reduce",     "all_gather", "take_columns"};
     return names[operation.index()];
 }
 
@@ -317,95 +362,107 @@ std::string describe(const Program& program, const Operation& operation) {
     const auto name  = [&](ValueId id) { return program[id].name; };
     const auto shape = [](const WeightHandle& w) { return cat(dtype_info(w.type).name, " ", w.rows, " × ", w.cols); };
     const auto act   = [](Activation a) {
-        constexpr std::array<std::string_view, 5> names{"silu", "gelu", "gelu (erf)", "relu", "clamped swiglu"};
+        constexpr std::array<std::string_view, 7> names{"silu",           "gelu",  "gelu (erf)", "relu",
+                                                        "clamped swiglu", "relu²", "sigmoid"};
         return names[std::size_t(a)];
     };
     const auto times = [](float factor) { return factor == 1 ? std::string() : cat(", × ", factor); };
     const auto text  = std::visit(
-        Match{[&](const Embed& o) {
-                  return cat("tokens", o.positions ? ", positions" : "", " → ", name(o.out), "  (", shape(o.table),
-                              times(o.scale), ")");
-              },
-              [&](const Norm& o) {
-                  const std::string sum =
-                      cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)), " → ",
-                          name(o.out));
-                  if (o.kind == NormKind::none) return sum;
-                  return cat(sum, o.kind == NormKind::layer ? "  (LayerNorm" : "  (RMSNorm",
-                             o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
-              },
-              [&](const Gemm& o) {
-                  std::string outs, shapes;
-                  for (const Projection& p : o.projections) {
-                      outs += cat(outs.empty() ? "" : ", ", name(p.out));
-                      shapes += cat(shapes.empty() ? "" : ", ", shape(p.weight), p.bias ? " + bias" : "");
-                  }
-                  return cat(name(o.x), " → ", outs, "  (", shapes, times(o.scale), ")");
-              },
-              [&](const GatedGemm& o) {
-                  return cat(name(o.x), " → ", name(o.gate.out), "  (", act(o.activation), ", ", shape(o.gate.weight),
-                              ", ", shape(o.up.weight), ")");
-              },
-              [&](const Activate& o) {
-                  return cat(name(o.x), "  (", act(o.activation),
-                             o.times == none ? std::string() : cat(", × ", name(o.times), " from column ", o.first),
-                              ")");
-              },
-              [&](const PositionScale& o) {
-                  return cat(name(o.x), "  (× 1 + ", o.temperature.scale, " · ln(1 + position / ", o.temperature.period,
-                              "))");
-              },
-              [&](const HeadGemm& o) {
-                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ",
-                              dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
-              },
-              [&](const RopeAndStore& o) {
-                  return cat(name(o.q), o.k == none ? "" : cat(", ", name(o.k), ", ", name(o.v), " → KV cache"),
-                             o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
-                                                      : cat("  (RoPE of ", 2 * o.rope.inv_freq.size(),
-                                                           o.rope.neox ? ", NeoX pairs)" : ", interleaved pairs)"));
-              },
-              [&](const Attention& o) {
-                  return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
-                             o.window > 0 ? cat(o.chunked ? ", chunks of " : ", window ", o.window) : std::string(),
-                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "",
-                             ")");
-              },
-              [&](const Route& o) {
-                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_used, " of ", o.weight.rows, " experts)");
-              },
-              [&](const ExpertGatedGemm& o) {
-                  return cat(name(o.x), ", ", name(o.routes), " → ", name(o.gate.out), "  (", act(o.activation), ", ",
-                              o.n_experts, " × ", dtype_info(o.gate.weight.type).name, " ",
-                              o.gate.weight.rows / o.n_experts, " × ", o.gate.weight.cols, " twice)");
-              },
-              [&](const ExpertCombineGemm& o) {
-                  return cat(name(o.x), ", ", name(o.routes), " → ", name(o.down.out), "  (", o.n_experts, " × ",
-                              dtype_info(o.down.weight.type).name, " ", o.down.weight.rows / o.n_experts, " × ",
-                              o.down.weight.cols, times(o.scale), ")");
-              },
-              [&](const GateRows& o) { return cat(name(o.x), " *= sigmoid of ", name(o.gate)); },
-              [&](const SoftCap& o) { return cat(name(o.x), "  (soft-cap ", o.cap, ")"); },
-              [&](const Add& o) {
-                  return o.scale == 1
-                              ? cat(name(o.residual), " += ", name(o.x))
-                              : cat(name(o.residual), " = (", name(o.residual), " + ", name(o.x), ") × ", o.scale);
-              },
-              [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
-              [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); },
-              [&](const AllReduce& o) {
-                  std::string parts;
-                  for (ValueId id : o.parts)
-                      if (id != none) parts += cat(parts.empty() ? "" : " + ", name(id));
-                  return cat(parts, " of all ranks → ", name(o.out));
-              },
-              [&](const AllGather& o) {
-                  return cat(name(o.x), " of all ranks → ", name(o.out), "  (from column ", o.first, " on)");
-              },
-              [&](const TakeColumns& o) {
-                  return cat(name(o.x), " → ", name(o.out), "  (", program[o.out].cols, " columns from ", o.first,
-                              " on)");
-              }},
+        Match{
+            [&](const Embed& o) {
+                return cat("tokens", o.positions ? ", positions" : "", " → ", name(o.out), "  (", shape(o.table),
+                            times(o.scale), ")");
+            },
+            [&](const Norm& o) {
+                const std::string sum =
+                    cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)), " → ",
+                        name(o.out));
+                if (o.kind == NormKind::none) return sum;
+                return cat(sum, o.kind == NormKind::layer ? "  (LayerNorm" : "  (RMSNorm",
+                           o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
+            },
+            [&](const Gemm& o) {
+                std::string outs, shapes;
+                for (const Projection& p : o.projections) {
+                    outs += cat(outs.empty() ? "" : ", ", name(p.out));
+                    shapes += cat(shapes.empty() ? "" : ", ", shape(p.weight), p.bias ? " + bias" : "");
+                }
+                return cat(name(o.x), " → ", outs, "  (", shapes, times(o.scale), ")");
+            },
+            [&](const GatedGemm& o) {
+                return cat(name(o.x), " → ", name(o.gate.out), "  (", act(o.activation), ", ", shape(o.gate.weight),
+                            ", ", shape(o.up.weight), ")");
+            },
+            [&](const Gate& o) { return cat(name(o.gate), " → ", act(o.activation), " of it · ", name(o.x)); },
+            [&](const CausalConv& o) {
+                return cat(name(o.x), o.factor != none ? cat(" · ", name(o.factor)) : std::string(), ", state → ",
+                            name(o.out), "  (", o.weight.cols, " taps, ",
+                           o.gate != none ? cat("times ", name(o.gate)) : std::string("silu"), ")");
+            },
+            [&](const Recurrence& o) {
+                return cat(name(o.x), ", ", o.write != none ? cat(name(o.write), ", ") : std::string(), name(o.step),
+                            ", state → ", name(o.out), "  (", o.delta ? "delta rule" : "selective scan", ", ", o.n_heads,
+                            " heads of ", o.key_dim, " × ", o.value_dim, ", ", o.n_groups, " groups)");
+            },
+            [&](const Activate& o) {
+                return cat(name(o.x), "  (", act(o.activation),
+                           o.times == none ? std::string() : cat(", × ", name(o.times), " from column ", o.first), ")");
+            },
+            [&](const PositionScale& o) {
+                return cat(name(o.x), "  (× 1 + ", o.temperature.scale, " · ln(1 + position / ", o.temperature.period,
+                            "))");
+            },
+            [&](const HeadGemm& o) {
+                return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ",
+                            dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
+            },
+            [&](const RopeAndStore& o) {
+                return cat(name(o.q), o.k == none ? "" : cat(", ", name(o.k), ", ", name(o.v), " → KV cache"),
+                           o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
+                                                    : cat("  (RoPE of ", 2 * o.rope.inv_freq.size(),
+                                                         o.rope.neox ? ", NeoX pairs)" : ", interleaved pairs)"));
+            },
+            [&](const Attention& o) {
+                return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
+                           o.window > 0 ? cat(o.chunked ? ", chunks of " : ", window ", o.window) : std::string(),
+                           o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "",
+                           ")");
+            },
+            [&](const Route& o) {
+                return cat(name(o.x), " → ", name(o.out), "  (", o.n_used, " of ", o.weight.rows, " experts)");
+            },
+            [&](const ExpertGatedGemm& o) {
+                return cat(name(o.x), ", ", name(o.routes), " → ", name(o.gate.out), "  (", act(o.activation), ", ",
+                            o.n_experts, " × ", dtype_info(o.gate.weight.type).name, " ",
+                            o.gate.weight.rows / o.n_experts, " × ", o.gate.weight.cols, o.up.weight ? " twice)" : ")");
+            },
+            [&](const ExpertCombineGemm& o) {
+                return cat(name(o.x), ", ", name(o.routes), " → ", name(o.down.out), "  (", o.n_experts, " × ",
+                            dtype_info(o.down.weight.type).name, " ", o.down.weight.rows / o.n_experts, " × ",
+                            o.down.weight.cols, times(o.scale), ")");
+            },
+            [&](const GateRows& o) { return cat(name(o.x), " *= sigmoid of ", name(o.gate)); },
+            [&](const SoftCap& o) { return cat(name(o.x), "  (soft-cap ", o.cap, ")"); },
+            [&](const Add& o) {
+                return o.scale == 1
+                            ? cat(name(o.residual), " += ", name(o.x))
+                            : cat(name(o.residual), " = (", name(o.residual), " + ", name(o.x), ") × ", o.scale);
+            },
+            [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
+            [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); },
+            [&](const AllReduce& o) {
+                std::string parts;
+                for (ValueId id : o.parts)
+                    if (id != none) parts += cat(parts.empty() ? "" : " + ", name(id));
+                return cat(parts, " of all ranks → ", name(o.out));
+            },
+            [&](const AllGather& o) {
+                return cat(name(o.x), " of all ranks → ", name(o.out), "  (from column ", o.first, " on)");
+            },
+            [&](const TakeColumns& o) {
+                return cat(name(o.x), " → ", name(o.out), "  (", program[o.out].cols, " columns from ", o.first, " on",
+                           o.groups > 1 ? cat(" of each of ", o.groups, " parts)") : std::string(")"));
+            }},
         operation);
     std::string kind(kind_of(operation));
     kind.resize(15, ' ');

@@ -33,6 +33,8 @@ enum class Activation : std::uint8_t {
     gelu_erf,  // exact
     relu,
     clamped_swiglu, // gpt-oss: g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1)
+    relu_squared,
+    sigmoid,
 };
 
 // How a router's scores become the weights of the experts it chose.

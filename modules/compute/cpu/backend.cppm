@@ -9,6 +9,7 @@ export module quire.compute.cpu.backend;
 import quire.compute.cpu.attention;
 import quire.compute.cpu.gemms;
 import quire.compute.cpu.kernels;
+import quire.compute.cpu.recurrence;
 import quire.compute.cpu.stacked_gemms;
 import quire.compute.cpu.tuning;
 import quire.compute.cpu.weights;
@@ -83,11 +84,21 @@ private:
     void   execute(const Norm& op);
     void   execute(const Gemm& op);
     void   execute(const GatedGemm& op);
-    void   execute(const Activate& op);
-    void   execute(const HeadGemm& op) { stacks_.heads(op, at(op.x), at(op.out)); }
-    void   execute(const RopeAndStore& op);
-    void   execute(const PositionScale& op);
-    void   execute(const Attention& op) {
+    Tensor given(ValueId id) const { return id == none ? Tensor() : at(id); }
+    void   execute(const Gate& op) { gemms_.activate(op.activation, at(op.gate), floats(at(op.x))); }
+    void   execute(const CausalConv& op) {
+        recurrence_.run(op, weights_.vector(op.weight), weights_.vector(op.bias), at(op.x), given(op.factor),
+                          given(op.gate), at(op.out), states_[std::size_t(op.layer)]);
+    }
+    void execute(const Recurrence& op) {
+        recurrence_.run(op, {weights_.vector(op.step_bias), weights_.vector(op.decay), weights_.vector(op.skip)},
+                        at(op.x), at(op.step), given(op.write), at(op.out), states_[std::size_t(op.layer)]);
+    }
+    void execute(const Activate& op);
+    void execute(const HeadGemm& op) { stacks_.heads(op, at(op.x), at(op.out)); }
+    void execute(const RopeAndStore& op);
+    void execute(const PositionScale& op);
+    void execute(const Attention& op) {
         attention_.run(op, weights_.vector(op.sinks), at(op.q), at(op.out), layers_[std::size_t(op.layer)]);
     }
     void execute(const Route& op) { stacks_.route(op, at(op.x), at(op.out)); }
@@ -117,6 +128,7 @@ private:
     Gemms                       gemms_{kernels_, workers_, weights_, prefetch_};
     StackedGemms                stacks_{workers_, weights_, gemms_};
     CpuAttention                attention_{kernels_, workers_};
+    CpuRecurrence               recurrence_{kernels_, workers_};
     const Program*              program_ = nullptr;
     const Activations*          values_  = nullptr;
     std::span<const KvLayer>    layers_;
@@ -180,6 +192,7 @@ void CpuBackend::run(const StepPlan& plan) {
     shape_     = {plan.n_tokens(), int(plan.logit_rows.size())};
     angles_of_ = nullptr;
     attention_.begin_step(plan);
+    recurrence_.begin_step(plan);
     const auto      all  = std::span(program_->operations);
     const StepShape most = values_->most();
     check(shape_.tokens <= most.tokens && shape_.logit_rows <= most.logit_rows,
@@ -247,14 +260,17 @@ void CpuBackend::execute(const Norm& op) {
         });
         return;
     }
-    check((!op.weight || (op.weight.cols == op.group && op.weight.type == DType::F32)) && x.cols % op.group == 0 &&
-              (op.weight || op.kind == NormKind::rms),
+    check((!op.weight ||
+           (op.weight.cols % op.group == 0 && op.weight.type == DType::F32 && x.cols % op.weight.cols == 0)) &&
+              x.cols % op.group == 0 && (op.weight || op.kind == NormKind::rms),
           "norm: shapes");
-    x             = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
-    const auto* w = weights_.vector(op.weight);
+    x                          = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
+    const std::int64_t weights = op.weight ? op.weight.cols / op.group : 1;                // of as many rows
+    const auto*        all     = weights_.vector(op.weight);
     workers_.split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++) {
-            float* sum = residual ? residual + r * x.cols : nullptr;
+            float*       sum = residual ? residual + r * x.cols : nullptr;
+            const float* w   = all ? all + r % weights * x.cols : nullptr;
             if (op.kind == NormKind::layer)
                 layer_norm(floats(x) + r * x.cols, sum, w, weights_.vector(op.bias), op.eps, floats(out) + r * x.cols,
                            x.cols);
@@ -459,13 +475,14 @@ void CpuBackend::execute(const AllGather& op) {
 }
 
 void CpuBackend::execute(const TakeColumns& op) {
-    const Tensor x = at(op.x), out = at(op.out);
-    check(op.first + out.cols <= x.cols, "take_columns: shapes");
-    workers_.split(x.rows, std::max<std::int64_t>(1, 65536 / out.cols), [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t t = first; t < last; t++)
-            std::memcpy(floats(out) + t * out.cols, floats(x) + t * x.cols + op.first,
-                        std::size_t(out.cols) * sizeof(float));
-    });
+    const Tensor       x = at(op.x), out = at(op.out);
+    const std::int64_t from = x.cols / op.groups, n = out.cols / op.groups;
+    check(op.first + n <= from && x.cols % op.groups == 0 && out.cols % op.groups == 0, "take_columns: shapes");
+    workers_.split(
+        x.rows * op.groups, std::max<std::int64_t>(1, 65536 / n), [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t r = first; r < last; r++)
+                std::memcpy(floats(out) + r * n, floats(x) + r * from + op.first, std::size_t(n) * sizeof(float));
+        });
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,

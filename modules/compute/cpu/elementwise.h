@@ -82,6 +82,19 @@ INLINE void activate_body(Activation activation, float* gate, const float* up, s
             for (std::int64_t i = 0; i < n; i++) // a NaN stays one
                 gate[i] = (gate[i] < 0 ? 0.0f : gate[i]) * (up ? up[i] : 1.0f);
             break;
+        case Activation::relu_squared:
+            for (std::int64_t i = 0; i < n; i++) {
+                const float x = gate[i] < 0 ? 0.0f : gate[i];
+                gate[i]       = x * x * (up ? up[i] : 1.0f);
+            }
+            break;
+        case Activation::sigmoid:
+            for_each_16(gate, up, n, [](f32x16* g, const f32x16* u) __attribute__((always_inline)) {
+                const f32x16 x = *g;
+                *g             = *u;
+                times_sigmoid<Fma>(g, &x);
+            });
+            break;
         case Activation::clamped_swiglu:
             for_each_16(gate, up, n, [](f32x16* g, const f32x16* u) __attribute__((always_inline)) {
                 const f32x16 limit = f32x16{} + 7.0f;

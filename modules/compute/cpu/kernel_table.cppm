@@ -137,6 +137,36 @@ constexpr int attention_chunks(const AttentionTask& task, int position) {
     return position / attention_chunk - first_seen(task, position) / attention_chunk + 1;
 }
 
+// A causal convolution over neighbouring tokens of one sequence, of some columns (CausalConv). Rows of x, factor, gate and out are `stride`
+// floats apart.
+struct ConvTask {
+    const float* x      = nullptr;
+    const float* factor = nullptr; // or null
+    const float* gate   = nullptr; // or null: silu of the sum
+    float*       out    = nullptr;
+    std::int64_t stride = 0;
+    const float* weight = nullptr; // [columns × taps]
+    const float* bias   = nullptr; // [columns], or null
+    float* past = nullptr; // [taps - 1][conv_columns] the inputs before the first token; then those before the next one
+    int    n_tokens = 0, taps = 0, columns = 0;
+};
+inline constexpr int conv_columns = 64, max_taps = 16;
+
+// A head's recurrence over neighbouring tokens of one sequence, of some columns of its matrix (Recurrence). Rows of q, k and v are `stride`
+// floats apart, those of out `out_stride`.
+struct RecurrenceTask {
+    const float *q = nullptr, *k = nullptr, *v = nullptr;
+    std::int64_t stride = 0;
+    const float *decay = nullptr, *write = nullptr; // [n_tokens] g; β or Δ
+    float*       out        = nullptr;
+    std::int64_t out_stride = 0;
+    float*       state      = nullptr; // [key_dim][recurrence_columns], changed; columns from `columns` on are 0
+    float        skip       = 0;
+    int          n_tokens = 0, key_dim = 0, columns = 0;
+    bool         delta = false;
+};
+inline constexpr int recurrence_columns = 32;
+
 // The kernels of one instruction set.
 struct CpuKernels {
     const char* name = nullptr;
@@ -161,6 +191,8 @@ struct CpuKernels {
     void (*norm)(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) = nullptr;
     // gate = activation(gate), times `up` if there is one. [n]
     void (*activate)(Activation activation, float* gate, const float* up, std::int64_t n) = nullptr;
+    void (*convolve)(const ConvTask&)                                                     = nullptr;
+    void (*recur)(const RecurrenceTask&)                                                  = nullptr;
     void (*softcap)(float* x, float cap, std::int64_t n)                  = nullptr; // x = cap · tanh(x / cap)
     void (*add)(float* x, const float* y, std::int64_t n)                 = nullptr;
     void (*store_f16)(const float* x, std::uint16_t* out, std::int64_t n) = nullptr;

@@ -8,6 +8,7 @@
 #include "elementwise.h"
 
 #include "attention.h"
+#include "recurrence.h"
 #endif
 
 #include "gemm.h"
@@ -41,6 +42,8 @@ void norm(const float* x, float* residual, const float* weight, float eps, float
 void activate(Activation activation, float* gate, const float* up, std::int64_t n) {
     activate_body<FUSED>(activation, gate, up, n);
 }
+void convolve(const ConvTask& task) { convolve_body<FUSED>(task); }
+void recur(const RecurrenceTask& task) { recur_body<FUSED>(task); }
 void softcap(float* x, float cap, std::int64_t n) { softcap_body<FUSED>(x, cap, n); }
 void add(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }
 void store_f16(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FUSED>(x, out, n); }

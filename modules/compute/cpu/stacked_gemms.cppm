@@ -147,9 +147,11 @@ void StackedGemms::gated(const ExpertGatedGemm& op, const Tensor& x, const Tenso
             else std::memcpy(to, from, std::size_t(hidden) * sizeof(float));
         }
     });
-    run_experts(op.n_experts, inputs, hidden,
-                {{&op.gate, floats(gate), 0, of_expert}, {&op.up, floats(up), of_expert - 1, of_expert}}, ff);
-    gemms_.activate(op.activation, {gate.data, rows, ff, DType::F32}, floats(up));
+    const ExpertOutput stack{&op.gate, floats(gate), 0, of_expert}, other{&op.up, floats(up), of_expert - 1, of_expert};
+    const bool         two = bool(op.up.weight);
+    if (two) run_experts(op.n_experts, inputs, hidden, {stack, other}, ff);
+    else run_experts(op.n_experts, inputs, hidden, {stack}, ff);
+    gemms_.activate(op.activation, {gate.data, rows, ff, DType::F32}, two ? floats(up) : nullptr);
 }
 
 void StackedGemms::combine(const ExpertCombineGemm& op, const Tensor& x, const Tensor& routes, const Tensor& out) {

@@ -19,6 +19,8 @@ void use_float_kernels(CpuKernels& to) {
     to.attention_values  = attention_values;
     to.norm              = norm;
     to.activate          = activate;
+    to.convolve          = convolve;
+    to.recur             = recur;
     to.softcap           = softcap;
     to.add               = add;
     to.store_f16         = store_f16;

@@ -167,7 +167,14 @@ private:
     void execute(const Norm& norm, const LoweredOperation& op);
     void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const GatedGemm&, const LoweredOperation& op) { gemm_.run(op.device); }
+    void execute(const quire::Gate&, const LoweredOperation& op);
     void execute(const Activate&, const LoweredOperation& op);
+    void execute(const quire::CausalConv& conv, const LoweredOperation& op) {
+        cuda::causal_conv(op.conv, step_.states(states_[std::size_t(conv.layer)]), *gpu_);
+    }
+    void execute(const quire::Recurrence& recurrence, const LoweredOperation& op) {
+        cuda::recurrence(op.recurrence, step_.states(states_[std::size_t(recurrence.layer)]), *gpu_);
+    }
     void execute(const SoftCap& cap, const LoweredOperation& op);
     void execute(const HeadGemm&, const LoweredOperation& op) { gemm_.run(op.heads, op.device.rows); }
     void execute(const RopeAndStore&, const LoweredOperation& op);
@@ -501,7 +508,12 @@ void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
 void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
     const cuda::Operation& o = op.device;
     cuda::norm(o.x, o.x_is_float, op.x_bias, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
-               static_cast<Half*>(o.out), o.rows, o.cols, *gpu_);
+               static_cast<Half*>(o.out), o.rows, o.cols, *gpu_, op.norm_weights);
+}
+
+void CudaBackend::execute(const quire::Gate&, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::gate(o.activation, static_cast<Half*>(o.out), o.x, o.x_is_float, o.rows * o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Activate& activate, const LoweredOperation& op) {
@@ -558,8 +570,8 @@ void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
-    cuda::take_columns(op.device.x, (*program_)[take.x].cols, take.first, op.device.out, op.device.cols, op.device.rows,
-                       op.f32 ? 4 : 2, *gpu_);
+    cuda::take_columns(op.device.x, (*program_)[take.x].cols / take.groups, take.first, op.device.out,
+                       op.device.cols / take.groups, op.device.rows * take.groups, op.f32 ? 4 : 2, *gpu_);
 }
 
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,

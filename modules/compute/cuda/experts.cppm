@@ -116,6 +116,7 @@ std::string ExpertDispatch::explain(const LoweredOperation& op, int least, int m
 }
 
 cuda::Projection lower(const Projection& p, const DeviceWeights& weights, const std::function<void*(ValueId)>& at) {
+    if (!p.weight) return {};
     return {weights.of(p.weight), weights.vector(p.bias), at(p.out)};
 }
 

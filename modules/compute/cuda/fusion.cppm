@@ -17,10 +17,13 @@ struct LoweredOperation {
     cuda::Operation     device;          // rows: of one row of the step
     bool                known   = true;  // `device` says all of it
     bool                fusible = false; // the layer kernel or the prefill GEMM may run it: whole rows, one per token
-    bool                logit_rows = false;            // its rows are logit rows
-    const float*        norm_bias  = nullptr;          // LayerNorm's
+    bool                logit_rows   = false;          // its rows are logit rows
+    const float*        norm_bias    = nullptr;        // LayerNorm's
+    int                 norm_weights = 1;              // Norm: that its rows take in turn
     cuda::Bias          x_bias;                        // Norm, Activate: what the GEMM before has left to it
     cuda::HeadGemm      heads;                         // HeadGemm
+    cuda::CausalConv    conv;                          // CausalConv
+    cuda::Recurrence    recurrence;                    // Recurrence
     int                 items     = 0;                 // of attention: the step's lists for its kind
     int                 tables    = 0;                 // RopeAndStore, attention: which of the step's block tables
     const cuda::Weight* positions = nullptr;           // Embed's, learned

@@ -79,7 +79,8 @@ public:
         to.device.cols        = op.group;
         to.logit_rows         = x.logit_rows;
         to.norm_bias          = weights_.vector(op.bias);
-        to.known              = op.kind == NormKind::rms && op.weight;
+        to.norm_weights       = op.weight ? int(op.weight.cols / op.group) : 1;
+        to.known              = op.kind == NormKind::rms && to.norm_weights == 1 && op.weight;
         to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
         return to;
     }
@@ -107,6 +108,52 @@ public:
         to.device.projection[1] = lower(op.up);
         to.device.n_projections = 2;
         to.fusible              = true;
+        return to;
+    }
+
+    LoweredOperation lower(const quire::Gate& op) {
+        LoweredOperation to  = of_one_row(false);
+        to.device.x          = device_of(op.x);
+        to.device.x_is_float = program_[op.x].f32;
+        to.device.out        = device_of(op.gate);
+        to.device.cols       = program_[op.gate].cols;
+        to.device.activation = activation_of(op.activation);
+        return to;
+    }
+
+    LoweredOperation lower(const quire::CausalConv& op) {
+        check(op.weight.cols <= cuda::max_conv_taps, "causal_conv: more taps than the kernels take");
+        LoweredOperation  to   = of_one_row(false);
+        cuda::CausalConv& args = to.conv;
+        args.x                 = static_cast<const Half*>(device_of(op.x));
+        args.factor            = static_cast<const Half*>(device_or_null(op.factor));
+        args.gate              = static_cast<const Half*>(device_or_null(op.gate));
+        args.out               = static_cast<Half*>(device_of(op.out));
+        args.weight            = weights_.vector(op.weight);
+        args.bias              = weights_.vector(op.bias);
+        args.taps              = int(op.weight.cols);
+        args.columns           = int(op.weight.rows);
+        return to;
+    }
+
+    LoweredOperation lower(const quire::Recurrence& op) {
+        check(op.key_dim <= cuda::max_key_dim, "recurrence: longer keys than the kernels take");
+        LoweredOperation  to   = of_one_row(false);
+        cuda::Recurrence& args = to.recurrence;
+        args.x                 = static_cast<const Half*>(device_of(op.x));
+        args.step              = static_cast<const float*>(device_of(op.step));
+        args.write             = static_cast<const float*>(device_or_null(op.write));
+        args.out               = static_cast<float*>(device_of(op.out));
+        args.step_bias         = weights_.vector(op.step_bias);
+        args.decay             = weights_.vector(op.decay);
+        args.skip              = weights_.vector(op.skip);
+        args.n_heads           = op.n_heads;
+        args.n_groups          = op.n_groups;
+        args.key_dim           = op.key_dim;
+        args.value_dim         = op.value_dim;
+        args.state_at          = op.state_at;
+        args.delta             = op.delta;
+        args.grouped           = op.grouped;
         return to;
     }
 
@@ -290,6 +337,7 @@ public:
 private:
     using Half = cuda::Half;
     void* device_of(ValueId id) const { return values_.at(id, {}).data; }
+    void* device_or_null(ValueId id) const { return id == none ? nullptr : device_of(id); }
     int   tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
     template <class Op>
     LoweredOperation lower_gemm(const Op& op) { // of experts

@@ -40,6 +40,20 @@ public:
     StepShape         shape() const { return shape_; }
     const cuda::Plan& plan(int tables) const { return plans_[std::size_t(tables)]; }
     const cuda::Plan& plan() const { return plans_[0]; } // for kernels that read no block tables
+    // The states of a layer, before and after the step.
+    cuda::States states(const StateLayer& layer) const {
+        cuda::States to;
+        to.memory       = reinterpret_cast<float*>(layer.memory);
+        to.block_floats = std::int64_t(layer.block_bytes / sizeof(float));
+        to.offset       = std::int64_t(layer.offset / sizeof(float));
+        to.unit         = limits_.unit;
+        to.token_start  = device_ + at_tokens_;
+        to.from         = device_ + at_from_;
+        to.to           = device_ + at_to_;
+        to.n_sequences  = n_runs_;
+        to.most_tokens  = most_tokens_;
+        return to;
+    }
     // Attention of a kind: calls launch(items) for each launch, in order, because launches share the memory of their splits.
     template <class Launch>
     void each_launch(int list, const Launch& launch) const {
@@ -85,6 +99,7 @@ private:
         return shape;
     }
     void put_states(const StepPlan& plan);
+    int  n_runs_ = 0, most_tokens_ = 0; // sequences with those that only fill up a graph; the tokens of the longest
 
     cuda::Context& gpu_;
     bool           deterministic_;
@@ -180,6 +195,10 @@ void StepUpload::put_states(const StepPlan& plan) {
                           all = std::max(S, std::size_t(shape_.tokens > plan.n_tokens() ? shape_.tokens : 0));
         check(group.unit == limits_.unit && n == S * std::size_t(group.unit) && group.state_to.size() == n,
               "a plan with other states than announced");
+        n_runs_      = int(all);
+        most_tokens_ = 0;
+        for (std::size_t s = 0; s < S; s++)
+            most_tokens_ = std::max(most_tokens_, plan.token_start[s + 1] - plan.token_start[s]);
         std::ranges::copy(plan.token_start, host_ + at_tokens_);
         std::fill_n(host_ + at_tokens_ + S + 1, all - S, plan.token_start.back());
         std::ranges::copy(group.state_from, host_ + at_from_);
