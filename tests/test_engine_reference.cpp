@@ -12,6 +12,7 @@ import quire.schedule.request;
 import quire.core.std;
 
 #include "engine_tools.h"
+#include "npy.h"
 
 using namespace quire;
 using namespace quire::testing;
@@ -22,19 +23,6 @@ nlohmann::json read_json(const std::string& path) {
     std::ifstream file(path);
     REQUIRE(file);
     return nlohmann::json::parse(file);
-}
-
-// A little-endian float32 array in NumPy's .npy format, version 1: the shape is known to whoever asks.
-std::vector<float> read_npy(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::string   bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    REQUIRE(bytes.size() > 10);
-    REQUIRE(bytes.find("'<f4'") != std::string::npos);
-    const std::size_t start = 10 + std::size_t(static_cast<unsigned char>(bytes[8])) +
-                              256 * std::size_t(static_cast<unsigned char>(bytes[9]));
-    std::vector<float> values((bytes.size() - start) / sizeof(float));
-    std::memcpy(values.data(), bytes.data() + start, values.size() * sizeof(float));
-    return values;
 }
 
 // Leading tokens that two lists have in common.

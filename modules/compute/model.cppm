@@ -109,10 +109,19 @@ public:
             q_latent_ = value("q_latent", heads * c_.head_dim);
             latent_   = value("latents", heads * c_.latent->kv_rank);
             attended_ = value("attended", heads * c_.latent->value_dim);
-        } else if (!c_.layers.empty()) use_heads_of(c_.layers[0]);
-        const ExpertConfig& e = c_.experts;
-        if (!std::ranges::all_of(c_.layers, &LayerConfig::experts) || c_.family->dense_beside)
-            use_width_of(c_.layers[0]);
+        } else if (const auto first = std::ranges::find_if(c_.layers, &LayerConfig::attends); first != c_.layers.end())
+            use_heads_of(*first);
+        if (c_.family->attention_gate) {
+            q_gate_            = value("q_and_gate", 2 * heads * c_.head_dim);
+            gate_of_attention_ = value("attention_gate", heads * c_.head_dim);
+        }
+        if (c_.recurrent.taps > 0) add_recurrent(c_.recurrent);
+        const ExpertConfig& e        = c_.experts;
+        const auto          is_dense = [&](const LayerConfig& l) {
+            return l.feed_forward && (!l.experts || c_.family->dense_beside);
+        };
+        if (const auto first = std::ranges::find_if(c_.layers, is_dense); first != c_.layers.end())
+            use_width_of(*first);
         if (c_.input_size > 0) {
             inputs_     = value("inputs", std::int64_t(c_.n_layers) * c_.input_size, {.f32 = true});
             projected_  = value("projected", std::int64_t(c_.n_layers) * c_.input_size);
@@ -169,6 +178,20 @@ public:
     }
 
 private:
+    // The values of layers that keep a state.
+    void add_recurrent(const RecurrentConfig& r) {
+        conv_in_    = value("conv_in", r.channels);
+        conv_out_   = value("conv_out", r.channels);
+        state_gate_ = value("state_gate", r.width);
+        if (c_.family->recurrent == Mixer::short_conv) factor_ = value("factor", r.channels);
+        if (r.n_heads == 0) return;
+        const bool delta = c_.family->recurrent == Mixer::delta_rule;
+        step_            = value("step", std::int64_t(r.n_heads) * (c_.family->grouped_heads ? 2 : 1), {.f32 = true});
+        if (delta && !c_.family->grouped_heads) write_ = value("write", r.n_heads, {.f32 = true});
+        recalled_ = value("recalled", r.width, {.f32 = true});
+        if (delta) normed_ = value("normed", r.width);
+    }
+
     struct Form {
         bool logit_rows = false, f32 = false;
     };
@@ -267,11 +290,16 @@ private:
             return;
         }
         const bool parallel = c_.family->residual == Residual::parallel || (c_.family->may_be_parallel && !l.ffn_norm);
-        norm_residual(l.attn_norm);
-        if (l.latent) latent_attention(i, l);
-        else attention(i, l);
-        if (l.attn_post_norm) norm(delta_, delta_, l.attn_post_norm);
-        add(delta_);
+        const LayerConfig& layer = c_.layers[std::size_t(i)];
+        if (layer.mixer != Mixer::none) {
+            norm_residual(l.attn_norm);
+            if (l.recurrent) recurrent(i, *l.recurrent);
+            else if (l.latent) latent_attention(i, l);
+            else attention(i, l);
+            if (l.attn_post_norm) norm(delta_, delta_, l.attn_post_norm);
+            add(delta_);
+        }
+        if (!layer.feed_forward) return;
         if (!parallel) norm_residual(l.ffn_norm);
         const ValueId out = parallel ? other_ : delta_;
         if (l.experts && l.ffn_up) dense_and_experts(i, l);
@@ -320,11 +348,16 @@ private:
     void attention(int i, const PreparedLayer& l) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
         use_heads_of(layer);
+        const bool              gated = c_.family->attention_gate;
         const int               own = layer.kv_source < 0 ? i : layer.kv_source; // the layer whose cache this one reads
-        std::vector<Projection> projections{{l.attn_q.weight, l.attn_q.bias, q_}};
+        std::vector<Projection> projections{{l.attn_q.weight, l.attn_q.bias, gated ? q_gate_ : q_}};
         if (l.attn_k) projections.push_back({l.attn_k.weight, l.attn_k.bias, k_});
         if (l.attn_v) projections.push_back({l.attn_v.weight, l.attn_v.bias, v_});
         emit(Gemm{h_, std::move(projections)});
+        if (gated) {
+            emit(TakeColumns{q_gate_, q_, 0, c_.n_heads});
+            emit(TakeColumns{q_gate_, gate_of_attention_, c_.head_dim, c_.n_heads});
+        }
         if (c_.family->v_norm && l.attn_k) bare_norm(l.attn_v ? v_ : k_, v_, layer.value_dim);
         const bool rope_first = c_.family->norm_after_rope && layer.rope;
         if (rope_first)
@@ -338,7 +371,37 @@ private:
         if (layer.temperature.scale != 0) emit(PositionScale{q_, layer.temperature});
         emit(Attention{q_, attended_, own, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, !c_.family->encoder, layer.chunked});
-        row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
+        if (gated) emit(Gate{attended_, gate_of_attention_, Activation::sigmoid});
+        row_parallel(gated ? gate_of_attention_ : attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention,
+                     delta_);
+    }
+
+    // A layer that keeps a state. Delta rule: the result of each head is normed, then gated; Mamba-2: gated, then normed by groups.
+    void recurrent(int i, const RecurrentTensorsOf<WeightHandle>& t) {
+        const RecurrentConfig& r = c_.recurrent;
+        const auto       one = [](const PreparedLinear& l, ValueId out) { return Projection{l.weight, l.bias, out}; };
+        const auto       project_out = [&](ValueId from) { emit(Gemm{from, {one(t.out, delta_)}, c_.residual_scale}); };
+        const CausalConv conv{conv_in_, t.factor ? factor_ : none, none, conv_out_, t.conv, t.conv_bias, i};
+        if (t.factor) {
+            emit(Gemm{h_, {one(t.factor, factor_), one(t.gate, state_gate_), one(t.x, conv_in_)}});
+            emit(CausalConv{conv.x, conv.factor, state_gate_, conv.out, conv.weight, conv.bias, i});
+            return project_out(conv_out_);
+        }
+        const bool delta = c_.family->recurrent == Mixer::delta_rule;
+        if (delta) {
+            emit(Gemm{h_, {one(t.x, conv_in_), one(t.gate, state_gate_)}});
+            if (t.write) emit(Gemm{h_, {one(t.write, write_), one(t.step, step_)}});
+            else emit(Gemm{h_, {one(t.step, step_)}});
+        } else emit(Gemm{h_, {one(t.gate, state_gate_), one(t.x, conv_in_), one(t.step, step_)}});
+        emit(conv);
+        emit(Recurrence{conv_out_, step_, write_, recalled_, t.step_bias, t.decay, t.skip, i, r.n_heads, r.n_groups,
+                        r.key_dim, r.value_dim, c_.layers[std::size_t(i)].state.conv_floats(), delta,
+                        !delta || c_.family->grouped_heads});
+        if (delta) norm(recalled_, normed_, t.norm);
+        emit(Gate{delta ? normed_ : recalled_, state_gate_, Activation::silu});
+        if (!delta)
+            emit(Norm{state_gate_, none, state_gate_, t.norm, {}, c_.norm_eps, r.width / r.n_groups, NormKind::rms});
+        project_out(state_gate_);
     }
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
@@ -393,11 +456,13 @@ private:
     void run_experts(const PreparedLayer& l, ValueId out) {
         const ExpertConfig& e   = c_.experts;
         const auto          run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
-            const bool joined = bool(w.gate_up);
+            const bool  joined = bool(w.gate_up);
+            const auto& first  = w.gate ? w.gate : w.up; // where there is no gate, `up` is activated
+            const auto& second = w.gate ? w.up : LinearOf<WeightHandle>();
             emit(ExpertGatedGemm{h_,
                                  routes_,
-                                          {joined ? w.gate_up : w.gate.weight, w.gate.bias, gate},
-                                          {joined ? w.gate_up : w.up.weight, w.up.bias, up},
+                                          {joined ? w.gate_up : first.weight, first.bias, gate},
+                                          {joined ? w.gate_up : second.weight, second.bias, up},
                                  e.n,
                                  e.used,
                                  c_.family->activation,
@@ -470,9 +535,11 @@ private:
     Rope                            rope_, local_rope_;
     ValueId                         waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
-            attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none,
-            shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none,
-            projected_ = none, input_gate_ = none;
+            q_gate_ = none, gate_of_attention_ = none, conv_in_ = none, conv_out_ = none, factor_ = none,
+            state_gate_ = none, step_ = none, write_ = none, recalled_ = none, normed_ = none, attended_ = none,
+            delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none,
+            routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none, projected_ = none,
+            input_gate_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
@@ -531,6 +598,14 @@ public:
             each(e, mine,
                  [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight, &t.router_norm, &t.output_scale}; });
             mine.gate_up = (*this)(e.gate_up, WeightUse::stack, 2 * c.experts.n);
+        }
+        if (l.recurrent) {
+            auto& mine = to.recurrent.emplace();
+            each(*l.recurrent, mine,
+                 [](auto& t) { return std::array{&t.x, &t.factor, &t.gate, &t.step, &t.write, &t.out}; });
+            each(*l.recurrent, mine,
+                 [](auto& t) { return std::array{&t.conv_bias, &t.step_bias, &t.decay, &t.skip, &t.norm}; });
+            mine.conv = (*this)(l.recurrent->conv, WeightUse::f32);
         }
         if (l.latent) {
             auto& mine = to.latent.emplace();

@@ -28,31 +28,43 @@ struct LatentConfig {
     int value_dim = 0;           // of a head of the output
 };
 
+// The layers that keep a state for a sequence (Family::recurrent); all of a model have one shape.
+struct RecurrentConfig {
+    int taps     = 0; // 0: no layer recurs. Tokens that the causal convolution sees, with the current one
+    int channels = 0; // that it runs over
+    int width    = 0; // of the result, before the last projection
+    int n_heads  = 0,
+        n_groups = 0; // of the recurrence: heads of a group share q and k; 0: there is only the convolution
+    int key_dim = 0, value_dim = 0; // of a head's matrix
+};
+
 // How the hidden states of a text become one vector: the mean of all, or the state of the first or of the last token. `rank`: a score, from the
 // state of one token.
 enum class Pooling : std::uint8_t { mean, first, last, rank };
 
-// The recurrent state of a layer for one sequence, in float32: the last inputs of a causal convolution, [conv_steps][conv_channels], then the
-// state proper, [heads][rows][cols]. Of the gated delta rule (Yang et al. 2024) [v head][k dim][v dim]; of Mamba-2 (Dao and Gu 2024)
-// [head][head dim][state size].
+// The recurrent state of a layer for one sequence, in float32: the last inputs of a causal convolution, [conv_steps][conv_channels], then
+// a matrix for each head, [heads][rows][cols], on a line of 256 bytes: of the gated delta rule (Yang et al. 2024) [v head][k dim][v dim], of
+// Mamba-2 (Dao and Gu 2024) [head][state size][head dim].
 struct StateShape {
     int conv_steps = 0, conv_channels = 0; // a kernel of K taps keeps K - 1 inputs
     int heads = 0, rows = 0, cols = 0;
 
-    std::int64_t conv_floats() const { return std::int64_t(conv_steps) * conv_channels; }
+    std::int64_t conv_floats() const { return (std::int64_t(conv_steps) * conv_channels + 63) / 64 * 64; }
     std::int64_t floats() const { return conv_floats() + std::int64_t(heads) * rows * cols; } // 0: there is none
     std::size_t  bytes() const { return std::size_t(floats()) * sizeof(float); }
     bool         operator==(const StateShape&) const = default;
 };
 
 struct LayerConfig {
-    int         window      = 0;     // position i sees i-window+1..i; 0 = all
-    bool        chunked     = false; // position i sees only the positions of its own chunk, each of `window`
-    bool        rope        = true;
-    bool        local_rope  = false; // base rope_base_local and no scaling
-    bool        bare_norm   = false; // q and k are normed without weights
-    bool        experts     = false;
-    Temperature temperature = {};
+    int         window       = 0;     // position i sees i-window+1..i; 0 = all
+    bool        chunked      = false; // position i sees only the positions of its own chunk, each of `window`
+    bool        rope         = true;
+    bool        local_rope   = false; // base rope_base_local and no scaling
+    bool        bare_norm    = false; // q and k are normed without weights
+    bool        experts      = false;
+    Temperature temperature  = {};
+    Mixer       mixer        = Mixer::attention;
+    bool        feed_forward = true; // or experts
     // The KV heads of the layer, and the dimensions of their K (as of the heads of Q) and V; no KV heads: the layer does not attend.
     int        n_kv_heads = 0, head_dim = 0, value_dim = 0;
     int        ff_size   = 0;  // without experts, or beside them
@@ -61,6 +73,7 @@ struct LayerConfig {
 
     bool attends() const { return n_kv_heads > 0; }
     bool keeps_kv() const { return attends() && kv_source < 0; }
+    bool recurs() const { return mixer != Mixer::attention && mixer != Mixer::none; }
     bool keeps_state() const { return state.floats() > 0; }
 };
 
@@ -103,6 +116,7 @@ struct ModelConfig {
     Token         separator = -1; // ends a reranker's first text, where the tokens of the second are of another type
     ExpertConfig  experts;
     std::optional<LatentConfig> latent;
+    RecurrentConfig             recurrent; // of the layers that recur
     std::vector<LayerConfig>    layers;
 
     // The numbers of K and V that a layer's cache holds for one token.
@@ -263,6 +277,57 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
             cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
 }
 
+// The layers without attention: by counts of KV heads, where 0 means none, or by a list, or each but the last of a period. Where a layer is one
+// part, it is a feed-forward network if it has a width of one.
+std::vector<Mixer> read_mixers(Keys& keys, const ModelConfig& c, const std::vector<int>& ff_sizes,
+                               const std::vector<int>& kv_heads) {
+    const Family&      f = *c.family;
+    std::vector<Mixer> mixers(std::size_t(c.n_layers), c.n_heads > 0 ? Mixer::attention : f.recurrent);
+    if (f.recurrent == Mixer::attention) return mixers;
+    const std::vector<bool> list   = keys.flags("attention.recurrent_layers", c.n_layers + c.n_extra_layers);
+    const int               period = keys.integer("full_attention_interval", f.attention_period, 0, 1 << 20);
+    for (int i = 0; i < c.n_layers && !keys.error(); i++) {
+        const auto at    = std::size_t(i);
+        const bool other = !list.empty() ? bool(list[at]) : period > 0 ? (i + 1) % period != 0 : kv_heads[at] == 0;
+        if (other) mixers[at] = f.recurrent;
+        else if (kv_heads[at] == 0)
+            keys.refuse(cat(keys.full("attention.head_count_kv"), " is 0 in layer ", i, ", which has attention"));
+        if (f.one_part && ff_sizes[at] > 0) mixers[at] = Mixer::none;
+    }
+    return mixers;
+}
+
+// What kernels have room for.
+constexpr int most_taps = 16, most_key_dim = 256, most_value_dim = 512;
+
+void read_recurrence(Keys& keys, RecurrentConfig& r) {
+    r.taps     = keys.integer("ssm.conv_kernel", {}, 2, most_taps);
+    r.key_dim  = keys.integer("ssm.state_size", {}, 1, most_key_dim);
+    r.n_heads  = keys.integer("ssm.time_step_rank", {}, 1, 1 << 12);
+    r.n_groups = keys.integer("ssm.group_count", {}, 1, 1 << 12);
+    r.width    = keys.integer("ssm.inner_size", {}, 1, 1 << 20);
+    if (keys.error()) return;
+    r.value_dim = r.width / r.n_heads;
+    if (r.width % r.n_heads != 0 || r.value_dim > most_value_dim)
+        keys.refuse(cat("ssm.inner_size ", r.width, " is not a multiple, of up to ", most_value_dim,
+                        ", of ssm.time_step_rank ", r.n_heads));
+    if (r.n_heads % r.n_groups != 0 || r.width % r.n_groups != 0)
+        keys.refuse(cat("ssm.time_step_rank ", r.n_heads, " is not a multiple of ssm.group_count ", r.n_groups));
+    r.channels = 2 * r.n_groups * r.key_dim + r.width;
+}
+
+// The shape of the states.
+void read_recurrent(Keys& keys, ModelConfig& c) {
+    if (!std::ranges::any_of(c.layers, &LayerConfig::recurs)) return;
+    RecurrentConfig& r = c.recurrent;
+    if (c.family->recurrent == Mixer::short_conv) {
+        r.taps     = keys.integer("shortconv.l_cache", {}, 2, most_taps);
+        r.channels = r.width = c.hidden_size;
+    } else read_recurrence(keys, r);
+    for (LayerConfig& l : c.layers)
+        if (l.recurs()) l.state = {r.taps - 1, r.channels, r.n_heads, r.key_dim, r.value_dim};
+}
+
 // The last layers may have no K and V: they read those of the last layer before them whose window is theirs.
 void share_kv(Keys& keys, ModelConfig& c) {
     const int own = c.n_layers - keys.integer("attention.shared_kv_layers", 0, 0, c.n_layers - 1);
@@ -278,9 +343,10 @@ void share_kv(Keys& keys, ModelConfig& c) {
 
 // Which layers have a window, RoPE and experts, and their sizes.
 void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, const std::vector<int>& kv_heads) {
-    const Family& f                = *c.family;
-    c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
+    const Family&            f      = *c.family;
+    const std::vector<Mixer> mixers = read_mixers(keys, c, ff_sizes, kv_heads);
+    c.sliding_window                = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
+    const std::vector<bool> listed  = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
     const int               period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
     const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
@@ -291,8 +357,8 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         if (f.temperature.scale > 0)
             keys.refuse("attention.temperature_scale is of a family whose temperature is fixed");
     }
-    const int window_dim = keys.integer("attention.key_length_swa", c.head_dim, 1, c.latent ? 4096 : 512);
-    if (keys.integer("attention.value_length_swa", window_dim, 1, 4096) != window_dim)
+    const int window_dim = keys.integer("attention.key_length_swa", c.head_dim, c.n_heads > 0, c.latent ? 4096 : 512);
+    if (keys.integer("attention.value_length_swa", window_dim, c.n_heads > 0, 4096) != window_dim)
         keys.refuse("attention.value_length_swa differs from attention.key_length_swa, which quire does not support");
     if (keys.error()) return;
     for (int i = 0; i < c.n_layers; i++) {
@@ -300,23 +366,29 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         const bool   all = !listed.empty() ? !listed[std::size_t(i)] : period > 0 && (i + 1) % period == 0;
         l.window         = all ? 0 : c.sliding_window;
         l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0) &&
-                 (!f.window_rope || c.sliding_window == 0 || l.window > 0);
-        l.local_rope = f.local_rope && l.window > 0;
-        l.experts    = c.experts.n > 0 && i >= dense && (i + 1) % step == 0;
-        l.bare_norm  = f.bare_qk_norm && l.rope && c.experts.n != f.no_norm_experts;
-        l.chunked    = f.chunk > 0 && l.rope;
+                 (!f.window_rope || c.sliding_window == 0 || l.window > 0) &&
+                 mixers[std::size_t(i)] == Mixer::attention &&
+                 (!f.rope_by_key || keys.flag("rope.scaling.finetuned", false));
+        l.mixer        = mixers[std::size_t(i)];
+        l.feed_forward = !f.one_part || l.mixer == Mixer::none;
+        l.local_rope   = f.local_rope && l.window > 0;
+        l.experts      = l.feed_forward && c.experts.n > 0 && i >= dense && (i + 1) % step == 0;
+        l.bare_norm    = f.bare_qk_norm && l.rope && c.experts.n != f.no_norm_experts;
+        l.chunked      = f.chunk > 0 && l.rope;
         if (l.chunked) l.window = f.chunk;
         if (f.temperature.scale == 0 || !l.rope) l.temperature = temperature;
+        l.ff_size = l.feed_forward ? ff_sizes[std::size_t(i)] : 0;
+        if (l.mixer != Mixer::attention) continue;
         l.n_kv_heads = kv_heads[std::size_t(i)];
         l.head_dim   = l.window > 0 ? window_dim : c.head_dim;
         l.value_dim  = l.window > 0 && !c.latent ? window_dim : c.value_dim;
-        l.ff_size    = ff_sizes[std::size_t(i)];
         if (l.rope && !c.latent && (l.local_rope ? c.rope_dim_local : c.rope_dim) > l.head_dim)
             keys.refuse(cat("RoPE rotates more dimensions than the ", l.head_dim, " of a head in layer ", i));
     }
     c.head_dim  = std::ranges::max_element(c.layers, {}, &LayerConfig::head_dim)->head_dim;
     c.value_dim = std::ranges::max_element(c.layers, {}, &LayerConfig::value_dim)->value_dim;
     share_kv(keys, c);
+    read_recurrent(keys, c);
 }
 
 static bool has_choice_bias(const GgufTensor& t) { return t.name.ends_with(".exp_probs_b.bias"); }
@@ -353,13 +425,14 @@ void read_experts(const Gguf& file, Keys& keys, ModelConfig& c) {
 
 // The sizes of heads.
 void read_heads(Keys& keys, ModelConfig& c, std::vector<int>& kv_heads) {
-    c.n_heads = keys.integer("attention.head_count", {}, 1, 1 << 16);
-    kv_heads =
-        keys.by_layer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1), c.n_layers + c.n_extra_layers);
+    const int least = c.family->recurrent == Mixer::attention; // else some layers, or all, have no attention
+    c.n_heads       = keys.integer("attention.head_count", {}, least, 1 << 16);
+    kv_heads = keys.by_layer("attention.head_count_kv", c.n_heads, least, c.n_heads, c.n_layers + c.n_extra_layers);
+    if (c.n_heads == 0) return;
     if (keys.error()) return;
     c.n_kv_heads = *std::ranges::max_element(kv_heads);
     for (int n : kv_heads)
-        if (c.n_heads % n != 0)
+        if (n > 0 && c.n_heads % n != 0)
             keys.refuse(cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", n));
     if (!keys.has("attention.key_length") && c.hidden_size % c.n_heads != 0)
         keys.refuse(cat("embedding_length ", c.hidden_size, " is not a multiple of attention.head_count ", c.n_heads));
@@ -401,9 +474,9 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
     c.logit_scale     = keys.number("logit_scale", 1.0, 0);
     if (f.logits_divided) c.logit_scale = 1 / c.logit_scale;
     const bool   wide  = f.wide_scale_layers > 0 && c.n_layers == f.wide_scale_layers;
-    const double scale = 1 / std::sqrt(wide ? double(c.hidden_size) / double(c.n_heads) : double(scored));
+    const double scale = 1 / std::sqrt(wide ? double(c.hidden_size) / double(c.n_heads) : double(std::max(scored, 1)));
     if (f.attention_scale == 0 && !keys.has("attention.scale") &&
-        std::ranges::any_of(c.layers, [&](const LayerConfig& l) { return l.head_dim != c.head_dim; }))
+        std::ranges::any_of(c.layers, [&](const LayerConfig& l) { return l.attends() && l.head_dim != c.head_dim; }))
         keys.refuse("attention.key_length_swa gives heads a second size, and no attention.scale is for both");
     c.attention_scale = keys.number("attention.scale", f.attention_scale > 0 ? double(f.attention_scale) : scale, 0);
     if (f.softcaps) {
@@ -426,7 +499,7 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
 void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key :
          {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.layer_indices", "router_logit_softcapping",
-          "rope.scaling.alpha", "swin_norm", "attention.indexer.head_count", "expert_group_scale"})
+          "moe_latent_size", "rope.scaling.alpha", "swin_norm", "attention.indexer.head_count", "expert_group_scale"})
         if (keys.has(key) && !keys.is_zero(key))
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
@@ -480,18 +553,22 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.n_extra_layers = keys.integer("nextn_predict_layers", 0, 0, std::max(c.n_layers - 1, 0));
     c.n_layers -= c.n_extra_layers;
     const bool             experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
+    const int              least         = !c.family->one_part; // 0: the layer has no such network
     const std::vector<int> ff_sizes =
-        keys.by_layer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24,
-                      c.n_layers + c.n_extra_layers);
+        keys.by_layer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, least,
+                      1 << 24, c.n_layers + c.n_extra_layers);
     c.input_size = keys.integer("embedding_length_per_layer_input", 0, 0, 1 << 16);
-    c.norm_eps   = keys.number(
-        c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
+    // Some files keep the epsilon of RMS norms under the name of the other norm's.
+    const bool other_name = c.family->norm == NormKind::layer ||
+                            (!keys.has("attention.layer_norm_rms_epsilon") && keys.has("attention.layer_norm_epsilon"));
+    c.norm_eps = keys.number(other_name ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
     if (keys.error()) return std::unexpected(*keys.error());
-    c.ff_size = *std::ranges::max_element(ff_sizes);
+    c.ff_size = std::max(*std::ranges::max_element(ff_sizes), 1);
     std::vector<int> kv_heads;
     read_heads(keys, c, kv_heads);
     read_experts(file, keys, c);
-    if (!keys.error() && c.family->rope != RopePairs::none) read_rope(keys, c, c.latent ? c.rope_dim : c.head_dim);
+    if (!keys.error() && c.family->rope != RopePairs::none && c.n_heads > 0)
+        read_rope(keys, c, c.latent ? c.rope_dim : c.head_dim);
     if (!keys.error()) read_layers(keys, c, ff_sizes, kv_heads);
     if (!keys.error()) read_scales(keys, c, c.latent ? c.latent->nope_dim + c.rope_dim : c.head_dim);
     if (c.family->learned_positions)

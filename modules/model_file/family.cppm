@@ -37,6 +37,15 @@ enum class Activation : std::uint8_t {
     sigmoid,
 };
 
+// What brings the tokens of a sequence together in a layer. All but attention keep a state of fixed size for a sequence.
+enum class Mixer : std::uint8_t {
+    attention,
+    short_conv, // a causal convolution over a few tokens (LFM2)
+    delta_rule, // the gated delta rule (Yang et al. 2024), behind such a convolution
+    mamba2,     // a selective scan (Dao and Gu 2024, section 7), behind such a convolution
+    none        // nothing: the layer is a feed-forward network
+};
+
 // How a router's scores become the weights of the experts it chose.
 enum class Gating : std::uint8_t {
     softmax,       // over all experts
@@ -94,6 +103,16 @@ struct Family {
     bool latent             = false; // multi-head latent attention
     bool sinks              = false; // attention has sinks
     bool encoder            = false; // every token sees all others; it embeds texts and generates none
+
+    // The layers that are no attention. Which these are the file says, by its counts of KV heads or by a list; with an `attention_period` the
+    // last of so many layers is attention where it does not.
+    Mixer recurrent        = Mixer::attention;
+    int   attention_period = 0;
+    bool  grouped_heads = false; // neighbouring heads of the delta rule share a key; else heads that are n_groups apart
+    bool  attention_gate =
+        false; // attn_q makes a query and a gate for each head; sigmoid(gate) multiplies the head's result
+    bool one_part    = false; // a layer is either a mixer or a feed-forward network
+    bool rope_by_key = false; // RoPE only where the key rope.scaling.finetuned is true
 };
 
 // Alphabetical.
@@ -138,14 +157,24 @@ constexpr std::array table{
     Family{.name = "gpt2", .rope = RopePairs::none, .norm = layer, .activation = gelu_tanh, .gated = false,
            .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true},
+    Family{.name = "granitehybrid", .rope = interleaved, .logits_divided = true, .experts_normalised = true,
+           .recurrent = Mixer::mamba2, .rope_by_key = true},
     Family{.name = "hunyuan-dense", .qk_norm = true, .norm_after_rope = true},
     Family{.name = "hunyuan-moe", .qk_norm = true, .norm_after_rope = true, .experts_normalised = true},
+    Family{.name = "lfm2", .qk_norm = true, .recurrent = Mixer::short_conv},
+    Family{.name = "lfm2moe", .qk_norm = true, .gating = Gating::sigmoid, .experts_normalised = true,
+           .recurrent = Mixer::short_conv},
     Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
     Family{.name = "llama4", .rope = interleaved, .no_rope_period = 4, .chunk = 8192, .bare_qk_norm = true,
            .no_norm_experts = 128, .temperature = {.scale = 0.1f, .period = 8192, .offset = 1},
            .gating = Gating::sigmoid, .weighs_input = true, .shared_expert = true},
+    Family{.name = "mamba2", .rope = RopePairs::none, .recurrent = Mixer::mamba2, .one_part = true},
     Family{.name = "minimax-m2", .qk_norm = true, .experts_normalised = true},
     Family{.name = "mistral3", .rope = interleaved, .experts_normalised = true},
+    Family{.name = "nemotron_h", .rope = RopePairs::none, .activation = relu_squared, .gated = false,
+           .recurrent = Mixer::mamba2, .one_part = true},
+    Family{.name = "nemotron_h_moe", .rope = RopePairs::none, .activation = relu_squared, .gated = false,
+           .gating = Gating::sigmoid, .experts_normalised = true, .recurrent = Mixer::mamba2, .one_part = true},
     Family{.name = "nomic-bert", .norm = layer, .residual = normed, .encoder = true},
     Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
     Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
@@ -156,7 +185,13 @@ constexpr std::array table{
     Family{.name = "qwen2", .biases = Biases::qkv},
     Family{.name = "qwen2moe", .biases = Biases::qkv},
     Family{.name = "qwen3", .qk_norm = true},
+    Family{.name = "qwen35", .qk_norm = true, .recurrent = Mixer::delta_rule, .attention_period = 4,
+           .attention_gate = true},
+    Family{.name = "qwen35moe", .qk_norm = true, .experts_normalised = true, .recurrent = Mixer::delta_rule,
+           .attention_period = 4, .attention_gate = true},
     Family{.name = "qwen3moe", .qk_norm = true, .experts_normalised = true},
+    Family{.name = "qwen3next", .qk_norm = true, .experts_normalised = true, .recurrent = Mixer::delta_rule,
+           .attention_period = 4, .grouped_heads = true, .attention_gate = true},
     Family{.name = "seed_oss", .biases = Biases::qkv},
     Family{.name = "smollm3", .rope = interleaved, .no_rope_period = 4},
     Family{.name = "stablelm", .norm = layer, .may_be_parallel = true},

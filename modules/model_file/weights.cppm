@@ -43,11 +43,28 @@ struct LatentTensorsOf {
     T           v_b;       // stack of [value_dim × kv_rank]: a latent row → a head of the output
 };
 
+// A layer that keeps a state (RecurrentConfig).
+template <class T>
+struct RecurrentTensorsOf {
+    LinearOf<T> x; // [channels × hidden]: makes the inputs of the convolution. delta rule: q, k, v; Mamba-2: x, B, C
+    LinearOf<T> factor;    // [channels × hidden]: they are multiplied by this first (short_conv), or empty
+    LinearOf<T> gate;      // [width × hidden]: the gate of the result
+    T           conv;      // [channels × taps], the newest token's tap last
+    T           conv_bias; // [channels], or empty
+    // Of the recurrence, or empty. [heads × hidden]: how much a token's step forgets, and how much it writes (delta rule); with
+    // Family::grouped_heads `step` is [2·heads × hidden], of each group first what it writes.
+    LinearOf<T> step, write;
+    T           step_bias, decay, skip; // [heads]: added to the step; -exp(A_log); Mamba-2: of x, added to the result
+    T           norm;                   // [value_dim] of each head's result, or [width] of each group's
+    LinearOf<T> out;                    // [hidden × width]
+};
+
 template <class T>
 struct LayerTensorsOf {
     LinearOf<T> attn_out_norm, layer_out_norm; // Residual::normed: of the sums
     LinearOf<T> attn_norm;                     // [hidden], or empty: attention reads the residual
-    // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
+    // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b. With Family::attention_gate attn_q makes the
+    // query and the gate of each head: [heads*2*head_dim × hidden].
     LinearOf<T> attn_q, attn_k, attn_v;
     T           attn_q_norm, attn_k_norm;      // [head_dim], or [heads*head_dim]: a norm of all heads at once
     T           attn_sinks;                    // [heads]
@@ -61,9 +78,10 @@ struct LayerTensorsOf {
     T           dense_post_norm, experts_norm, experts_post_norm;
     LinearOf<T> input_gate,
         input_proj; // [input × hidden], [hidden × input]: what the token's numbers for the layer add
-    T                                 input_post_norm;  // [hidden]
-    float                             output_scale = 1; // of the residual behind the layer
-    std::optional<LatentTensorsOf<T>> latent;
+    T                                    input_post_norm;  // [hidden]
+    float                                output_scale = 1; // of the residual behind the layer
+    std::optional<LatentTensorsOf<T>>    latent;
+    std::optional<RecurrentTensorsOf<T>> recurrent; // instead of attn_*, except attn_norm
 };
 
 template <class T>
@@ -86,11 +104,12 @@ struct ModelTensorsOf {
     TensorView rope_freqs, rope_long, rope_short;
 };
 
-using Linear        = LinearOf<TensorView>;
-using ExpertTensors = ExpertTensorsOf<TensorView>;
-using LatentTensors = LatentTensorsOf<TensorView>;
-using LayerTensors  = LayerTensorsOf<TensorView>;
-using ModelTensors  = ModelTensorsOf<TensorView>;
+using Linear           = LinearOf<TensorView>;
+using ExpertTensors    = ExpertTensorsOf<TensorView>;
+using LatentTensors    = LatentTensorsOf<TensorView>;
+using RecurrentTensors = RecurrentTensorsOf<TensorView>;
+using LayerTensors     = LayerTensorsOf<TensorView>;
+using ModelTensors     = ModelTensorsOf<TensorView>;
 
 // Error: the first tensor that is missing or of another shape, with both shapes; or that nothing here computes with.
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& config);
@@ -143,6 +162,14 @@ public:
     }
     TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
         return vectors(name, 1, cols, required);
+    }
+    // F32; n elements in any shape.
+    TensorView elements(const std::string& name, std::int64_t n, bool required = true) {
+        const GgufTensor* t = file_.tensor(name);
+        if (!t || t->view().rows * t->view().cols != n) return vector(name, n, required);
+        TensorView view = vectors(name, t->view().rows, t->view().cols);
+        view.rows = 1, view.cols = n;
+        return view;
     }
     // NAME.weight and, where there is one, NAME.bias.
     Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool biased = false,
@@ -212,7 +239,8 @@ using Name = std::function<std::string(const char*)>; // of a layer's tensor
 
 // Some files have q, k and v in one matrix.
 void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
-    const std::int64_t h = c.hidden_size, q = std::int64_t(c.n_heads) * layer.head_dim,
+    const std::int64_t h  = c.hidden_size,
+                       q  = std::int64_t(c.n_heads) * layer.head_dim * (c.family->attention_gate ? 2 : 1),
                        kv = std::int64_t(layer.n_kv_heads) * layer.head_dim;
     const bool all_biased = c.family->biases == Biases::all, biased = all_biased || c.family->biases == Biases::qkv;
     if (bind.has(name("attn_qkv.weight"))) {
@@ -264,6 +292,48 @@ void bind_latent_attention(Binder& bind, LayerTensors& l, const Name& name, cons
     t.k_rope = part_of(kv_a, s.kv_rank, c.rope_dim);
 }
 
+void bind_recurrent(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
+    const RecurrentConfig& r = c.recurrent;
+    const std::int64_t     h = c.hidden_size;
+    RecurrentTensors&      t = l.recurrent.emplace();
+    if (c.family->recurrent == Mixer::short_conv) {
+        const Linear all = bind.linear(name("shortconv.in_proj"), 3 * h, h);
+        t.conv           = bind.vectors(name("shortconv.conv.weight"), h, r.taps);
+        t.out            = bind.linear(name("shortconv.out_proj"), h, h);
+        if (bind.error()) return;
+        t.factor = part_of(all, 0, h);
+        t.gate   = part_of(all, h, h);
+        t.x      = part_of(all, 2 * h, h);
+        return;
+    }
+    const bool delta = c.family->recurrent == Mixer::delta_rule;
+    t.conv           = bind.vectors(name("ssm_conv1d.weight"), r.channels, r.taps);
+    t.conv_bias      = bind.vector(name("ssm_conv1d.bias"), r.channels, false);
+    t.step_bias      = bind.vector(name("ssm_dt.bias"), r.n_heads);
+    t.decay          = bind.elements(name("ssm_a"), r.n_heads);
+    t.norm           = bind.elements(name("ssm_norm.weight"), delta ? r.value_dim : r.width);
+    t.out            = bind.linear(name("ssm_out"), h, r.width);
+    if (!delta) {
+        t.skip           = bind.elements(name("ssm_d"), r.n_heads);
+        const Linear all = bind.linear(name("ssm_in"), std::int64_t(r.width) + r.channels + r.n_heads, h);
+        if (bind.error()) return;
+        t.gate = part_of(all, 0, r.width);
+        t.x    = part_of(all, r.width, r.channels);
+        t.step = part_of(all, std::int64_t(r.width) + r.channels, r.n_heads);
+        return;
+    }
+    if (bind.has(name("ssm_in.weight")))
+        bind.refuse(cat("tensor ", name("ssm_in.weight"),
+                        " joins what newer files keep as attn_qkv and attn_gate; convert the model again"));
+    t.x    = bind.linear(name("attn_qkv"), r.channels, h);
+    t.gate = bind.linear(name("attn_gate"), r.width, h);
+    if (c.family->grouped_heads) t.step = bind.linear(name("ssm_ba"), std::int64_t(2) * r.n_heads, h);
+    else {
+        t.step  = bind.linear(name("ssm_alpha"), r.n_heads, h);
+        t.write = bind.linear(name("ssm_beta"), r.n_heads, h);
+    }
+}
+
 void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const ExpertConfig& e = c.experts;
     const std::int64_t  h = c.hidden_size;
@@ -278,8 +348,8 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
     if (bind.has(name("ffn_gate_up_exps.weight"))) {
         t.gate_up = bind.stack(name("ffn_gate_up_exps.weight"), e.n, 2 * std::int64_t(e.ff_size), h);
     } else {
-        t.gate = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
-        t.up   = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
+        if (c.family->gated) t.gate = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
+        t.up = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
     }
     t.down         = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size, biased);
     t.output_scale = bind.vector(name("ffn_down_exps.scale"), e.n, false);
@@ -290,7 +360,7 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
         l.experts_post_norm = bind.vector(name("post_ffw_norm_2.weight"), h);
     }
     if (e.shared_ff_size == 0) return;
-    t.shared_gate   = bind.linear(name("ffn_gate_shexp"), e.shared_ff_size, h);
+    if (c.family->gated) t.shared_gate = bind.linear(name("ffn_gate_shexp"), e.shared_ff_size, h);
     t.shared_up     = bind.linear(name("ffn_up_shexp"), e.shared_ff_size, h);
     t.shared_down   = bind.linear(name("ffn_down_shexp"), h, e.shared_ff_size);
     t.shared_weight = bind.vector(name("ffn_gate_inp_shexp.weight"), h, false);
@@ -319,9 +389,13 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
     if (residual == Residual::normed) {
         l.attn_out_norm  = bind.norm(name("attn_output_norm"), h, *c.family);
         l.layer_out_norm = bind.norm(name("layer_output_norm"), h, *c.family);
-    } else if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
-    if (c.latent) bind_latent_attention(bind, l, name, c);
+    } else if (residual != Residual::post_norm && layer.mixer != Mixer::none)
+        l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
+    if (layer.recurs()) bind_recurrent(bind, l, name, c);
+    else if (layer.mixer == Mixer::none) {
+    } else if (c.latent) bind_latent_attention(bind, l, name, c);
     else bind_attention(bind, l, name, c, layer);
+    if (!layer.feed_forward) return;
     if (residual == Residual::sandwich || residual == Residual::post_norm) {
         l.attn_post_norm = bind.vector(name("post_attention_norm.weight"), h);
         l.ffn_post_norm  = bind.vector(name("post_ffw_norm.weight"), h);
@@ -330,8 +404,8 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
         // gpt-oss calls it by its place behind attention
         const bool other = residual == Residual::pre_norm && !bind.has(name("ffn_norm.weight")) &&
                            bind.has(name("post_attention_norm.weight"));
-        l.ffn_norm =
-            bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, *c.family, !c.family->may_be_parallel);
+        const char* own = layer.mixer == Mixer::none ? "attn_norm" : other ? "post_attention_norm" : "ffn_norm";
+        l.ffn_norm      = bind.norm(name(own), h, *c.family, !c.family->may_be_parallel);
     }
     if (layer.experts) bind_experts(bind, l, name, c);
     if (!layer.experts || c.family->dense_beside) bind_feed_forward(bind, l, name, c, layer.ff_size);
@@ -368,8 +442,9 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
             m.classifier_out = bind.linear("cls.output", 1, c.hidden_size);
         }
     } else {
-        m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
-        m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
+        const bool other = bind.has("token_embd_norm.weight") && !bind.has("output_norm.weight"); // so LFM2 calls it
+        m.output_norm    = bind.norm(other ? "token_embd_norm" : "output_norm", c.hidden_size, *c.family);
+        m.output         = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
         if (!m.output) m.output.weight = m.token_embd; // tied
         if (c.pooling == Pooling::rank) m.classifier_out = bind.linear("cls.output", c.classes, c.hidden_size);
     }

@@ -10,7 +10,8 @@ import gzip, json, pathlib, shutil, sys, tarfile
 
 here = pathlib.Path(__file__).parent
 MODELS = ["llama3-gqa-Q8_0", "qwen2-Q4_0", "mistral-swa-Q8_0", "llama-zoo-Q2_K",
-          "gemma2-Q8_0", "qwen3moe-Q8_0", "deepseek2-Q8_0", "gemma4-Q8_0"]
+          "gemma2-Q8_0", "qwen3moe-Q8_0", "deepseek2-Q8_0", "gemma4-Q8_0", "lfm2-Q8_0", "qwen35-k-Q4_K_M",
+          "nemotron_h-Q8_0"]
 TEMPLATES = ("chatml llama-2 llama-3 mistral-v1 zephyr gemma-2 phi-3 "
              "hermes-2-pro-tool_use qwen2.5 qwen3 qwen3-coder mistral-nemo granite-3.3").split()
 VOCABULARIES = {"llama-spm": ".gguf", "gpt-2": ".gguf.gz", "deepseek-coder": ".gguf.gz"}

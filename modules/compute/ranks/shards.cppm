@@ -106,6 +106,8 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
     if (n < 1) return fail("a model runs on at least 1 rank, not on ", n);
     if (exact && exact_leaves % n != 0)
         return fail("bits that do not depend on the number of ranks are for 1, 2, 4 or 8 of them, not for ", n);
+    if (c.recurrent.taps > 0 && n > 1)
+        return fail(path, ": layers that keep a state cannot be split over ", n, " ranks yet");
     for (const LayerConfig& l : c.layers) {
         if ((n > 1 || exact) && l.attends() && !c.latent && l.value_dim != c.value_dim)
             return fail(path,
@@ -156,7 +158,7 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
             l.n_kv_heads = int(s.kv_heads.back().n);
         }
         if (s.whole()) break;
-        if (exact) { // the heads in as many parts as there can be ranks, each part in leaves
+        if (exact && K > 0) { // the heads in as many parts as there can be ranks, each part in leaves
             const int          each  = exact_leaves / parts;
             const std::int64_t width = K / parts,
                                unit  = std::min(width,
@@ -257,9 +259,9 @@ LayerTensors rank_layer(const RankShape& s, int index, const LayerTensors& whole
     } else {
         const LayerConfig& layer = c.layers[std::size_t(index)];
         const Range        kv    = s.kv_heads_of(index);
-        l.attn_q                 = rows_of(whole.attn_q, times(s.heads, layer.head_dim), memory);
-        l.attn_k                 = rows_of(whole.attn_k, times(kv, layer.head_dim), memory);
-        l.attn_v                 = rows_of(whole.attn_v, times(kv, layer.value_dim), memory);
+        l.attn_q = rows_of(whole.attn_q, times(s.heads, layer.head_dim * (c.family->attention_gate ? 2 : 1)), memory);
+        l.attn_k = rows_of(whole.attn_k, times(kv, layer.head_dim), memory);
+        l.attn_v = rows_of(whole.attn_v, times(kv, layer.value_dim), memory);
     }
     if (l.attn_sinks) l.attn_sinks = elements_of(whole.attn_sinks, s.heads, memory);
     leaves.attn_output = columns_of(whole.attn_output, s.attention, memory);
