@@ -433,6 +433,7 @@ TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {
     rope_frequencies(c, false, {}, scale);
     CHECK(scale == 0.5f);
     c.rope_base_local = 100; // layers with a window: another base, no scaling
+    c.rope_dim_local  = 4;
     CHECK(rope_frequencies(c, true, {}, scale)[1] == Catch::Approx(0.1f));
     CHECK(scale == 1);
 }
