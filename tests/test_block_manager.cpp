@@ -846,6 +846,226 @@ TEST_CASE("a layout puts layers with equal caches together and wastes at most 2 
     CHECK(gemma.blocks_at_once(32768, 16, true) == 2048 * 6);
 }
 
+// A state counts with the blocks of 512 tokens; a layer of K and V is never cut.
+TEST_CASE("K and V and states take blocks of one size and waste at most 2 % of the pool", "[blocks]") {
+    struct Expected {
+        int         full, kv_heads, head_dim, recurrent;
+        std::size_t floats; // of a layer's state
+        std::size_t block;  // KiB
+        int         unit;   // blocks
+    };
+    for (const Expected& e : {Expected{16, 4, 256, 48, 3 * 10240 + 48 * 128 * 128, 1024, 150}, // Qwen3.5 27B
+                              Expected{10, 2, 256, 30, 3 * 8192 + 32 * 128 * 128, 320, 201},   // Qwen3.5 35B-A3B
+                              Expected{6, 8, 64, 10, 2 * 1024, 192, 1},                        // LFM2 350M
+                              Expected{4, 8, 128, 27, 3 * 12288 + 10240 * 128, 256, 556},      // Nemotron Nano 9B
+                              Expected{0, 0, 0, 64, 3 * 5376 + 5120 * 128, 167872, 1}}) {      // Mamba-2 2.7B
+        CAPTURE(e.full, e.recurrent);
+        std::vector<LayerCache> layers;
+        const CacheArray        array{DType::F16, e.kv_heads, e.head_dim};
+        for (int i = 0; i < e.full; i++) layers.push_back({0, {array, array}, 0});
+        for (int i = 0; i < e.recurrent; i++) layers.push_back({0, {}, e.floats * 4});
+        const CacheLayout made = make_cache_layout(layers, 131072, 16);
+        CHECK(made.block_bytes == e.block * 1024);
+        CHECK(made.blocks_per_unit() == e.unit);
+        CHECK(made.blocks_per_entry() == (e.full > 0 ? 1 : 0));
+        CHECK(made.waste() <= 0.02);
+        CHECK(made.keeps_all() == (e.full > 0));
+        CHECK(made.blocks_at_once(8000, 16) == (e.full > 0 ? 500 : 0) + e.unit);
+    }
+}
+
+// -- recurrent states
+
+namespace {
+
+// Layers that attend, with blocks of one block to an entry, and layers with states of 3 blocks; or the states alone.
+CacheLayout with_states(bool attends = true) {
+    CacheLayout layout;
+    CacheGroup  state;
+    state.blocks      = 3;
+    state.layer.state = 700;
+    if (!attends) layout.groups.clear();
+    layout.groups.push_back(state);
+    layout.block_bytes = 256;
+    return layout;
+}
+
+// The tokens from the end of the state up to n run in a step.
+void run_to(BlockManager& m, TableId t, std::span<const Token> tokens, int n) {
+    const int from = m.state_at(t);
+    REQUIRE(m.allocate_slots(std::array{Write{t, from, n - from}}));
+    m.will_write({t, from, n - from});
+    step(m);
+    m.advance(t, n);
+    m.publish(t, tokens, n);
+}
+
+} // namespace
+
+TEST_CASE("a state is written in place until others share it, and then beside it", "[blocks]") {
+    const bool               attends = GENERATE(true, false);
+    BlockManager             m({.n_blocks = 40, .block_size = 4, .n_swap = 20, .layout = with_states(attends)});
+    const std::vector<Token> tokens = text(30);
+    const int                kv     = attends ? 1 : 0; // blocks of an entry
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(10)));
+    CHECK(m.n_used() == 3 * kv + 3);
+    CHECK(m.state_from(t) == -1); // zeros
+    const BlockId first = m.state_to(t);
+    REQUIRE(first >= 0);
+    run_to(m, t, tokens, 6);
+    CHECK(m.state_from(t) == first);
+    CHECK(m.state_to(t) == first);
+    CHECK(m.next_unwritten(t, 0, 10) == 6);
+    run_to(m, t, tokens, 10);
+    CHECK(m.state_to(t) == first);
+    // A fork: both read the state, and neither writes it.
+    const TableId child = m.fork_table(t);
+    CHECK(m.state_from(child) == first);
+    const std::array writes{Write{t, 10, 1}, Write{child, 10, 1}};
+    CHECK(m.blocks_to_write(writes) == 6 + kv);
+    REQUIRE(m.allocate_slots(writes));
+    CHECK(m.state_from(t) == first);
+    CHECK(m.state_from(child) == first);
+    CHECK(m.state_to(t) != first);
+    CHECK(m.state_to(child) != first);
+    CHECK(m.state_to(child) != m.state_to(t));
+    m.check_invariants();
+    step(m);
+    m.advance(t, 11);
+    CHECK(m.ref_count(first) == 1);
+    m.advance(child, 11);
+    CHECK(m.ref_count(first) == 0);
+    // The tokens of a step may have to run again: the state before them stays.
+    const BlockId own = m.state_from(t);
+    REQUIRE(m.allocate_slots(std::array{Write{t, 11, 1, true}}));
+    CHECK(m.state_to(t) != own);
+    step(m); // and nothing advances
+    CHECK(m.state_from(t) == own);
+    m.check_invariants();
+    // Both go to the swap pool and come back.
+    REQUIRE(m.swap_out(std::array{t, child}));
+    CHECK(m.n_used() == 0);
+    CHECK(m.n_swap() - m.n_swap_free() == (3 + 1) * kv + 6);
+    m.check_invariants();
+    BlockMoves moves;
+    m.take_moves(moves);
+    REQUIRE(m.blocks_to_swap_in(std::array{t, child}) <= m.n_free());
+    REQUIRE(m.swap_in(std::array{t, child}));
+    CHECK(m.state_at(t) == 11);
+    CHECK(m.state_from(t) != m.state_from(child));
+    m.check_invariants();
+    m.close_table(t);
+    m.close_table(child);
+    m.drop_cache();
+    CHECK(m.n_free() == 40);
+    m.check_invariants();
+}
+
+TEST_CASE("a prompt goes on behind the last checkpoint that it begins with", "[blocks]") {
+    const bool               attends = GENERATE(true, false);
+    BlockManager             m({.n_blocks = 60, .block_size = 4, .n_swap = 20, .layout = with_states(attends)});
+    const std::vector<Token> tokens = text(40);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(23)));
+    run_to(m, t, tokens, 3);
+    CHECK_FALSE(m.keep_state(t, tokens)); // not at the end of a block
+    run_to(m, t, tokens, 8);
+    const BlockId kept = m.state_from(t);
+    REQUIRE(m.keep_state(t, tokens));
+    CHECK(m.is_cached(kept));
+    run_to(m, t, tokens, 23);
+    CHECK(m.state_from(t) != kept); // the next step has written beside it
+    CHECK(m.is_cached(kept));
+    CHECK(m.ref_count(kept) == 0);
+    m.check_invariants();
+    // K and V are there for 20 tokens, a state for 8: before, at and behind the checkpoint.
+    for (auto [n, found] : {std::pair(8, 0), std::pair(9, 8), std::pair(21, 8), std::pair(40, 8)}) {
+        CAPTURE(n);
+        const TableId next = m.open_table();
+        REQUIRE(m.allocate(next, std::span(tokens).first(std::size_t(n))));
+        CHECK(m.n_found(next) * 4 == found);
+        CHECK(m.state_at(next) == found);
+        CHECK(m.next_unwritten(next, 0, n) == found);
+        CHECK(m.state_from(next) == (found > 0 ? kept : -1));
+        CHECK(m.state_to(next) != kept);
+        m.check_invariants();
+        m.close_table(next);
+    }
+    // Two at once share the state and no block behind it.
+    const TableId a = m.open_table(), b = m.open_table();
+    REQUIRE(m.allocate(a, std::span(tokens).first(17)));
+    REQUIRE(m.allocate(b, std::span(tokens).first(17)));
+    CHECK(m.ref_count(kept) == 2);
+    CHECK(m.state_to(a) != m.state_to(b));
+    if (attends) CHECK(m.blocks(a)[2] != m.blocks(b)[2]);
+    run_to(m, a, tokens, 16);
+    REQUIRE(m.keep_state(a, tokens));
+    run_to(m, b, tokens, 16);
+    CHECK(m.keep_state(b, tokens)); // there is one already
+    CHECK(m.state_to(b) == m.state_from(b));
+    m.check_invariants();
+    m.close_table(a);
+    m.close_table(b);
+    m.close_table(t);
+    // Another text finds nothing, and A finds its own again.
+    const std::vector<Token> other(23, 9);
+    const TableId            o = m.open_table();
+    REQUIRE(m.allocate(o, other));
+    CHECK(m.state_from(o) == -1);
+    run_to(m, o, other, 23);
+    m.close_table(o);
+    const TableId again = m.open_table();
+    REQUIRE(m.allocate(again, std::span(tokens).first(20)));
+    CHECK(m.state_at(again) == 16);
+    m.close_table(again);
+    m.drop_cache();
+    CHECK(m.n_free() == 60);
+    m.check_invariants();
+}
+
+TEST_CASE("where there is no room for another state, one that only the cache could find is written over", "[blocks]") {
+    BlockManager             m({.n_blocks = 8, .block_size = 4, .layout = with_states()});
+    const std::vector<Token> tokens = text(20);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(12))); // 3 blocks, and 3 of the state
+    run_to(m, t, tokens, 8);
+    const BlockId kept = m.state_from(t);
+    REQUIRE(m.keep_state(t, tokens));
+    run_to(m, t, tokens, 12); // 2 blocks are free, a state has 3
+    CHECK(m.state_from(t) == kept);
+    CHECK_FALSE(m.is_cached(kept));
+    m.check_invariants();
+    m.close_table(t);
+    const TableId next = m.open_table();
+    REQUIRE(m.allocate(next, std::span(tokens).first(12)));
+    CHECK(m.state_at(next) == 0);
+    m.check_invariants();
+}
+
+TEST_CASE("a pinned prompt keeps its last checkpoint", "[blocks]") {
+    BlockManager             m({.n_blocks = 40, .block_size = 4, .layout = with_states()});
+    const std::vector<Token> tokens = text(30);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(11), 0, true, true));
+    run_to(m, t, tokens, 8);
+    REQUIRE(m.keep_state(t, tokens));
+    run_to(m, t, tokens, 11);
+    m.pin_table(t, std::span(tokens).first(11));
+    CHECK(m.n_pinned() == 3 + 3);
+    CHECK(m.n_used() == 6);
+    m.check_invariants();
+    m.drop_cache();
+    const TableId next = m.open_table();
+    REQUIRE(m.allocate(next, tokens));
+    CHECK(m.state_at(next) == 8);
+    m.close_table(next);
+    m.close_table(t);
+    CHECK(m.n_pinned() == 0);
+    CHECK(m.n_used() == 0);
+    m.check_invariants();
+}
+
 TEST_CASE("what follows a block that is not written is not cached before it") {
     BlockManager             m({8, 4});
     const std::vector<Token> whole = text(13);

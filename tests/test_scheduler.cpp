@@ -855,3 +855,110 @@ TEST_CASE("a full sequence that gives way to an urgent request forgets tokens be
     run_step(s, plan);
     CHECK(plan.context_lens == std::vector<std::int32_t>{4}); // half of the eight
 }
+
+// -- recurrent states
+
+namespace {
+
+// A model with one block to an entry and states of so many blocks.
+SchedulerOptions with_states(int n_blocks, int unit, int interval) {
+    SchedulerOptions o = small(n_blocks);
+    CacheGroup       state;
+    state.blocks      = unit;
+    state.layer.state = std::size_t(unit) * 256;
+    o.layout.groups.push_back(state);
+    o.layout.block_bytes  = 256;
+    o.checkpoint_interval = interval;
+    return o;
+}
+
+// Runs all requests; returns how many tokens were computed.
+int tokens_computed(Scheduler& s) {
+    StepPlan plan;
+    int      n = 0;
+    while (!s.idle()) run_step(s, plan), n += plan.n_tokens();
+    return n;
+}
+
+} // namespace
+
+TEST_CASE("the second turn of a chat computes its new tokens and at most a checkpoint interval") {
+    constexpr int    interval = 512, first = 8000, answer = 90, more = 37;
+    SchedulerOptions o = with_states(9000, 20, interval);
+    o.context          = 16000;
+    o.max_batch_tokens = 256;
+    Scheduler          s(o);
+    Request            turn = request(first, answer);
+    std::vector<Token> text = turn.prompt;
+    s.add(1, turn);
+    CHECK(tokens_computed(s) == first + answer - 1);
+    CHECK(s.stats().checkpoints == first / interval + 1); // and the end of the prompt
+    text.insert(text.end(), answer, 7);                   // as the model answers
+    for (int i = 0; i < more; i++) text.push_back(Token(20'000 + i));
+    Request next = request(1, 5);
+    next.prompt  = text;
+    s.add(2, next);
+    const int computed = tokens_computed(s);
+    CHECK(computed >= more + 4);
+    CHECK(computed <= more + 4 + interval);
+    CHECK(computed == int(text.size()) - first + 4); // from the end of the first prompt
+    // Another prompt that parts within the text goes on from the checkpoint before.
+    Request apart = next;
+    apart.prompt.resize(6001);
+    apart.prompt.push_back(3);
+    s.add(3, apart);
+    CHECK(tokens_computed(s) == 6002 - 6001 / interval * interval + 4);
+    s.check_invariants();
+    CHECK(s.blocks().n_used() == 0);
+}
+
+TEST_CASE("prompts that end before, at and behind a checkpoint are found as far as it reaches") {
+    for (int n = 29; n <= 36; n++) {
+        CAPTURE(n);
+        Scheduler s(with_states(200, 3, 16)); // checkpoints after 16 and 32 tokens, and at the end of a prompt
+        s.add(1, request(n, 2));
+        CHECK(tokens_computed(s) == n + 1);
+        s.add(2, request(n, 2));
+        const int last = (n - 1) / 4 * 4; // the last token is computed in any case
+        CHECK(tokens_computed(s) == n + 1 - (last >= 32 ? 32 : n / 4 * 4 <= n - 1 ? n / 4 * 4 : 16));
+        CHECK(s.blocks().n_used() == 0);
+    }
+}
+
+TEST_CASE("an admission counts the states that a request will hold") {
+    // 40 tokens are 10 blocks, a state is 12.
+    Request r = request(39, 1);
+    CHECK(Scheduler(with_states(22, 12, 0)).check_request(r));
+    CHECK_FALSE(Scheduler(with_states(21, 12, 0)).check_request(r));
+    r.n = 3; // three states beside the one that they share, and two more last blocks
+    CHECK(Scheduler(with_states(10 + 2 + 4 * 12, 12, 0)).check_request(r));
+    CHECK_FALSE(Scheduler(with_states(10 + 2 + 4 * 12 - 1, 12, 0)).check_request(r));
+    // Of two requests with room for one state the second waits for the first.
+    Scheduler s(with_states(26, 12, 0));
+    StepPlan  plan;
+    s.add(1, request(8, 4));
+    s.add(2, request(8, 4, 100));
+    run_step(s, plan);
+    CHECK(s.n_running() == 1);
+    CHECK(run_all(s) == std::vector<RequestId>{1, 2});
+}
+
+TEST_CASE("requests of every kind end, with states beside K and V, in pools of every size") {
+    for (int n_blocks : {14, 20, 33, 60})
+        for (int interval : {0, 4, 12}) {
+            CAPTURE(n_blocks, interval);
+            SchedulerOptions o = with_states(n_blocks, 3, interval);
+            o.n_swap           = n_blocks / 2;
+            o.watermark        = 0;
+            Scheduler s(o);
+            for (RequestId id = 1; id <= 12; id++) {
+                Request r  = request(int(3 + id * 5 % 17), int(1 + id * 7 % 9), Token(id % 3 * 100));
+                r.n        = id % 4 == 0 ? 2 : 1;
+                r.priority = int(id % 3);
+                if (s.check_request(r)) s.add(id, r);
+            }
+            (void)run_all(s);
+            CHECK(s.blocks().n_used() == 0);
+            s.check_invariants();
+        }
+}

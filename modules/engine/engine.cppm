@@ -274,23 +274,24 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
 
     SchedulerOptions scheduling;
-    scheduling.n_blocks         = o.kv_blocks;
-    scheduling.block_size       = o.block_size;
-    scheduling.context          = o.context;
-    scheduling.max_batch_tokens = o.max_batch_tokens;
-    scheduling.max_sequences    = o.max_sequences;
-    scheduling.max_logit_rows   = logit_rows;
-    scheduling.prefix_cache     = o.prefix_cache;
-    scheduling.n_swap           = o.swap_blocks;
-    scheduling.preemption_mode  = o.preemption_mode;
-    scheduling.watermark        = o.watermark;
-    scheduling.keep_preempted   = o.keep_preempted;
-    scheduling.reservations     = o.reservations;
-    scheduling.layout           = o.layout;
-    scheduling.whole_prompts    = config->family->encoder;
-    scheduling.free_order       = o.free_order;
-    scheduling.vocab_size       = config->vocab_size;
-    scheduling.end_tokens       = tokenizer->end_tokens();
+    scheduling.n_blocks            = o.kv_blocks;
+    scheduling.block_size          = o.block_size;
+    scheduling.context             = o.context;
+    scheduling.max_batch_tokens    = o.max_batch_tokens;
+    scheduling.max_sequences       = o.max_sequences;
+    scheduling.max_logit_rows      = logit_rows;
+    scheduling.prefix_cache        = o.prefix_cache;
+    scheduling.n_swap              = o.swap_blocks;
+    scheduling.preemption_mode     = o.preemption_mode;
+    scheduling.watermark           = o.watermark;
+    scheduling.keep_preempted      = o.keep_preempted;
+    scheduling.reservations        = o.reservations;
+    scheduling.layout              = o.layout;
+    scheduling.checkpoint_interval = o.checkpoint_interval;
+    scheduling.whole_prompts       = config->family->encoder;
+    scheduling.free_order          = o.free_order;
+    scheduling.vocab_size          = config->vocab_size;
+    scheduling.end_tokens          = tokenizer->end_tokens();
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
@@ -392,8 +393,12 @@ std::string Engine::memory_use() const {
     return cat(memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
                size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
                o.block_size == 1 ? " token" : " tokens",
-               o.layout.groups.size() > 1 ? cat(" in ", o.layout.groups[0].layers_per_block, " layers")
-                                          : cat(" = ", tokens, " tokens"));
+               o.layout.block_bytes > 0     ? cat(" in ", o.layout.block_bytes >> 10, " KiB")
+               : o.layout.groups.size() > 1 ? cat(" in ", o.layout.groups[0].layers_per_block, " layers")
+                                            : cat(" = ", tokens, " tokens"),
+               o.layout.keeps_state() ? cat(", ", o.layout.blocks_per_unit(), " to a recurrent state, one kept every ",
+                                            o.checkpoint_interval, " tokens")
+                                      : std::string());
 }
 
 Result<RequestId> Engine::submit(Request request) {

@@ -8,6 +8,7 @@ import quire.compute.kv_cache;
 import quire.core.base;
 import quire.engine.options;
 export import quire.model_file.gguf;
+import quire.schedule.checkpoints;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 
@@ -20,9 +21,11 @@ struct LoadEstimate {
     std::vector<std::pair<DType, std::size_t>> types; // with the bytes of each type, the largest first
     std::size_t                                weight_bytes = 0, active_bytes = 0; // all; read for one token
     std::size_t                                kv_bytes_per_token = 0;
-    std::string                                device;     // "cpu" or "cuda"
-    std::size_t                                memory = 0; // bytes of the device for weights and KV cache
-    bool                                       fits   = false;
+    std::size_t                                state_bytes        = 0; // of a sequence's recurrent state
+    int                      checkpoint_interval = 0; // tokens between two that stay in the prefix cache
+    std::string              device;                  // "cpu" or "cuda"
+    std::size_t              memory    = 0;           // bytes of the device for weights and KV cache
+    bool                     fits      = false;
     std::int64_t             context   = 0; // tokens whose KV fits beside the weights, at most the trained length
     int                      trained   = 0;
     double                   bandwidth = 0;         // bytes a second, measured
@@ -96,6 +99,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     estimate.types.assign(types.begin(), types.end());
     std::ranges::sort(estimate.types, std::greater<>(), &std::pair<DType, std::size_t>::second);
     estimate.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type == KvType::f16 ? DType::F16 : DType::F32);
+    estimate.state_bytes        = KvCache::state_bytes(c);
     estimate.trained            = c.context_length;
     for (const auto& [key, value] : file.metadata())
         if (is_unknown(key, c.architecture_name + ".")) estimate.unknown.push_back(key);
@@ -126,9 +130,12 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     const auto gpus = std::size_t(estimate.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike
     estimate.memory *= gpus;
     estimate.fits          = estimate.weight_bytes < estimate.memory;
-    const std::size_t left = estimate.fits ? estimate.memory - estimate.weight_bytes : 0;
-    estimate.context       = std::min<std::int64_t>(
-        std::int64_t(left / std::max<std::size_t>(estimate.kv_bytes_per_token, 1)), c.context_length);
+    const std::size_t left = estimate.fits ? estimate.memory - estimate.weight_bytes : 0,
+                      kv   = left - std::min(left, estimate.state_bytes);
+    estimate.context = std::min<std::int64_t>(std::int64_t(kv / std::max<std::size_t>(estimate.kv_bytes_per_token, 1)),
+                                              c.context_length);
+    estimate.checkpoint_interval = checkpoint_interval(
+        estimate.state_bytes, (estimate.device == "cpu" ? 4 : 1) * estimate.kv_bytes_per_token, o.block_size);
     estimate.bandwidth = (*backend)->read_bandwidth() * double(gpus);
     if (estimate.active_bytes > 0) estimate.tokens_per_second = estimate.bandwidth / double(estimate.active_bytes);
     return estimate;
@@ -161,8 +168,13 @@ std::string describe(const LoadEstimate& estimate) {
         if (n * 50 >= estimate.weight_bytes) text += cat(", ", dtype_info(type).name, " ", size(n));
     text += "\n";
     if (estimate.fits)
-        text += cat("context ", estimate.context, " of ", estimate.trained, " tokens fits (",
-                    size(estimate.kv_bytes_per_token), " a token)");
+        text +=
+            cat("context ", estimate.context, " of ", estimate.trained, " tokens fits (",
+                size(estimate.kv_bytes_per_token), " a token",
+                estimate.state_bytes > 0 ? cat(", ", size(estimate.state_bytes), " of state a sequence, kept every ",
+                                               estimate.checkpoint_interval, " tokens")
+                                         : std::string(),
+                ")");
     else
         text += cat("does not fit: ", size(estimate.weight_bytes), " of weights, ", size(estimate.memory),
                     " free on the ", estimate.device);

@@ -6,6 +6,7 @@ import quire.compute.kv_cache;
 import quire.core.base;
 import quire.engine.options;
 import quire.paging.cache_layout;
+import quire.schedule.checkpoints;
 
 export namespace quire {
 
@@ -76,6 +77,11 @@ MemoryPlan::MemoryPlan(EngineOptions& options, const ModelConfig& config, const 
     const int longest = o_.context > 0 ? o_.context : config.context_length;
     o_.layout         = cache_layout(rank_config, kv_type_, o_.reservations ? 1 : longest, o_.block_size);
     block_bytes_      = KvCache::block_bytes(rank_config, kv_type_, o_.layout, o_.block_size);
+    // On a CPU it takes some hundred times as long to compute tokens again: the states may take more memory than K and V.
+    const std::size_t share = o_.device == "cpu" ? 4 : 1;
+    if (o_.checkpoint_interval == 0)
+        o_.checkpoint_interval = checkpoint_interval(
+            KvCache::state_bytes(rank_config), share * KvCache::bytes_per_token(rank_config, kv_type_), o_.block_size);
 }
 
 std::size_t MemoryPlan::blocks_for(int tokens) const {
@@ -88,8 +94,11 @@ Result<std::uint64_t> MemoryPlan::agree(std::uint64_t mine) const {
 }
 
 Result<void> MemoryPlan::check_asked() {
-    const auto per_entry = std::size_t(o_.layout.blocks_per_entry()), kv_asked = std::size_t(o_.kv_blocks) * per_entry;
-    swap_asked_ = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
+    // A model without K and V has blocks for its states alone.
+    const auto per_entry = std::size_t(std::max(o_.layout.blocks_per_entry(), 1)),
+               states    = std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences),
+               kv_asked  = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + states : 0;
+    swap_asked_          = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
     if (auto ok = check_room(kv_asked > 0 ? kv_asked : blocks_for(o_.context)); !ok) return ok;
     if (swap_asked_ > std::size_t(most_positions))
         return fail_with(ErrorKind::limit, swap_asked_, " swap blocks are more than there can be");
@@ -154,9 +163,11 @@ Result<void> MemoryPlan::decide() {
     if (!affordable) return std::unexpected(affordable.error());
     o_.context = context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : std::size_t(*affordable));
     if (o_.kv_blocks == 0) {
-        const int         entries = (o_.context + o_.block_size - 1) / o_.block_size;
-        const std::size_t all =
-            std::size_t(entries) * std::size_t(o_.layout.blocks_per_entry()) * std::size_t(o_.max_sequences);
+        const int entries = (o_.context + o_.block_size - 1) / o_.block_size;
+        const int states = o_.context / std::max(o_.checkpoint_interval, 1) + 2; // of a sequence and of its checkpoints
+        const std::size_t all = (std::size_t(entries) * std::size_t(o_.layout.blocks_per_entry()) +
+                                 std::size_t(states) * std::size_t(o_.layout.blocks_per_unit())) *
+                                std::size_t(o_.max_sequences);
         o_.kv_blocks = int(std::max(blocks_for(o_.context), std::min(std::size_t(*affordable), all)));
     }
     // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.

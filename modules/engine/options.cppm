@@ -26,7 +26,8 @@ struct EngineOptions {
     int         block_size = 16;     // tokens, 1..256
     int         context    = 0;      // longest sequence in tokens; 0: the model's, less if its KV would not fit
     // KV blocks as if all layers kept all positions; 0: a full context for each sequence, at most what the device can spare. An engine's
-    // options() say how many blocks the pool has: with several cache groups more, of fewer layers each.
+    // options() say how many blocks the pool has: with several cache groups more, of fewer layers each; and those for a recurrent state of
+    // each sequence, where layers have one.
     int            kv_blocks       = 0;
     int            swap_blocks     = -1;                        // of the swap pool, likewise; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
@@ -43,9 +44,12 @@ struct EngineOptions {
     // On a CPU, > 0: prompts are cut so that a step takes about so long, judged by the last step. A cancel() is seen between two steps.
     double step_seconds = 0;
     // Seconds of a step beside requests that generate, on a CPU; 0: no bound. A step gives each of them one token.
-    double               shared_step_seconds = 0;
-    int                  max_sequences       = 16; // running at once
-    bool                 prefix_cache        = true;
+    double shared_step_seconds = 0;
+    int    max_sequences       = 16; // running at once
+    bool   prefix_cache        = true;
+    // Of a model with recurrent states: the tokens between two states that stay in the prefix cache, where a prompt that begins alike can
+    // go on; rounded up to whole blocks. 0: chosen by what a state costs in memory.
+    int                  checkpoint_interval = 0;
     std::vector<BlockId> free_order          = {}; // the order in which blocks are first allocated
     // True: a step begins before step() returns the outputs of the step before, and is planned while the step before runs. The tokens do
     // not depend on it. Empty: true on a GPU.

@@ -40,12 +40,13 @@ struct Prefix {
     std::uint64_t            serial = 0; // of the entry of its last block; 0: the beginning of a namespace
 };
 
-// A full block of the shared namespace that can be found from now on, or no longer: for routers.
+// A full block of the shared namespace, or the recurrent state at its end, that can be found from now on, or no longer: for routers.
 struct CacheChange {
     bool                     stored = false;
     BlockHash                hash   = 0;
     std::optional<BlockHash> parent; // stored: of the block before it; none: it begins a prompt
     std::vector<Token>       tokens; // stored: its own
+    bool                     state = false;
 };
 
 // The state of a block's hash. From `reserved` on the block can be shared. Its K and V can be read when it is cached, and by

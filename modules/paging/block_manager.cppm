@@ -37,6 +37,7 @@ public:
     // Entries of a table for `n_tokens` tokens, and the blocks of such entries of all groups.
     inline int entries_for(int n_tokens) const { return tables_.entries_for(n_tokens); }
     inline int blocks_for(int n_tokens) const { return entries_for(n_tokens) * tables_.blocks_per_entry; }
+    inline int blocks_per_unit() const { return tables_.blocks_per_unit; } // of a recurrent state; 0: there are none
 
     // -- a sequence's table
 
@@ -100,6 +101,18 @@ public:
         tables_.cache.commit();
         tables_.partly_written.clear();
     }
+    // Where layers have a recurrent state. advance(): a step has computed it up to n_tokens; each step that runs tokens of a sequence is
+    // followed by it, unless the same tokens are to run again. A step from the end of the state on reads the unit state_from(), -1 for
+    // zeros, and writes state_to(), which allocate_slots() chose.
+    void           advance(TableId table, int n_tokens) { tables_.advance(table, n_tokens); }
+    inline BlockId state_from(TableId table) const { return tables_.at(table).state; }
+    inline BlockId state_to(TableId table) const {
+        const BlockTable& t = tables_.at(table);
+        return t.next_state >= 0 ? t.next_state : t.state;
+    }
+    inline int state_at(TableId table) const { return tables_.at(table).state_at; } // tokens that it has seen
+    // Lets others find the state, if it stands at the end of a block that they can find. False: it does not.
+    bool keep_state(TableId table, std::span<const Token> tokens) { return quire::keep_state(tables_, table, tokens); }
     // The blocks that can be found in the prefix cache from now on, or no longer; off at first.
     void                     log_cache(bool on) { tables_.cache.log_changes(on); }
     std::vector<CacheChange> take_cache_changes() { return tables_.cache.take_changes(); }
@@ -163,7 +176,9 @@ public:
     void check_invariants() const;
 
 private:
-    inline std::size_t      lane_of(int group) const { return std::size_t(group + tables_.n_lanes - n_groups()); }
+    inline std::size_t lane_of(int group) const {
+        return std::size_t(group + tables_.n_lanes - int(layout().tables().size()));
+    }
     inline const LaneTable& lane_of(TableId table, int group) const { return tables_.at(table).lanes[lane_of(group)]; }
 
     BlockTables         tables_;
@@ -176,6 +191,7 @@ inline int BlockManager::n_held(TableId id) const {
     int               n     = 0;
     for (std::size_t l = 0; l < std::size_t(tables_.n_lanes); l++)
         n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * tables_.lanes[l].blocks;
+    if (tables_.keeps_state()) n += (int(table.state >= 0) + int(table.next_state >= 0)) * tables_.blocks_per_unit;
     return n;
 }
 
@@ -246,7 +262,8 @@ void BlockManager::view(Snapshot& snapshot) const {
         if (v.ref_count > 0 || v.cached)
             v.group = std::clamp(tables_.pool.lane(of) - int(lane_of(0)), 0, n_groups() - 1);
         v.hash   = v.cached ? entry.hash : 0;
-        v.filled = entry.state == HashState::cached ? entry.n_tokens : 0;
+        v.state  = layout().keeps_state() && v.group == n_groups() - 1 && (v.ref_count > 0 || v.cached);
+        v.filled = v.state ? block_size() : entry.state == HashState::cached ? entry.n_tokens : 0;
     }
 }
 

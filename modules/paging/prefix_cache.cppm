@@ -11,6 +11,8 @@
 // Where a sequence has tables in several lanes (quire.paging.block_manager), the entries of the first lane are the index: they have
 // the hashes, and are kept in order. A block of another lane is attached to the entry of the same tokens. It can be evicted alone if
 // its lane has a window, because later tokens do not see it; else the entry goes with it.
+//
+// A checkpoint, the recurrent state at the end of an entry, is attached in the same way, in the last lane. Most entries have none.
 export module quire.paging.prefix_cache;
 
 import quire.core.base;
@@ -45,9 +47,11 @@ private:
     int                size_ = 0, capacity_ = 0;
 };
 
-// The entries of a lane are bundles of `blocks` blocks. Those behind the last `window` positions are given back; 0: all are kept.
+// The entries of a lane are bundles of `blocks` blocks. Those behind the last `window` positions are given back; 0: all are kept. Of states,
+// each at the end of an entry, a token needs that of the entry before it alone: as if it saw one position besides its own.
 struct Lane {
-    int window = 0, blocks = 1;
+    int  window = 0, blocks = 1;
+    bool state = false;
 };
 inline constexpr int most_lanes = most_cache_groups + 1;
 
@@ -69,7 +73,8 @@ public:
 
     // Finds the beginning of a prompt: whole entries without a gap, then the entry that continues them with the most tokens. The last
     // token is always left to compute. A lane with a window needs those entries only that the first token to compute sees; if some
-    // entries are not written yet, those that the first token of the first of them sees. With `whole` it needs all.
+    // entries are not written yet, those that the first token of the first of them sees. With `whole` it needs all. Where there are
+    // states, the beginning ends at a checkpoint.
     CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false) const;
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
     BlockId   find(BlockHash hash) const { return index_.find(hash); } // or -1; the caller compares with holds()
@@ -107,6 +112,7 @@ private:
         BlockId prev = -1, next = -1;
     };
     void set_cached(BlockId block);
+    void log_state(BlockId block, bool stored);
     void remove(BlockId block);
     void detach(BlockId block);
     int  first_needed(int lane, int position) const {
@@ -225,6 +231,7 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
         if (id < 0 || !holds(id, here, space, want)) break;
         // A cached block up to the very end would leave nothing to compute: a part of it will do.
         if (std::size_t(n) * size == tokens.size() && pool_.state(id) == HashState::cached) break;
+        if (lanes_.back().state && pool_.state(id) != HashState::cached) break; // its state comes with its end
         here = prefix_of(id);
         found_.push_back(id);
         if (n_written < 0 && pool_.state(id) != HashState::cached) n_written = n - 1;
@@ -233,7 +240,7 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
         for (int lane = 1; lane < n_lanes; lane++) {
             const auto l = std::size_t(lane);
             if (attached(id, lane) < 0) there[l] = n;
-            first[l]     = whole ? 0 : first_needed(lane, (n_written < 0 ? n : n_written) * int(size));
+            first[l] = whole && !lanes_[l].state ? 0 : first_needed(lane, (n_written < 0 ? n : n_written) * int(size));
             whole_window = whole_window && there[l] <= first[l];
         }
         if (!whole_window) continue;
@@ -248,7 +255,7 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
                 int(i) >= hit.first[std::size_t(lane)] && pool_.is_free(id))
                 hit.n_free += pool_.n_blocks(id);
     const std::span<const Token> rest = tokens.subspan(n_hit * size);
-    const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
+    const std::size_t            most = rest.empty() || lanes_.back().state ? 0 : std::min(rest.size() - 1, size);
     int                          seen = 0;
     for (BlockId id = first_child(parent); id >= 0 && most > 0 && seen < most_siblings;
          id         = siblings_[std::size_t(id)].next, seen++) {
@@ -287,9 +294,23 @@ void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
     pool_.set_entry(block, {state, of.n_tokens, owner, of.hash, of.parent, of.space, of.serial}, {});
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
     if (state == HashState::in_flight) in_flight_.push_back(block);
+    if (state == HashState::cached) log_state(block, true);
+}
+
+// A state that can be found, or no longer.
+void PrefixCache::log_state(BlockId id, bool stored) {
+    const CacheEntry& entry = pool_.entry(id);
+    if (!lanes_[std::size_t(pool_.lane(id))].state || !is_published(entry)) return;
+    CacheChange& change = changes_.emplace_back(stored, entry.hash);
+    change.state        = true;
+    if (!stored) return;
+    const std::span<const Token> tokens = pool_.tokens(entry.owner);
+    change.parent                       = entry.parent.hash;
+    change.tokens.assign(tokens.begin(), tokens.end());
 }
 
 void PrefixCache::detach(BlockId id) {
+    if (pool_.state(id) == HashState::cached) log_state(id, false);
     const BlockId owner                                                                   = pool_.entry(id).owner;
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(pool_.lane(id)) - 1] = -1;
     pool_.clear_entry(id);
@@ -311,7 +332,10 @@ void PrefixCache::commit() {
     for (BlockId id : in_flight_) {
         if (pool_.state(id) != HashState::in_flight) continue;
         if (pool_.entry(id).owner < 0) set_cached(id);
-        else pool_.set_state(id, HashState::cached);
+        else {
+            pool_.set_state(id, HashState::cached);
+            log_state(id, true);
+        }
     }
     in_flight_.clear();
 }
@@ -407,7 +431,8 @@ void PrefixCache::check_invariants() const {
         for (int lane = 1; lane < int(lanes_.size()); lane++) {
             const BlockId a = attached(id, lane);
             check(a < 0 || pool_.entry(a).owner == id, "an attached block does not know its entry");
-            check(a >= 0 || entry.state != HashState::reserved, "nobody will write what belongs to a block");
+            check(a >= 0 || entry.state != HashState::reserved || lanes_[std::size_t(lane)].state,
+                  "nobody will write what belongs to a block");
             check(a >= 0 || lanes_[std::size_t(lane)].window > 0, "a lane that keeps all has a gap");
         }
         check(entry.state != HashState::cached || is_known(entry.parent), "a cached block outlived the one before it");

@@ -14,8 +14,9 @@ struct BlockView {
     int           filled    = 0;     // slots with K and V that can still be read, 0 .. block_size
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
     bool          cached    = false; // in the prefix cache; it can be free at the same time
-    std::uint64_t hash      = 0;     // when cached
+    std::uint64_t hash      = 0;     // when cached; of a state that is cached, the hash of the tokens that it has seen
     int           group     = 0;     // the cache group whose layers it serves; 0 where it serves none
+    bool          state     = false; // a part of a recurrent state
 
     bool operator==(const BlockView&) const = default;
 };
@@ -41,6 +42,9 @@ struct SequenceView {
         bool                 operator==(const Table&) const = default;
     };
     std::vector<Table> other_groups{}; // their tables
+    // The blocks of its recurrent state, and how many tokens this has seen.
+    std::vector<BlockId> state{};
+    int                  n_in_state = 0;
 };
 
 // What happened since the last snapshot.

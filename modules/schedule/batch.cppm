@@ -57,6 +57,21 @@ void plan_tables(const Scheduled& item, const BlockManager& blocks, int group, G
     plan.table_start.push_back(std::int32_t(one.tables.size()));
 }
 
+// A group's states of one sequence, before and after its tokens of this step.
+void plan_state(const Scheduled& item, const BlockManager& blocks, GroupPlan& plan) {
+    const TableId id   = item.sequence->table;
+    const BlockId to   = blocks.state_to(id);
+    const auto    unit = [&](std::vector<BlockId>& out, BlockId block) {
+        for (int i = 0; i < plan.unit; i++) {
+            out.push_back(block);
+            if (block >= 0) block = blocks.next_of(block);
+        }
+    };
+    // A step that is planned ahead goes on from what the running one writes.
+    unit(plan.state_from, item.first == blocks.state_at(id) ? blocks.state_from(id) : to);
+    unit(plan.state_to, to);
+}
+
 void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     const Sequence& s    = *item.sequence;
     const int       end  = item.first + item.n_tokens;
@@ -70,15 +85,21 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     plan.token_start.push_back(plan.n_tokens());
     plan.context_lens.push_back(end);
     plan.readable.push_back(blocks.n_readable(s.table, item.first));
-    for (int g = 0; g < blocks.n_groups(); g++) plan_tables(item, blocks, g, plan.groups[std::size_t(g)]);
+    for (int g = 0; g < blocks.n_groups(); g++) {
+        GroupPlan& group = plan.groups[std::size_t(g)];
+        if (group.keeps_state()) plan_state(item, blocks, group);
+        else plan_tables(item, blocks, g, group);
+    }
 }
 
 void plan_items(std::span<Scheduled> items, const BlockManager& blocks, StepPlan& plan) {
     const std::vector<CacheGroup>& groups = blocks.layout().groups;
     plan.groups.resize(groups.size());
     for (std::size_t g = 0; g < groups.size(); g++) {
-        plan.groups[g].parts.resize(std::size_t(groups[g].blocks));
-        plan.groups[g].table_start.push_back(0);
+        const bool state = groups[g].keeps_state();
+        plan.groups[g].parts.resize(state ? 0 : std::size_t(groups[g].blocks));
+        plan.groups[g].unit = state ? groups[g].blocks : 0;
+        if (!state) plan.groups[g].table_start.push_back(0);
     }
     plan.token_start.push_back(0);
     for (Scheduled& item : items) plan_item(item, blocks, plan);

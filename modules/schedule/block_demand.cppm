@@ -6,6 +6,7 @@ export module quire.schedule.block_demand;
 
 import quire.core.base;
 import quire.paging.cache_layout;
+import quire.schedule.request_check;
 import quire.schedule.sequence;
 
 export namespace quire {
@@ -29,6 +30,10 @@ public:
     // Whether a sequence has blocks for all its tokens, or all tokens but the ones just appended are computed. (While older tokens are not
     // computed, the window does not give back the blocks that the new tokens need.)
     bool is_whole(const Sequence& s) const;
+    // Blocks of the recurrent states that a group's sequences hold at once, beyond one state for each sequence that there is.
+    int more_states(const SequenceGroup& group) const {
+        return (states_needed(group.request) - 1) * blocks_.blocks_per_unit();
+    }
 
     // The blocks that an admission takes from the free list, or that the group's sequences will need later. A group that runs alone needs
     // fewer. `closing`: tables that are closed before.
@@ -72,7 +77,7 @@ bool BlockDemand::is_whole(const Sequence& s) const {
 
 int BlockDemand::to_keep_free(const SequenceGroup& group, Groups running) const {
     const int sequences = group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1;
-    int       n         = watermark_ + sequences * blocks_.layout().blocks_per_entry();
+    int       n         = watermark_ + sequences * blocks_.layout().blocks_per_entry() + more_states(group);
     if (window_ == 0) return n;
     for (const auto& other : running)
         for (const auto& s : other->sequences)
@@ -104,7 +109,7 @@ int BlockDemand::to_admit(SequenceGroup& group, std::span<const TableId> closing
             all = blocks_.blocks_to_allocate(group.space, texts_, closing, false, blocks_.entries_for(most));
         return std::min({all + more, blocks_.n_blocks(), least});
     }
-    if (group.computes_all()) return std::min(blocks_.blocks_for(n), least);
+    if (group.computes_all()) return std::min(blocks_.blocks_for(n) + blocks_.blocks_per_unit(), least);
     const int all = blocks_.blocks_to_allocate(group.space, texts_, closing, whole);
     return window_ > 0 && n > window_ ? std::min(all, least) : all;
 }
@@ -113,8 +118,8 @@ int BlockDemand::to_admit(SequenceGroup& group, std::span<const TableId> closing
 int BlockDemand::at_once(const SequenceGroup& group, int more_entries) const {
     const int all = blocks_.entries_for(int(group.sequences[0]->tokens.size())),
               n   = std::min(blocks_.entries_for(tokens_at_once(group)) + more_entries, all);
-    int sum       = 0;
-    for (const CacheGroup& g : blocks_.layout().groups) sum += (g.window > 0 ? n : all) * g.blocks;
+    int sum       = blocks_.blocks_per_unit();
+    for (const CacheGroup& g : blocks_.layout().tables()) sum += (g.window > 0 ? n : all) * g.blocks;
     return sum;
 }
 
@@ -123,7 +128,8 @@ int BlockDemand::for_step(Groups running) {
     writes_.clear();
     for (const auto& group : running)
         for (const auto& s : group->sequences)
-            if (is_whole(*s)) writes_.push_back({s->table, int(s->tokens.size()) - s->n_new, s->n_new});
+            if (is_whole(*s))
+                writes_.push_back({s->table, int(s->tokens.size()) - s->n_new, s->n_new, s->may_repeat()});
     return blocks_.blocks_to_write(writes_);
 }
 

@@ -82,10 +82,13 @@ bool BlockSupply::allocate_slots(SequenceGroup& group) {
     if (reservations_ && group.sequences.size() > 1) reservations_->place_forks(group, blocks_);
     const auto whole = [&](const auto& s) { return demand_.is_whole(*s); };
     if (!std::ranges::all_of(group.sequences, whole) && !grow(group)) return false;
+    const bool states = blocks_.blocks_per_unit() > 0;
     writes_.clear();
     for (const auto& s : group.sequences) {
-        const int n = int(s->tokens.size());
-        if (whole(s) && !blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - s->n_new, s->n_new});
+        const int n       = int(s->tokens.size());
+        const int n_slots = whole(s) && !blocks_.must_wait(s->table, n) ? s->n_new : 0; // others have them already
+        if (states) writes_.push_back({s->table, n - n_slots, n_slots, s->may_repeat()});
+        else if (n_slots > 0) writes_.push_back({s->table, n - n_slots, n_slots});
     }
     return blocks_.allocate_slots(writes_);
 }

@@ -4,6 +4,7 @@ export module quire.schedule.chunks;
 
 import quire.core.base;
 import quire.schedule.batch;
+import quire.schedule.checkpoints;
 import quire.schedule.sequence;
 
 export namespace quire {
@@ -12,8 +13,8 @@ class StepShares {
 public:
     using Groups = std::span<const std::unique_ptr<SequenceGroup>>;
 
-    // `max_logit_rows`: of a step. `whole_prompts`: a prompt runs in one step or not at all.
-    StepShares(int max_groups, int max_logit_rows, bool whole_prompts);
+    // `max_logit_rows`: of a step. `whole_prompts`: a prompt runs in one step or not at all. `checkpoints` outlives the shares.
+    StepShares(int max_groups, int max_logit_rows, bool whole_prompts, const Checkpoints& checkpoints);
 
     // A step of so many tokens; no group takes part yet.
     void begin(int tokens, Groups running);
@@ -45,6 +46,7 @@ private:
 
     int                max_logit_rows_;
     bool               whole_prompts_;
+    const Checkpoints& checkpoints_;
     int                tokens_ = 0; // of the step
     std::vector<Claim> claims_;
     int                claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // by all claims together; of these, prompts
@@ -56,8 +58,8 @@ module :private;
 
 namespace quire {
 
-StepShares::StepShares(int max_groups, int max_logit_rows, bool whole_prompts)
-    : max_logit_rows_(max_logit_rows), whole_prompts_(whole_prompts) {
+StepShares::StepShares(int max_groups, int max_logit_rows, bool whole_prompts, const Checkpoints& checkpoints)
+    : max_logit_rows_(max_logit_rows), whole_prompts_(whole_prompts), checkpoints_(checkpoints) {
     claims_.reserve(std::size_t(max_groups));
 }
 
@@ -144,8 +146,9 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
     const int         own        = int(group.sequences.size());
     const bool        all_rows   = group.computes_all();
     // Tokens that are left for the last tokens of several sequences, where the step has more.
-    const int kept = own > 1 && budget.tokens - budget.others > own ? own : 0;
-    bool      last = true;
+    const int  kept   = own > 1 && budget.tokens - budget.others > own ? own : 0;
+    bool       last   = true;
+    const bool states = blocks.blocks_per_unit() > 0;
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size()), have = std::min(n, tokens_with_slots(*s, blocks));
         if (!all_rows) {
@@ -160,6 +163,14 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
         if (whole_prompts_ && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
                                budget.logit_rows - (all_rows ? take : 0) - budget.other_rows < 1))
             take = 0, last = false;
+        if (states) {
+            // A step ends where the state is kept; and tokens that may run again run apart from those before them.
+            const int stop = checkpoints_.next(s->n_computed, n, group.request);
+            if (s->n_computed + take >= stop && take > 0) take = stop - s->n_computed, last = last && stop == n;
+            if (s->may_repeat() && n - s->n_computed > s->n_new && take > 0) {
+                take = std::min(take, n - s->n_new - s->n_computed), last = false;
+            }
+        }
         items.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
         blocks.will_write({s->table, s->n_computed, take});
         budget.tokens -= take;

@@ -53,8 +53,15 @@ bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const Preempt
     for (const auto& s : group.sequences)
         if (s->n_computed + 1 != int(s->tokens.size())) return false;
     if (mode == PreemptionMode::swap || costs.seconds_per_block <= 0 || costs.seconds_per_token <= 0) return true;
-    return 2 * costs.seconds_per_block * blocks.layout().blocks_per_entry() <
-           costs.seconds_per_token * blocks.block_size();
+    const double per_entry = costs.seconds_per_token * blocks.block_size();
+    if (blocks.blocks_per_unit() == 0)
+        return 2 * costs.seconds_per_block * blocks.layout().blocks_per_entry() < per_entry;
+    double moves = 0, computes = 0; // a short sequence has a state as large as a long one
+    for (const auto& s : group.sequences) {
+        moves += 2 * costs.seconds_per_block * blocks.n_held(s->table);
+        computes += costs.seconds_per_token * s->n_computed;
+    }
+    return moves < computes;
 }
 
 void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs, bool keep,

@@ -28,6 +28,9 @@ std::optional<FieldFault> find_fault(const Request& request, const RequestBounds
 Result<void> check_request(const Request& request, const RequestBounds& bounds);
 // The sentence about a request that needs more than the `available` blocks, while the other blocks are pinned.
 std::string too_large(const Request& request, const RequestBounds& bounds, int available);
+// Recurrent states that the request's sequences hold at once, in a model that has them. Each sequence has its own; where sequences begin as
+// forks, all read the state that they share while each writes its own; and a sequence whose tokens may run again keeps the state before them.
+int states_needed(const Request& request);
 
 } // namespace quire
 
@@ -40,13 +43,21 @@ namespace quire {
 int blocks_needed(const Request& request, const RequestBounds& b) {
     const int n = int(request.prompt.size());
     return b.layout.blocks_at_once(n + (request.generates() ? 1 : 0), b.block_size, request.pin) +
-           (request.generates() ? request.width() - 1 : 0) * b.layout.blocks_per_entry();
+           (request.generates() ? request.width() - 1 : 0) * b.layout.blocks_per_entry() +
+           (states_needed(request) - 1) * b.layout.blocks_per_unit();
+}
+
+int states_needed(const Request& request) {
+    const int width = request.generates() ? request.width() : 1;
+    if (request.constraint) return 2 * width;
+    return width > 1 ? width + 1 : 1;
 }
 
 std::string too_large(const Request& request, const RequestBounds& b, int available) {
     const int width = request.generates() ? request.width() : 0;
+    // Where a block has neither all layers nor a fixed number of them, it has no size in tokens.
     const int layers =
-        b.layout.groups.size() > 1 ? b.layout.groups[0].layers_per_block : 0; // else a block holds all of them
+        b.layout.groups.size() > 1 && b.layout.block_bytes == 0 ? b.layout.groups[0].layers_per_block : 0;
     return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b), " blocks of ",
                b.block_size, layers > 0 ? cat(" tokens in ", layers, layers > 1 ? " layers" : " layer") : "",
                width > 1    ? cat(" with the first token of ", width, " sequences")

@@ -10,6 +10,7 @@ export import quire.paging.snapshot;
 export import quire.schedule.batch; // Scheduled
 import quire.schedule.block_demand;
 import quire.schedule.block_supply;
+import quire.schedule.checkpoints;
 import quire.schedule.chunks;
 import quire.schedule.context_limit;
 import quire.schedule.group_lists;
@@ -41,8 +42,9 @@ struct SchedulerOptions {
     int aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // see BlockManagerOptions
     CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
-    int                  vocab_size = 0;  // see RequestBounds; so are the end tokens
-    std::vector<Token>   end_tokens = {};
+    int checkpoint_interval = 0; // tokens between two recurrent states that stay in the prefix cache; 0: none does
+    int vocab_size          = 0; // see RequestBounds; so are the end tokens
+    std::vector<Token> end_tokens = {};
 };
 
 // A request that the scheduler itself ended.
@@ -57,6 +59,7 @@ struct SchedulerStats : PreemptionStats {
     std::uint64_t forks           = 0;
     std::uint64_t released_blocks = 0; // behind the sliding windows of their layers
     std::uint64_t context_shifts  = 0; // sequences that forgot tokens
+    std::uint64_t checkpoints     = 0; // recurrent states that were kept
     SharingStats  sharing;             // of all requests together, each step
 };
 
@@ -161,6 +164,7 @@ private:
     BlockManager                  blocks_;
     GroupLists                    lists_;
     ContextLimit                  limit_;
+    Checkpoints                   checkpoints_;
     std::unique_ptr<Reservations> reservations_; // null: blocks on demand
     BlockDemand                   demand_;
     BlockSupply                   supply_;
@@ -198,16 +202,23 @@ int markers_of(const SchedulerOptions& o) {
     return 2 * o.max_sequences * ((o.context + o.block_size - 1) / o.block_size + 1) + 2 * o.n_blocks;
 }
 
+// In whole blocks of tokens. Without a cache a request could find its own states after a preemption only: they are not worth their memory.
+int checkpoint_interval_of(const SchedulerOptions& o) {
+    if (!o.layout.keeps_state() || !o.prefix_cache) return 0;
+    return (o.checkpoint_interval + o.block_size - 1) / o.block_size * o.block_size;
+}
+
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash,
                                   layout_of(options), markers_of(options)}),
       lists_(options.max_sequences), limit_{.context = options.context, .shifts = !options.reservations},
+      checkpoints_{checkpoint_interval_of(options), options.block_size},
       reservations_(options.reservations ? options.reservations(options.n_blocks, options.block_size, options.context)
                                          : nullptr),
       demand_(blocks_, options.max_batch_tokens, int(double(blocks_.n_blocks()) * options.watermark)),
       supply_(blocks_, demand_, reservations_.get()),
-      shares_(options.max_sequences, options.max_logit_rows, options.whole_prompts),
-      ahead_(blocks_, limit_, options.max_sequences) {
+      shares_(options.max_sequences, options.max_logit_rows, options.whole_prompts, checkpoints_),
+      ahead_(blocks_, limit_, checkpoints_, options.max_sequences) {
     if (reservations_) options_.prefix_cache = false;
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
@@ -513,11 +524,16 @@ void Scheduler::put_off(const SequenceGroup& group) {
 
 void Scheduler::commit() {
     blocks_.commit();
+    const bool states = blocks_.blocks_per_unit() > 0;
     for (const Scheduled& item : scheduled_) {
-        Sequence& s  = *item.sequence;
-        s.n_computed = item.first + item.n_tokens - int(item.again);
+        Sequence& s = *item.sequence;
+        // The state has seen all tokens of the step: these run again together, from the state before them.
+        s.n_computed = item.again && states ? item.first : item.first + item.n_tokens - int(item.again);
         s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
+        if (states && !item.again) blocks_.advance(s.table, s.n_computed);
         blocks_.publish(s.table, s.tokens, s.n_computed);
+        if (states && checkpoints_.wanted(s.n_computed, item.group->request))
+            stats_.checkpoints += blocks_.keep_state(s.table, s.tokens);
         // The next query is at n_computed. A pinned prefix is kept whole.
         if (demand_.window() > 0 && !item.group->request.pin)
             stats_.released_blocks += std::uint64_t(blocks_.release_behind(s.table, s.n_computed));

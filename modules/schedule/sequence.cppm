@@ -28,14 +28,16 @@ struct Sequence {
     double  logprob = 0;                    // sum over the generated tokens, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
-    Polymorphic<TokenFilter>      constraint;           // after the tokens so far
-    bool                          waits        = false; // in no step: its next mask is made beside the steps
-    bool                          slow_masks   = false; // its last mask was made beside the steps, and took long
-    double                        mask_seconds = 0;     // that the masks beside the steps took
-    Polymorphic<TokenForcer>      reasoning;            // after the tokens so far
-    double                        mu        = 0;        // mirostat's state
-    int                           n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
-    int                           n_kept    = 0;
+    Polymorphic<TokenFilter>      constraint;    // after the tokens so far
+    bool                          waits = false; // in no step: its next mask is made beside the steps
+    // Whether its last tokens may run again: then the recurrent state before them stays.
+    bool                     may_repeat() const { return bool(constraint); }
+    bool                     slow_masks   = false; // its last mask was made beside the steps, and took long
+    double                   mask_seconds = 0;     // that the masks beside the steps took
+    Polymorphic<TokenForcer> reasoning;            // after the tokens so far
+    double                   mu        = 0;        // mirostat's state
+    int                      n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
+    int                      n_kept    = 0;
 };
 
 // One request with all its sequences: admitted, preempted and resumed together (a sequence group).
@@ -107,7 +109,11 @@ void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blo
         v.n_computed    = s->n_computed;
         if (s->table < 0) continue;
         const int size = blocks.block_size();
-        for (int g = 0; g < blocks.n_groups(); g++) {
+        for (BlockId b = blocks.state_from(s->table); b >= 0;
+             b         = status == ViewStatus::swapped ? released_block : blocks.next_of(b))
+            v.state.push_back(b);
+        v.n_in_state = blocks.state_at(s->table);
+        for (int g = 0; g < int(blocks.layout().tables().size()); g++) {
             const int  released = blocks.n_released(s->table, g);
             const auto table    = blocks.blocks(s->table, g).subspan(std::size_t(released));
             if (g == 0) {

@@ -3,6 +3,7 @@ export module quire.schedule.step_ahead;
 
 import quire.core.base;
 import quire.schedule.batch;
+import quire.schedule.checkpoints;
 import quire.schedule.context_limit;
 import quire.schedule.sequence;
 
@@ -12,7 +13,7 @@ class StepAhead {
 public:
     using Groups = std::span<const std::unique_ptr<SequenceGroup>>;
 
-    StepAhead(BlockManager& blocks, const ContextLimit& limit, int max_sequences);
+    StepAhead(BlockManager& blocks, const ContextLimit& limit, const Checkpoints& checkpoints, int max_sequences);
 
     // While a step runs in which each of n_sequences sequences gets a token. The token ids of the plan stay open. False: the next step needs
     // more than a token of each, or a sequence of `running` is not in the running step.
@@ -28,6 +29,7 @@ private:
 
     BlockManager&          blocks_;
     const ContextLimit&    limit_;
+    const Checkpoints&     checkpoints_;
     std::vector<Scheduled> items_;
     std::vector<Write>     writes_; // scratch
 };
@@ -38,8 +40,8 @@ module :private;
 
 namespace quire {
 
-StepAhead::StepAhead(BlockManager& blocks, const ContextLimit& limit, int max_sequences)
-    : blocks_(blocks), limit_(limit) {
+StepAhead::StepAhead(BlockManager& blocks, const ContextLimit& limit, const Checkpoints& checkpoints, int max_sequences)
+    : blocks_(blocks), limit_(limit), checkpoints_(checkpoints) {
     items_.reserve(std::size_t(max_sequences));
     writes_.reserve(std::size_t(max_sequences));
 }
@@ -65,6 +67,8 @@ bool StepAhead::plan_tokens(Groups running, std::size_t n_sequences) {
             const int position = int(s->tokens.size()); // of the token that this step gives it
             if (limit_.ends_by_length(*group, *s, 1)) continue;
             if (limit_.must_shift(r, position + 1)) return false;
+            // The state that the running step writes is kept: the next one needs another unit.
+            if (blocks_.blocks_per_unit() > 0 && (s->may_repeat() || checkpoints_.wanted(position, r))) return false;
             items_.push_back({group.get(), s.get(), position, 1, 0, 1, true});
             writes_.push_back({s->table, position, 1});
         }

@@ -32,9 +32,12 @@ void Text::append(Token token) {
         std::uint64_t next = state_;
         for (std::size_t l = 0; l < lanes_.size(); l++) {
             std::vector<std::uint64_t>& values = values_[l][r];
-            values.push_back(stored(state_, int(l), int(r)));
-            std::uint64_t sum = 0;
-            for (int q = first_seen(lanes_[l], p); q <= p; q++) sum += seen(values[std::size_t(q)], q);
+            const std::uint64_t         value  = stored(state_, int(l), int(r));
+            if (lanes_[l].state) values.assign(1, recur(values.empty() ? 0 : values[0], value));
+            else values.push_back(value);
+            std::uint64_t sum = lanes_[l].state ? values[0] : 0;
+            for (int q = lanes_[l].state ? p + 1 : first_seen(lanes_[l], p); q <= p; q++)
+                sum += seen(values[std::size_t(q)], q);
             next = attend(next, sum);
         }
         state_ = next;

@@ -24,7 +24,9 @@ inline std::uint64_t stored(std::uint64_t state, int lane, int round) {
 }
 // The term of a position in the sum of a later position that sees it.
 inline std::uint64_t seen(std::uint64_t value, int position) { return value * (2 * std::uint64_t(position) + 1); }
-// The hidden state behind a layer, whose lane saw `sum`; lanes come in their order.
+// A recurrent state of 0 or after the position before, with what the layer would store for a position.
+inline std::uint64_t recur(std::uint64_t state, std::uint64_t value) { return mix(state * 5 + value); }
+// The hidden state behind a layer, whose lane saw `sum`, or whose state is that; lanes come in their order.
 inline std::uint64_t attend(std::uint64_t state, std::uint64_t sum) { return mix(state * 3 + sum); }
 
 inline int first_seen(const Lane& lane, int position) {

@@ -90,7 +90,7 @@ void Run::submit(int task) {
     l.answers.resize(std::size_t(r.n));
     (void)oracle_.expected(task);
     live_.push_back(std::move(live));
-    if (r.pin) pinned_blocks_ += blocks_for(layout_of(s_.windows, s_.context), int(r.prompt.size()), s_.block_size);
+    if (r.pin) pinned_blocks_ += blocks_for(layout_of(s_), int(r.prompt.size()), s_.block_size);
     Result<RequestId> id = sim_.engine->submit(std::move(r));
     if (id) {
         l.id = *id;
@@ -272,9 +272,12 @@ void Run::count_reached() {
     reached_["copied blocks"] += stats.memory.copied_blocks;
     reached_["blocks released behind windows"] += stats.memory.released_blocks;
     reached_["context shifts"] += stats.memory.context_shifts;
+    reached_["states kept"] += stats.memory.checkpoints;
+    reached_["states not written in place"] += std::uint64_t(sim_.executor->n_states_kept);
+    if (layout_of(s_).keeps_state()) reached_["tokens found behind a kept state"] += stats.cached_tokens;
     reached_["cached tokens"] += stats.cached_tokens;
     reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
-    reached_[cat("layouts of ", layout_of(s_.windows, s_.context).groups.size(), " groups")]++;
+    reached_[cat("layouts of ", layout_of(s_).groups.size(), " groups")]++;
 }
 
 Verdict Run::run() {

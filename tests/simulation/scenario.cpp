@@ -23,6 +23,18 @@ std::vector<int> some_windows(Random& r, int block_size) {
     return windows;
 }
 
+// One model in three has layers with a recurrent state; some have no others.
+void add_states(Scenario& s) {
+    Random r(s.seed, 2);
+    if (!r.one_in(3)) return;
+    if (r.one_in(4)) s.windows.clear();
+    for (int n = r.between(1, 3); n > 0; n--)
+        s.windows.insert(s.windows.begin() + r.below(int(s.windows.size()) + 1), recurrent);
+    s.state_bytes = r.between(1, r.one_in(2) ? 200 : 2000);
+    s.n_units     = r.one_in(3) ? r.between(1, 3) : r.between(2, 3 * s.sequences);
+    s.interval    = s.block_size * r.between(1, r.one_in(2) ? 2 : 8);
+}
+
 Task make_task(Random& r, const Scenario& s, int i, int busy) {
     Task t;
     t.at     = r.one_in(3) ? r.below(busy) : r.below(std::max(busy / 4, 1));
@@ -96,8 +108,9 @@ Scenario make_scenario(std::uint64_t seed) {
     s.watermark       = r.one_in(3) ? 0 : 0.01 * r.between(1, 25);
     s.token_seconds   = 1e-4 * r.between(1, 30);
     s.block_seconds   = 1e-4 * r.between(1, 30);
-    const int n       = r.between(2, 14);
-    const int busy    = r.between(4, 60);
+    add_states(s);
+    const int n    = r.between(2, 14);
+    const int busy = r.between(4, 60);
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
     if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
     if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
@@ -109,7 +122,10 @@ std::string describe(const Scenario& s) {
     std::string    out =
         cat("engine: blocks of ", s.block_size, ", ", s.n_blocks, " of them, ", s.n_swap, " to swap; context ",
             s.context, ", ", s.step_tokens, " tokens in a step, ", s.sequences, " sequences; windows");
-    for (int w : s.windows) out += cat(" ", w);
+    for (int w : s.windows) out += w == recurrent ? std::string(" state") : cat(" ", w);
+    if (s.n_units > 0)
+        out += cat("; states of ", s.state_bytes, " bytes a layer, room for ", s.n_units, ", one kept every ",
+                   s.interval, " tokens");
     out += cat("; ",
                s.preemption == PreemptionMode::swap        ? "swaps"
                : s.preemption == PreemptionMode::recompute ? "recomputes"
@@ -185,6 +201,8 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"scribbles", &s.scribbles, 1},
             {"cache", &s.cache, 0},
             {"no_memory", &s.no_memory, 0},
+            {"units", &s.n_units, s.n_units},
+            {"interval", &s.interval, s.interval},
             {"keep_preempted", &s.keep_preempted, 1},
             {"swap", &s.n_swap, 0},
             {"block", &s.block_size, s.block_size},

@@ -50,16 +50,17 @@ struct Scenario {
     std::uint64_t    seed       = 0;
     int              block_size = 4, n_blocks = 16, n_swap = 8;
     int              context = 64, step_tokens = 16, sequences = 8;
-    std::vector<int> windows{0}; // of the model's layers
-    bool             cache = true, keep_preempted = true, pipeline = false, shuffled = false;
-    bool             device_best = false; // the device says which token is the most likely
-    bool             late_moves  = false; // blocks are moved when somebody waits for that, not when it is asked for
-    bool             late        = false; // a step is computed when its results are asked for, not when it is launched
-    bool             scribbles   = true;  // what is in no table is overwritten after each step
-    bool             paced       = false; // chunks by the time of a step
-    PreemptionMode   preemption  = PreemptionMode::automatic;
-    double           watermark   = 0.04;
-    double           token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes
+    std::vector<int> windows{0};                     // of the model's layers; `recurrent` of those with a state
+    int  state_bytes = 0, n_units = 0, interval = 0; // of a layer's state; room for states; between checkpoints
+    bool cache = true, keep_preempted = true, pipeline = false, shuffled = false;
+    bool device_best             = false; // the device says which token is the most likely
+    bool late_moves              = false; // blocks are moved when somebody waits for that, not when it is asked for
+    bool late                    = false; // a step is computed when its results are asked for, not when it is launched
+    bool scribbles               = true;  // what is in no table is overwritten after each step
+    bool paced                   = false; // chunks by the time of a step
+    PreemptionMode preemption    = PreemptionMode::automatic;
+    double         watermark     = 0.04;
+    double         token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes
     int no_memory = 0; // behind the server each so many-th allocation of a thread finds none; 0, as seeds have it: none
     std::vector<Task>  tasks;
     std::vector<Fault> faults;

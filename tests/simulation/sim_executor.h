@@ -60,31 +60,43 @@ public:
     // Called first by each launch, on the engine's thread; it may wait.
     std::function<void()> before_launch;
     int                   n_not_finite = 0; // rows
-    int                   n_moves = 0, n_far_tables = 0, n_same_step = 0;
+    int                   n_moves = 0, n_far_tables = 0, n_same_step = 0, n_states_kept = 0;
 
 private:
     struct Cell {
         std::array<std::uint64_t, n_rounds> value{};
         int                                 step = -1; // that wrote it; -1: none, -2: scribbled
     };
-    void  compute();
-    void  print() const;
-    void  fault(const std::string& what);
-    Cell& cell(std::vector<Cell>& memory, int lane, std::int64_t slot) {
+    // A block of a unit: of each state there the same value, in each block and round scrambled in its own way.
+    struct StateBlock {
+        std::vector<std::uint64_t> value; // [states][n_rounds]
+        int                        step = -1;
+    };
+    void          compute();
+    void          check_states();
+    std::uint64_t read_state(const GroupPlan& group, int sequence, const Lane& lane, int round);
+    void          write_state(const GroupPlan& group, int sequence, const Lane& lane, int round, std::uint64_t value);
+    void          print() const;
+    void          fault(const std::string& what);
+    Cell&         cell(std::vector<Cell>& memory, int lane, std::int64_t slot) {
         return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(o_.lanes[std::size_t(lane)].place)];
     }
-    void copy(std::vector<Cell>& from, std::vector<Cell>& to, std::span<const BlockCopy> list);
+    void                     copy(bool from_swap, bool to_swap, std::span<const BlockCopy> list);
+    std::vector<Cell>&       cells(bool swap) { return swap ? swap_ : device_; }
+    std::vector<StateBlock>& states(bool swap) { return swap ? swap_states_ : states_; }
 
     SimOptions                 o_;
     std::shared_ptr<Clock>     clock_;
     int                        n_cells_;
     std::vector<Cell>          device_, swap_;
+    std::vector<StateBlock>    states_, swap_states_;  // the same memory
     std::deque<BlockMoves>     waiting_;               // moves that were not made yet
     MoveTicket                 moved_ = 0, asked_ = 0; // the last ticket whose moves are made; the last one
     StepPlan                   plan_;
     bool                       computed_ = true;
     int                        step_     = 0;
     std::vector<std::uint64_t> state_, next_; // [T]
+    std::vector<std::uint64_t> running_;      // [lanes] the states of a sequence
     std::vector<float>         logits_;
     std::vector<Token>         best_;
     std::string                broken_;

@@ -19,19 +19,23 @@ SimEngine make_engine(const Scenario& s, bool alone) {
     EngineOptions o;
     o.device                 = "cpu";
     o.block_size             = alone ? 256 : s.block_size;
-    const CacheLayout layout = layout_of(s.windows, s.context);
-    o.kv_blocks              = (alone ? 64 : s.n_blocks) * layout.blocks_per_entry();
-    o.swap_blocks            = (alone ? 0 : s.n_swap) * layout.blocks_per_entry();
-    o.context                = s.context;
-    o.max_batch_tokens       = alone ? 512 : s.step_tokens;
-    o.max_sequences          = alone ? 16 : s.sequences;
-    o.prefix_cache           = !alone && s.cache;
-    o.keep_preempted         = s.keep_preempted;
-    o.preemption_mode        = s.preemption;
-    o.watermark              = alone ? 0 : s.watermark;
-    o.pipeline               = !alone && s.pipeline;
-    o.step_seconds           = !alone && s.paced ? 8 * s.token_seconds : 0;
-    o.clock                  = [clock = sim.clock] { return clock->now; };
+    const CacheLayout layout = layout_of(s.windows, s.context, s.state_bytes, o.block_size);
+    o.kv_blocks =
+        (alone ? 64 : s.n_blocks) * layout.blocks_per_entry() + (alone ? 64 : s.n_units) * layout.blocks_per_unit();
+    o.swap_blocks =
+        alone ? 0
+              : s.n_swap * layout.blocks_per_entry() + (s.n_swap > 0 ? s.n_units / 2 * layout.blocks_per_unit() : 0);
+    o.checkpoint_interval = s.interval;
+    o.context             = s.context;
+    o.max_batch_tokens    = alone ? 512 : s.step_tokens;
+    o.max_sequences       = alone ? 16 : s.sequences;
+    o.prefix_cache        = !alone && s.cache;
+    o.keep_preempted      = s.keep_preempted;
+    o.preemption_mode     = s.preemption;
+    o.watermark           = alone ? 0 : s.watermark;
+    o.pipeline            = !alone && s.pipeline;
+    o.step_seconds        = !alone && s.paced ? 8 * s.token_seconds : 0;
+    o.clock               = [clock = sim.clock] { return clock->now; };
     if (s.shuffled && !alone) {
         Random r(s.seed, 1);
         for (BlockId i = 0; i < o.kv_blocks; i++) o.free_order.push_back(i);
@@ -42,7 +46,7 @@ SimEngine make_engine(const Scenario& s, bool alone) {
         LayerConfig layer = config.layers.at(0);
         config.layers.clear();
         for (int window : s.windows) {
-            layer.window = window;
+            layer.window = std::max(window, 0);
             config.layers.push_back(layer);
         }
         config.n_layers = int(config.layers.size());
@@ -215,10 +219,12 @@ bool may_outgrow(const Scenario& s, const Request& r, const Expected& alone, int
     std::size_t longest = 1;
     for (const Answer& a : alone.answers) longest = std::max(longest, a.tokens.size());
     if (r.beam_width > 0 || r.context_shift) longest = std::size_t(r.max_tokens);
-    const int n_tokens = std::min(int(r.prompt.size() + longest) + 1, s.context);
-    const int units    = blocks_for(layout_of(s.windows, s.context), n_tokens, s.block_size);
-    return (r.beam_width > 0 ? 2 : 1) * r.width() * units >
-           s.n_blocks * layout_of(s.windows, s.context).blocks_per_entry() - pinned;
+    const int         n_tokens = std::min(int(r.prompt.size() + longest) + 1, s.context);
+    const CacheLayout layout   = layout_of(s);
+    const int         units    = blocks_for(layout, n_tokens, s.block_size);
+    // Sequences of a request can share a state that each of them is about to follow with its own.
+    return ((r.beam_width > 0 ? 2 : 1) * r.width() * units) + (r.width() + 1) * layout.blocks_per_unit() >
+           s.n_blocks * layout.blocks_per_entry() + s.n_units * layout.blocks_per_unit() - pinned;
 }
 
 } // namespace quire::simulation

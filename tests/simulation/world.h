@@ -16,6 +16,8 @@ struct SimEngine {
     std::optional<Engine>  engine;
 };
 
+inline CacheLayout layout_of(const Scenario& s) { return layout_of(s.windows, s.context, s.state_bytes, s.block_size); }
+
 const std::string& model_path(); // of its tokenizer
 
 // `alone`: with memory for everything, no faults and no cache, blocks that hold whole sequences, and every order as it is simplest.
@@ -43,7 +45,7 @@ bool may_outgrow(const Scenario& scenario, const Request& request, const Expecte
 class Oracle {
 public:
     explicit Oracle(const Scenario& scenario)
-        : scenario_(scenario), lanes_(lanes_of(layout_of(scenario.windows, scenario.context), scenario.windows)) {}
+        : scenario_(scenario), lanes_(lanes_of(layout_of(scenario), scenario.windows)) {}
 
     std::vector<Token> prompt(int task);
     // Everything but what belongs to one engine: the constraint.

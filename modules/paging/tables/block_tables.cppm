@@ -53,10 +53,16 @@ struct BlockTable {
     int                               copied_until = 0;  // position up to which a copied block came filled
     BlockId                           placed       = -1; // the first block, where the table is contiguous
     std::array<LaneTable, most_lanes> lanes;
-    Prefix                            prefix; // of these n_hashed blocks
-    CacheNamespace                    space;
+    // Where layers have a recurrent state: the unit that has it after the first state_at tokens, -1 for none, which is zeros; and the unit that
+    // the next step writes, -1 for the same one. A unit that others can find or share is not written.
+    BlockId        state = -1, next_state = -1;
+    int            state_at = 0;
+    Prefix         prefix; // of these n_hashed blocks
+    CacheNamespace space;
 
     inline int n_entries() const { return int(lanes[0].blocks.size()); }
+    // The units that it holds; -1 where it does not.
+    std::array<BlockId, 2> units() const { return {state, next_state}; }
 };
 
 struct BlockTables {
@@ -65,9 +71,10 @@ struct BlockTables {
     BlockTables& operator=(const BlockTables&) = delete;
 
     CacheLayout               layout;
-    std::vector<Lane>         lanes;
+    std::vector<Lane>         lanes;       // of tables
+    std::vector<Lane>         cache_lanes; // these and, behind them, that of the states
     int                       n_lanes;
-    int                       blocks_per_entry;
+    int                       blocks_per_entry, blocks_per_unit;
     BlockPool                 pool;  // on the device
     PrefixCache               cache; // of this pool
     std::vector<std::int32_t> pins;  // [n_ids] pinned tables that a block is in
@@ -78,9 +85,11 @@ struct BlockTables {
     std::vector<BlockId>      partly_written; // shared blocks that the step at hand begins and does not fill
     std::vector<MemoryEvent>* log = nullptr;  // where evictions are recorded
 
-    inline int  block_size() const { return pool.block_size(); }
-    inline int  entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
-    inline bool has_memory(std::size_t lane) const { return lanes[lane].blocks > 0; }
+    inline int         block_size() const { return pool.block_size(); }
+    inline int         entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
+    inline bool        has_memory(std::size_t lane) const { return cache_lanes[lane].blocks > 0; }
+    inline bool        keeps_state() const { return blocks_per_unit > 0; }
+    inline std::size_t state_lane() const { return lanes.size(); }
     // The lanes of a table that are in use; the others are empty.
     inline std::span<LaneTable>       of(BlockTable& table) const { return std::span(table.lanes).first(lanes.size()); }
     inline std::span<const LaneTable> of(const BlockTable& table) const {
@@ -104,6 +113,7 @@ struct BlockTables {
     void    clear(BlockTable& table, bool uncache);
     void    close(TableId table);
     int     release_behind(TableId table, int next);
+    void    advance(TableId table, int n_tokens);
     void    place(TableId table, BlockId first);
 
     // -- entries
@@ -159,7 +169,13 @@ std::vector<Lane> lanes_of(const CacheLayout& layout) {
     check(!layout.groups.empty() && int(layout.groups.size()) <= most_cache_groups, "more cache groups than lanes");
     std::vector<Lane> lanes;
     if (!layout.keeps_all()) lanes.push_back({0, 0});
-    for (const CacheGroup& g : layout.groups) lanes.push_back({g.window, g.blocks});
+    for (const CacheGroup& g : layout.tables()) lanes.push_back({g.window, g.blocks});
+    return lanes;
+}
+
+std::vector<Lane> cache_lanes_of(const CacheLayout& layout) {
+    std::vector<Lane> lanes = lanes_of(layout);
+    if (layout.keeps_state()) lanes.push_back({2, layout.blocks_per_unit(), true});
     return lanes;
 }
 
@@ -176,10 +192,11 @@ int markers_of(const BlockManagerOptions& o) {
 }
 
 BlockTables::BlockTables(const BlockManagerOptions& options)
-    : layout(options.layout), lanes(lanes_of(layout)), n_lanes(int(lanes.size())),
-      blocks_per_entry(layout.blocks_per_entry()), pool(options.n_blocks, options.block_size, FreeOrder::fifo,
-                                                        options.free_order, bundles_of(lanes), markers_of(options)),
-      cache(pool, options.hash, lanes), pins(std::size_t(pool.n_ids())) {
+    : layout(options.layout), lanes(lanes_of(layout)), cache_lanes(cache_lanes_of(layout)), n_lanes(int(lanes.size())),
+      blocks_per_entry(layout.blocks_per_entry()), blocks_per_unit(layout.blocks_per_unit()),
+      pool(options.n_blocks, options.block_size, FreeOrder::fifo, options.free_order, bundles_of(cache_lanes),
+           markers_of(options)),
+      cache(pool, options.hash, cache_lanes), pins(std::size_t(pool.n_ids())) {
     check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0, "an empty block pool");
     // The lists of a step never need more room than this.
     for (auto* list : {&moves.copies, &moves.swap_out, &moves.swap_in}) list->reserve(pins.size());
@@ -236,8 +253,9 @@ TableId BlockTables::open(const CacheNamespace& space) {
     table.in_use      = true;
     table.hashable    = true;
     table.placed      = -1;
-    table.n_hashed = table.copied_until = table.n_found = 0;
-    table.prefix                                        = {chain_root(space)};
+    table.n_hashed = table.copied_until = table.n_found = table.state_at = 0;
+    table.state = table.next_state = -1;
+    table.prefix                   = {chain_root(space)};
     return id;
 }
 
@@ -257,6 +275,9 @@ TableId BlockTables::fork(TableId id) {
     child.prefix       = parent.prefix;
     child.hashable     = parent.hashable;
     child.copied_until = parent.copied_until;
+    child.state        = parent.state;
+    child.state_at     = parent.state_at;
+    if (child.state >= 0) pool.acquire(child.state);
     return child_id;
 }
 
@@ -273,6 +294,8 @@ void BlockTables::clear(BlockTable& table, bool uncache) {
         }
         release(block);
     };
+    for (BlockId& unit : std::array{std::ref(table.next_state), std::ref(table.state)})
+        if (unit >= 0) give_back(std::exchange(unit, -1));
     // The lanes side by side: what is left of a prefix has its windows.
     for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
         for (std::size_t l = 0, n = std::size_t(n_lanes); l < n; l++)
@@ -286,6 +309,8 @@ void BlockTables::close(TableId id) {
         lane.n_released = 0;
     }
     table.in_use = table.swapped = table.pinned = false;
+    table.state = table.next_state = -1;
+    table.state_at                 = 0;
     closed.push_back(id);
 }
 
@@ -304,11 +329,22 @@ int BlockTables::release_behind(TableId id, int next) {
     return n;
 }
 
+// The state is that of n_tokens tokens now, in the unit that the step has written.
+void BlockTables::advance(TableId id, int n_tokens) {
+    BlockTable& table = at(id);
+    if (table.next_state >= 0) {
+        if (table.state >= 0) release(table.state);
+        table.state = std::exchange(table.next_state, -1);
+    }
+    check(table.state >= 0 && n_tokens > table.state_at, "a state that no step has written");
+    table.state_at = n_tokens;
+}
+
 void BlockTables::place(TableId id, BlockId first) {
     BlockTable& table = at(id);
     table.placed      = first;
     table.hashable    = false;
-    check(n_lanes == 1 && blocks_per_entry == 1, "contiguous memory is for one group");
+    check(n_lanes == 1 && blocks_per_entry == 1 && !keeps_state(), "contiguous memory is for one group");
     check(!table.swapped && !table.pinned && table.n_hashed == 0,
           "a table that is hashed, pinned or swapped cannot be made contiguous");
     std::vector<BlockId>& blocks = table.lanes[0].blocks;
@@ -325,7 +361,15 @@ void BlockTables::place(TableId id, BlockId first) {
 
 void BlockTables::check_invariants() const {
     std::vector<int> references(pins.size(), 0), pinned(references);
-    for (const BlockTable& table : all)
+    for (const BlockTable& table : all) {
+        check((table.state >= 0) == (table.state_at > 0), "a state of no tokens, or tokens without a state");
+        for (BlockId unit : table.units()) {
+            check(unit < 0 || (table.in_use && keeps_state()), "a table holds a state that it cannot have");
+            if (unit < 0 || table.swapped) continue;
+            check(pool.n_blocks(unit) == blocks_per_unit, "a state has not the blocks of its group");
+            references.at(std::size_t(unit))++;
+            if (table.pinned) pinned[std::size_t(unit)]++;
+        }
         for (std::size_t l = 0; l < lanes.size(); l++) {
             const LaneTable& lane = table.lanes[l];
             check(table.in_use || lane.blocks.empty(), "a closed table holds blocks");
@@ -340,6 +384,10 @@ void BlockTables::check_invariants() const {
                 if (table.pinned) pinned[std::size_t(block)]++;
             }
         }
+        check(table.next_state < 0 || table.swapped ||
+                  (pool.ref_count(table.next_state) == 1 && pool.state(table.next_state) == HashState::none),
+              "the state that a step writes can be read by others");
+    }
     pool.check_invariants(references);
     cache.check_invariants();
     int n = 0;

@@ -64,6 +64,8 @@ void BlockCounts::begin(std::span<const TableId> closing) {
         for (const LaneTable& lane : tables_.of(tables_.at(id)))
             for (BlockId block : lane.held())
                 if (block >= 0) leave(block);
+        for (BlockId unit : tables_.at(id).units())
+            if (unit >= 0) leave(unit);
     }
 }
 
@@ -88,10 +90,13 @@ int BlockCounts::n_free(std::span<const TableId> closing) {
 int BlockCounts::distinct_blocks(std::span<const TableId> tables) {
     now_++;
     int n = 0;
-    for (TableId id : tables)
+    for (TableId id : tables) {
         for (std::size_t l = 0; l < tables_.lanes.size(); l++)
             for (BlockId block : tables_.at(id).lanes[l].held())
                 if (block >= 0 && is_new(block)) n += tables_.lanes[l].blocks;
+        for (BlockId unit : tables_.at(id).units())
+            if (unit >= 0 && is_new(unit)) n += tables_.blocks_per_unit;
+    }
     return n;
 }
 
@@ -112,7 +117,7 @@ int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const
         const CacheHit hit   = cache.match(space, tokens, whole);
         const auto     found = hit.entries.size();
         for (std::size_t entry = 0; entry < found; entry++)
-            for (int lane = 0; lane < tables_.n_lanes; lane++) {
+            for (int lane = 0; lane < int(tables_.cache_lanes.size()); lane++) {
                 if (int(entry) < hit.first[std::size_t(lane)]) continue;
                 const BlockId id = cache.in_lane(hit.entries[entry], lane);
                 if (is_free(id) && is_new(id)) n += tables_.pool.n_blocks(id);
@@ -120,12 +125,13 @@ int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const
         // Blocks that are cached behind the hit are not shared: they would leave nothing to compute, or have gaps in some lane.
         if ((found + 1) * size <= tokens.size()) {
             const Prefix parent = found > 0 ? cache.prefix_of(hit.entries.back()) : Prefix{chain_root(space)};
-            if (cache.find(cache.hash_of(parent, tokens.subspan(found * size, size))) >= 0)
+            if (tables_.keeps_state() || cache.find(cache.hash_of(parent, tokens.subspan(found * size, size))) >= 0)
                 shared = std::min(shared, found);
         }
         const int fresh = tables_.entries_for(int(tokens.size())) - int(std::max(found, shared));
         for (const Lane& lane : tables_.lanes)
             n += (lane.window > 0 && !whole ? std::min(fresh, most_entries) : fresh) * lane.blocks;
+        n += tables_.blocks_per_unit; // that its first step writes
     }
     end();
     return n;

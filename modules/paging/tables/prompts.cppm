@@ -19,6 +19,7 @@ bool allocate_table(BlockTables& tables, TableId table, std::span<const Token> t
 int  grow_table(BlockTables& tables, TableId table, std::span<const Token> tokens, int from, int end, bool read_cache);
 void publish_table(BlockTables& tables, TableId table, std::span<const Token> tokens, int n_written);
 void pin_table(BlockTables& tables, TableId table, std::span<const Token> tokens);
+bool keep_state(BlockTables& tables, TableId table, std::span<const Token> tokens);
 
 } // namespace quire
 
@@ -49,7 +50,7 @@ bool reserve_last(BlockTables& tables, BlockTable& table, std::span<const Token>
     } else if (!tables.cache.holds(here, table.prefix, table.space, want)) {
         table.hashable = false; // another text with the same hash: whatever follows must not be found by it
         return false;
-    } else if (tables.n_lanes > 1) {
+    } else if (tables.n_lanes > 1 || tables.keeps_state()) {
         return false; // what it has in other lanes is not enough: publish_table() adds ours
     }
     table.prefix = tables.cache.prefix_of(here);
@@ -72,6 +73,10 @@ void adopt(BlockTables& tables, BlockTable& table, const CacheHit& hit) {
         }
     if (!hit.entries.empty()) table.prefix = tables.cache.prefix_of(hit.entries.back());
     table.n_found = table.n_hashed = hit.n_entries();
+    if (!tables.keeps_state() || hit.entries.empty()) return;
+    table.state    = tables.cache.in_lane(hit.entries.back(), int(tables.state_lane()));
+    table.state_at = hit.n_entries() * tables.block_size();
+    tables.pool.acquire(table.state);
 }
 
 bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> tokens, int keep_free, bool read_cache,
@@ -81,7 +86,7 @@ bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> toke
     check(table.n_entries() == 0, "blocks for a prompt go into an empty table");
     CacheHit  hit = read_cache ? tables.cache.match(table.space, tokens, whole) : CacheHit{};
     const int all = tables.entries_for(int(tokens.size())), n_hit = hit.n_entries(),
-              need = (all - n_hit) * tables.blocks_per_entry + hit.n_free;
+              need = (all - n_hit) * tables.blocks_per_entry + tables.blocks_per_unit + hit.n_free;
     // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
     std::array<BlockId, most_lanes> partial{};
     int                             partial_free = 0;
@@ -95,6 +100,7 @@ bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> toke
 
     for (LaneTable& lane : tables.of(table)) lane.blocks.reserve(std::size_t(all));
     adopt(tables, table, hit);
+    if (tables.keeps_state()) table.next_state = tables.take(tables.state_lane());
     for (std::size_t lane = 0; lane < tables.lanes.size() && hit.partial >= 0; lane++) pool.hold(partial[lane]);
     const auto full = tokens.size() / std::size_t(tables.block_size());
     for (auto i = std::size_t(n_hit); i < full && read_cache; i++) {
@@ -123,7 +129,7 @@ bool take_known(BlockTables& tables, BlockTable& table, std::span<const Token> t
     BlockId      here  = cache.find(hash);
     // The last token is computed, because its logits are needed.
     const bool is_end = &want.back() == &tokens.back();
-    bool       known  = here >= 0 && cache.holds(here, table.prefix, table.space, want) &&
+    bool       known  = !tables.keeps_state() && here >= 0 && cache.holds(here, table.prefix, table.space, want) &&
                  !(is_end && tables.pool.state(here) == HashState::cached);
     for (int lane = 1; lane < tables.n_lanes && known; lane++) known = cache.attached(here, lane) >= 0;
     if (!known) {
@@ -195,11 +201,22 @@ void publish_table(BlockTables& tables, TableId id, std::span<const Token> token
     }
 }
 
+// The table has the last checkpoint of its tokens in place of its own state, which nobody could find.
+void pin_state(BlockTables& tables, BlockTable& table, std::span<const Token> tokens) {
+    const CacheHit hit = tables.cache.match(table.space, tokens);
+    for (BlockId* unit : {&table.state, &table.next_state})
+        if (*unit >= 0) tables.release(std::exchange(*unit, -1));
+    table.state_at = hit.n_entries() * tables.block_size();
+    if (hit.entries.empty()) return;
+    table.state = tables.cache.in_lane(hit.entries.back(), int(tables.state_lane()));
+    tables.pool.acquire(table.state);
+}
+
 void pin_table(BlockTables& tables, TableId id, std::span<const Token> tokens) {
     BlockTable&  table = tables.at(id);
     PrefixCache& cache = tables.cache;
     check(!table.swapped && !table.pinned && table.n_entries() == tables.entries_for(int(tokens.size())) &&
-              std::ranges::all_of(tables.of(table).last(tables.layout.groups.size()),
+              std::ranges::all_of(tables.of(table).last(tables.layout.tables().size()),
                                   [](const LaneTable& lane) { return lane.n_released == 0; }),
           "a table that does not hold the prefix was pinned");
     const auto full = tokens.size() / std::size_t(tables.block_size());
@@ -230,10 +247,39 @@ void pin_table(BlockTables& tables, TableId id, std::span<const Token> tokens) {
         cache.insert(last, {HashState::cached, std::int16_t(rest.size()), -1, 0, parent, table.space, 0}, rest);
         if (tables.pool.state(last) == HashState::cached) tables.attach_own(table, full, last, HashState::cached);
     }
+    if (tables.keeps_state()) pin_state(tables, table, tokens);
+    const auto pin = [&](BlockId block) {
+        if (block >= 0 && tables.pins[std::size_t(block)]++ == 0) tables.n_pinned += tables.pool.n_blocks(block);
+    };
     for (const LaneTable& lane : tables.of(table))
-        for (BlockId block : lane.blocks)
-            if (block >= 0 && tables.pins[std::size_t(block)]++ == 0) tables.n_pinned += tables.pool.n_blocks(block);
+        for (BlockId block : lane.blocks) pin(block);
+    for (BlockId unit : table.units()) pin(unit);
     table.pinned = true;
+}
+
+// The entry of the prefix cache that ends with these tokens, whole blocks; or -1.
+BlockId entry_of(const BlockTables& tables, const BlockTable& table, std::span<const Token> tokens) {
+    const PrefixCache& cache = tables.cache;
+    Prefix             parent{chain_root(table.space)};
+    BlockId            here = -1;
+    for (std::size_t i = 0; (i + 1) * std::size_t(tables.block_size()) <= tokens.size(); i++) {
+        const std::span<const Token> want = tokens_of(tables, i, tokens);
+        here                              = cache.find(cache.hash_of(parent, want));
+        if (here < 0 || !cache.holds(here, parent, table.space, want)) return -1;
+        parent = cache.prefix_of(here);
+    }
+    return here;
+}
+
+bool keep_state(BlockTables& tables, TableId id, std::span<const Token> tokens) {
+    const BlockTable& table = tables.at(id);
+    if (table.state_at == 0 || table.state_at % tables.block_size() != 0) return false;
+    const BlockId owner = entry_of(tables, table, tokens.first(std::size_t(table.state_at)));
+    if (owner < 0 || tables.pool.state(owner) != HashState::cached) return false;
+    if (tables.cache.attached(owner, int(tables.state_lane())) >= 0) return true;
+    if (tables.pool.state(table.state) != HashState::none || tables.pool.ref_count(table.state) > 1) return false;
+    tables.cache.attach(owner, table.state, HashState::cached);
+    return true;
 }
 
 } // namespace quire

@@ -29,6 +29,8 @@ public:
 private:
     void    release(BlockId block);
     BlockId resident(BlockId swapped, std::size_t lane) const;
+    template <class Body>
+    void each_entry(BlockTable& table, Body&& body) const;
 
     BlockTables&         tables_;
     BlockCounts&         counts_;
@@ -45,7 +47,7 @@ namespace quire {
 
 TableSwaps::TableSwaps(BlockTables& tables, BlockCounts& counts, int n_swap)
     : tables_(tables), counts_(counts),
-      pool_(n_swap, tables.block_size(), FreeOrder::lifo, {}, bundles_of(tables.lanes)),
+      pool_(n_swap, tables.block_size(), FreeOrder::lifo, {}, bundles_of(tables.cache_lanes)),
       destination_(std::size_t(std::max(tables.pool.n_ids(), n_swap)), -1) {
     moved_.reserve(destination_.size());
 }
@@ -62,36 +64,44 @@ void TableSwaps::clear(const BlockTable& table) {
     for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
         for (const LaneTable& lane : tables_.of(table))
             if (lane.blocks[i] >= 0) release(lane.blocks[i]);
+    if (table.state >= 0) release(table.state);
+}
+
+// Calls body(lane, entry) for every entry of a table and for its state.
+template <class Body>
+void TableSwaps::each_entry(BlockTable& table, Body&& body) const {
+    for (std::size_t l = 0; l < tables_.lanes.size(); l++)
+        for (BlockId& entry : table.lanes[l].held()) body(l, entry);
+    if (table.state >= 0) body(tables_.state_lane(), table.state);
 }
 
 bool TableSwaps::swap_out(std::span<const TableId> tables) {
+    for (TableId id : tables) { // what no step has written needs no room
+        BlockTable& table = tables_.at(id);
+        check(!table.swapped && !table.pinned, "a table was swapped out twice");
+        if (table.next_state >= 0) tables_.release(std::exchange(table.next_state, -1));
+    }
     if (counts_.distinct_blocks(tables) > pool_.n_free()) return false;
-    for (TableId id : tables) check(!tables_.at(id).swapped && !tables_.at(id).pinned, "a table was swapped out twice");
     for (TableId id : tables)
-        for (std::size_t l = 0; l < tables_.lanes.size(); l++) {
-            if (!tables_.has_memory(l)) continue;
-            for (BlockId entry : tables_.at(id).lanes[l].held()) {
-                BlockId& to = destination_[std::size_t(entry)];
-                if (to >= 0) {
-                    pool_.acquire(to);
-                    continue;
-                }
-                to = pool_.take(int(l));
-                pool_.set_entry(to, tables_.pool.entry(entry), tables_.pool.tokens(entry));
-                add_copy(tables_.moves.swap_out, tables_.pool, entry, pool_, to);
-                moved_.push_back(entry);
-            }
-        }
+        each_entry(tables_.at(id), [&](std::size_t l, BlockId entry) {
+            if (!tables_.has_memory(l)) return;
+            BlockId& to = destination_[std::size_t(entry)];
+            if (to >= 0) return pool_.acquire(to);
+            to = pool_.take(int(l));
+            pool_.set_entry(to, tables_.pool.entry(entry), tables_.pool.tokens(entry));
+            add_copy(tables_.moves.swap_out, tables_.pool, entry, pool_, to);
+            moved_.push_back(entry);
+        });
+    const auto move = [&](std::size_t l, BlockId& entry) {
+        tables_.release(entry);
+        entry = tables_.has_memory(l) ? destination_[std::size_t(entry)] : released_block; // a marker is not missed
+    };
     for (TableId id : tables) {
         BlockTable& table = tables_.at(id);
         for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
-            for (std::size_t l = 0; l < tables_.lanes.size(); l++) {
-                BlockId& entry = table.lanes[l].blocks[i];
-                if (entry < 0) continue;
-                tables_.release(entry);
-                entry =
-                    tables_.has_memory(l) ? destination_[std::size_t(entry)] : released_block; // a marker is not missed
-            }
+            for (std::size_t l = 0; l < tables_.lanes.size(); l++)
+                if (BlockId& entry = table.lanes[l].blocks[i]; entry >= 0) move(l, entry);
+        if (table.state >= 0) move(tables_.state_lane(), table.state);
         if (!tables_.has_memory(0)) table.lanes[0].n_released = table.n_entries();
         table.swapped = true;
     }
@@ -104,12 +114,11 @@ int TableSwaps::blocks_to_swap_in(std::span<const TableId> tables, std::span<con
     counts_.begin(closing);
     int n = 0;
     for (TableId id : tables)
-        for (std::size_t l = 0; l < tables_.lanes.size(); l++)
-            for (BlockId entry : tables_.at(id).lanes[l].held()) {
-                if (!counts_.is_new(entry)) continue;
-                const BlockId here = resident(entry, l);
-                n += here < 0 || counts_.is_free(here) ? pool_.n_blocks(entry) : 0;
-            }
+        each_entry(tables_.at(id), [&](std::size_t l, BlockId entry) {
+            if (!counts_.is_new(entry)) return;
+            const BlockId here = resident(entry, l);
+            n += here < 0 || counts_.is_free(here) ? pool_.n_blocks(entry) : 0;
+        });
     counts_.end();
     return n;
 }
@@ -128,45 +137,44 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
     PrefixCache& cache = tables_.cache;
     // Blocks that are still on the device come first, before a fresh block can take their place; the first lane comes before the lanes
     // that are attached to it.
+    const auto bring = [&](std::size_t l, BlockId from, bool fresh) {
+        BlockId& to = destination_[std::size_t(from)];
+        if (to >= 0) return;
+        if (!fresh) {
+            to = resident(from, l);
+            if (to < 0) return;
+            tables_.pool.acquire(to);
+            moved_.push_back(from);
+            return;
+        }
+        to = tables_.take(l);
+        moved_.push_back(from);
+        add_copy(tables_.moves.swap_in, pool_, from, tables_.pool, to);
+        CacheEntry entry = pool_.entry(from);
+        if (entry.state != HashState::cached || entry.n_tokens < pool_.block_size()) return;
+        if (l > 0) {
+            const BlockId owner = cache.block_of({entry.hash, entry.serial});
+            if (owner >= 0 && cache.attached(owner, int(l)) < 0) cache.attach(owner, to, HashState::in_flight);
+        } else if (cache.find(entry.hash) < 0 && cache.is_known(entry.parent)) {
+            entry.state = HashState::in_flight;
+            cache.insert(to, entry, pool_.tokens(from));
+        }
+    };
+    for (TableId id : tables) check(tables_.at(id).swapped, "a table that is not swapped out was swapped in");
     for (const bool fresh : {false, true})
-        for (std::size_t l = 0; l < tables_.lanes.size(); l++)
-            for (TableId id : tables) {
-                check(tables_.at(id).swapped, "a table that is not swapped out was swapped in");
-                for (BlockId from : tables_.at(id).lanes[l].held()) {
-                    BlockId& to = destination_[std::size_t(from)];
-                    if (to >= 0) continue;
-                    if (!fresh) {
-                        to = resident(from, l);
-                        if (to < 0) continue;
-                        tables_.pool.acquire(to);
-                        moved_.push_back(from);
-                        continue;
-                    }
-                    to = tables_.take(l);
-                    moved_.push_back(from);
-                    add_copy(tables_.moves.swap_in, pool_, from, tables_.pool, to);
-                    CacheEntry entry = pool_.entry(from);
-                    if (entry.state != HashState::cached || entry.n_tokens < pool_.block_size()) continue;
-                    if (l > 0) {
-                        const BlockId owner = cache.block_of({entry.hash, entry.serial});
-                        if (owner >= 0 && cache.attached(owner, int(l)) < 0)
-                            cache.attach(owner, to, HashState::in_flight);
-                    } else if (cache.find(entry.hash) < 0 && cache.is_known(entry.parent)) {
-                        entry.state = HashState::in_flight;
-                        cache.insert(to, entry, pool_.tokens(from));
-                    }
-                }
-            }
+        for (std::size_t l = 0; l < tables_.cache_lanes.size(); l++)
+            for (TableId id : tables)
+                each_entry(tables_.at(id), [&](std::size_t lane, BlockId from) {
+                    if (lane == l) bring(l, from, fresh);
+                });
     for (TableId id : tables) {
-        BlockTable& table = tables_.at(id);
-        for (LaneTable& lane : tables_.of(table))
-            for (BlockId& entry : lane.held()) {
-                const BlockId to = destination_[std::size_t(entry)];
-                tables_.pool.acquire(to);
-                release(entry);
-                entry = to;
-            }
-        table.swapped = false;
+        each_entry(tables_.at(id), [&](std::size_t, BlockId& entry) {
+            const BlockId to = destination_[std::size_t(entry)];
+            tables_.pool.acquire(to);
+            release(entry);
+            entry = to;
+        });
+        tables_.at(id).swapped = false;
     }
     // Every table has its own reference now.
     for (BlockId from : moved_) tables_.pool.release(std::exchange(destination_[std::size_t(from)], -1));
@@ -176,12 +184,13 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
 
 void TableSwaps::check_invariants() const {
     std::vector<int> references(std::size_t(pool_.n_ids()));
-    for (const BlockTable& table : tables_.all)
-        for (std::size_t l = 0; l < tables_.lanes.size() && table.swapped; l++)
-            for (BlockId block : table.lanes[l].held()) {
+    for (BlockTable& table : tables_.all)
+        if (table.swapped)
+            each_entry(table, [&](std::size_t l, BlockId block) {
                 references.at(std::size_t(block))++;
-                check(pool_.n_blocks(block) == tables_.lanes[l].blocks, "an entry has not the blocks of its group");
-            }
+                check(pool_.n_blocks(block) == tables_.cache_lanes[l].blocks,
+                      "an entry has not the blocks of its group");
+            });
     pool_.check_invariants(references);
     check(std::ranges::all_of(destination_, [](BlockId id) { return id < 0; }), "a swap left a destination behind");
 }

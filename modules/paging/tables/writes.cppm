@@ -13,10 +13,12 @@ import quire.paging.tables.counts;
 
 export namespace quire {
 
-// Positions `first` .. `first + n - 1` of a sequence are about to be written.
+// Positions `first` .. `first + n - 1` of a sequence are about to be written. With keep_state the recurrent state before them stays, because
+// they may be computed once more, or others are to find it.
 struct Write {
     TableId table = -1;
     int     first = 0, n = 0;
+    bool    keep_state = false;
 };
 
 // The functions of BlockManager with the same names.
@@ -37,6 +39,7 @@ namespace quire {
 int next_unwritten(const BlockTables& tables, TableId id, int from, int n_tokens) {
     const BlockTable& table = tables.at(id);
     const int         size  = tables.block_size();
+    if (tables.keeps_state()) return std::min(std::max(from, table.state_at), n_tokens - 1); // no token can be left out
     while (from < n_tokens - 1) {
         const int i = from / size;
         if (table.copied_until > from && (table.copied_until - 1) / size == i) from = table.copied_until;
@@ -85,17 +88,37 @@ void each_entry(int first, int end, auto& entries, Body&& body) {
         if (entries[std::size_t(first)] >= 0) body(entries[std::size_t(first)]);
 }
 
+// Whether the next step has to write its state to another unit than the one with the state before it. No sharer writes in place, because the
+// others read the unit in the same step.
+bool needs_unit(const BlockTables& tables, const BlockTable& table, bool keep) {
+    if (!tables.keeps_state() || table.next_state >= 0) return false;
+    return keep || table.state < 0 || tables.pool.ref_count(table.state) > 1 ||
+           tables.pool.state(table.state) != HashState::none;
+}
+
+// Where there is no room for another unit: whether the state may be written over, because only the prefix cache could find it.
+bool can_evict_state(const BlockTables& tables, const BlockTable& table, bool keep) {
+    return !keep && table.state >= 0 && can_evict(tables, table.state, 0);
+}
+
 struct SlotCount {
     int fresh = 0, avoidable = 0; // blocks; avoidable: copies of what only the prefix cache could find
-    int copies = 0;
+    int copies  = 0;              // and new units
+    int entries = 0;              // that tables get; in some models they have no blocks
 };
 
 // As the writes would happen: each copy takes a sharer away from its entry.
 SlotCount count_slots(const BlockTables& tables, BlockCounts& counts, std::span<const Write> writes) {
-    SlotCount count;
+    SlotCount  count;
+    const bool states = tables.keeps_state();
     for (const Write& w : writes) {
         const BlockTable& table = tables.at(w.table);
         const int         first = w.first / tables.block_size(), end = tables.entries_for(w.first + w.n);
+        if (states && needs_unit(tables, table, w.keep_state)) {
+            (can_evict_state(tables, table, w.keep_state) ? count.avoidable : count.fresh) += tables.blocks_per_unit;
+            count.copies++;
+        }
+        if (w.n == 0) continue;
         for (const LaneTable& lane : tables.of(table))
             each_entry(first, end, lane.blocks, [&](BlockId id) {
                 if (!needs_copy(tables, id, 0)) return; // most are their sequence's own
@@ -105,7 +128,9 @@ SlotCount count_slots(const BlockTables& tables, BlockCounts& counts, std::span<
                 count.copies++;
                 counts.leave(id);
             });
-        count.fresh += std::max(end - table.n_entries(), 0) * tables.blocks_per_entry;
+        const int entries = std::max(end - table.n_entries(), 0);
+        count.entries += entries;
+        count.fresh += entries * tables.blocks_per_entry;
     }
     counts.end();
     return count;
@@ -117,14 +142,19 @@ int blocks_to_write(const BlockTables& tables, BlockCounts& counts, std::span<co
 }
 
 bool allocate_slots(BlockTables& tables, BlockCounts& counts, std::span<const Write> writes, bool may_copy) {
-    BlockPool& pool                       = tables.pool;
-    const auto [fresh, avoidable, copies] = count_slots(tables, counts, writes);
-    if (fresh == 0 && copies == 0) return true;
+    BlockPool& pool                                = tables.pool;
+    const auto [fresh, avoidable, copies, entries] = count_slots(tables, counts, writes);
+    if (entries == 0 && copies == 0) return true;
     if (fresh > pool.n_free() || (copies > 0 && !may_copy)) return false;
     const bool in_place = fresh + avoidable > pool.n_free();
     for (const Write& w : writes) {
         BlockTable& table = tables.at(w.table);
         const int   first = w.first / tables.block_size(), end = tables.entries_for(w.first + w.n);
+        if (needs_unit(tables, table, w.keep_state)) {
+            if (in_place && can_evict_state(tables, table, w.keep_state)) tables.cache.evict(table.state);
+            else table.next_state = tables.take(tables.state_lane());
+        }
+        if (w.n == 0) continue;
         for (std::size_t lane = 0; lane < tables.lanes.size(); lane++)
             each_entry(first, end, table.lanes[lane].blocks, [&](BlockId& entry) {
                 if (!needs_copy(tables, entry, 0)) return;
