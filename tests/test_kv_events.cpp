@@ -101,6 +101,24 @@ TEST_CASE("KV events: the first batch clears all, chains are one event", "[kv-ev
     CHECK(events_of(batch) == want);
 }
 
+TEST_CASE("KV events: a recurrent state has the hash of its block and a group of its own", "[kv-events]") {
+    KvEventLog  log(2, 0, 2);
+    CacheChange state = stored(7, {}, {1, 2}), gone = removed(7);
+    state.state = gone.state = true;
+    const std::vector<CacheChange> changes{stored(7, {}, {1, 2}), state, removed(7)};
+    const Json                     events = events_of(log.add(changes, 0));
+    REQUIRE(events.size() == 3);
+    CHECK_FALSE(events[0].contains("group_idx"));
+    CHECK(events[1]["block_hashes"] == Json::array({7}));
+    CHECK(events[1]["group_idx"] == 1);
+    CHECK(events[1]["kv_cache_spec_kind"] == "mamba");
+    for (int i = 0; i < 3; i++) (void)log.add(std::vector{removed(5)}, 0);
+    const Json all = events_of(log.from(1, 0)[0]); // the block has gone, its state is listed
+    REQUIRE(all.size() == 2);
+    CHECK(all[1]["group_idx"] == 1);
+    CHECK(events_of(log.add(std::vector{gone}, 2))[0]["group_idx"] == 1);
+}
+
 TEST_CASE("KV events: batches again, or all blocks at once when some are gone", "[kv-events]") {
     KvEventLog log(1, 0, 3);
     for (BlockHash i = 1; i <= 6; i++)

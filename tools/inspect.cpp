@@ -124,6 +124,8 @@ int show(const Arguments& a) {
         const ModelConfig& c = *config;
         out["kv_bytes_per_token"] =
             Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
+        if (const std::size_t bytes = KvCache::state_bytes(c); bytes > 0)
+            out["state"] = Json{{"bytes_per_sequence", bytes}};
         out["model"]                        = Json{{"architecture", c.architecture_name},
                                                    {"context_length", c.context_length},
                                                    {"vocab_size", c.vocab_size},
@@ -138,6 +140,7 @@ int show(const Arguments& a) {
                                                    {"sliding_window", c.sliding_window}};
         const Result<LoadEstimate> estimate = estimate_load(file, c, a.engine);
         if (!estimate) return complain(estimate.error());
+        if (estimate->state_bytes > 0) out["state"]["checkpoint_interval"] = estimate->checkpoint_interval;
         Json types = Json::object();
         for (const auto& [type, bytes] : estimate->types) types[dtype_info(type).name] = bytes;
         out["load_estimate"] =

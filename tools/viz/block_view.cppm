@@ -128,6 +128,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         v.filled               = int(b.number("filled", 0, s.block_size));
         v.pinned               = b.flag("pinned");
         v.group                = int(b.number("group", 0, most_cache_groups - 1, 0));
+        v.state                = b.flag("state");
         const std::string hash = b.text("hash");
         if (!hash.empty()) {
             const auto number = to_number<std::uint64_t>(hash, 16);
@@ -163,6 +164,12 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
             SequenceView::Table& other = v.other_groups.emplace_back();
             other.n_released           = int(t.number("released", 0, most_blocks, 0));
             read_table(t, other.blocks);
+            if (!t.fault().empty()) return fail(t.fault());
+        }
+        if (const auto state = sequence.find("state"); state != sequence.end()) {
+            Fields t(*state, cat("the state of sequence ", s.sequences.size() - 1));
+            v.n_in_state = int(t.number("tokens", 0, v.n_tokens));
+            read_table(t, v.state);
             if (!t.fault().empty()) return fail(t.fault());
         }
         for (const Json& text : q.array("texts", std::size_t(most_blocks), true)) {
@@ -336,6 +343,19 @@ std::string to_text(const Snapshot& s, bool color) {
         for (std::size_t g = 0; g < q.other_groups.size(); g++) {
             out += cat("    group ", g + 1, std::string(27, ' '));
             draw(q.other_groups[g].n_released, q.other_groups[g].blocks);
+        }
+        if (!q.state.empty()) {
+            const bool host = q.status == ViewStatus::swapped;
+            out += cat("    state of ", q.n_in_state, " tokens in ", q.state.size(),
+                       q.state.size() > 1 ? " blocks from " : " block, ", host ? "host:" : "", q.state[0]);
+            if (!host) {
+                const BlockView& b = s.blocks[std::size_t(q.state[0])];
+                if (b.ref_count > 1) out += cat("×", b.ref_count);
+                if (b.cached) out += paint.dim("#" + hex(b.hash).substr(0, 4));
+                for (const BlockId id : q.state)
+                    if (first_owner[std::size_t(id)] == 0) first_owner[std::size_t(id)] = q.request;
+            }
+            out += "\n";
         }
         // Below the blocks: the end of the text in them, which is new.
         std::string texts;

@@ -5,6 +5,7 @@
 //   event   {"type": "BlockStored", "block_hashes": [u64], "parent_block_hash": u64 | nil, "token_ids": [u32], "block_size": n,
 //            "lora_id": nil, "medium": "GPU", "lora_name": nil}
 //           {"type": "BlockRemoved", "block_hashes": [u64], "medium": "GPU"}
+//           Of a recurrent state, which stands at the end of its block, both have "group_idx": 1 as well, the first "kv_cache_spec_kind": "mamba".
 //           {"type": "AllBlocksCleared"}
 export module quire.serve.kv_events.log;
 
@@ -41,7 +42,8 @@ private:
     struct Stored {
         std::optional<BlockHash> parent;
         std::vector<Token>       tokens;
-        BlockHash                hash = 0;
+        BlockHash                hash  = 0;
+        bool                     state = false;
     };
     const KvBatch& keep(std::string bytes);
 
@@ -52,7 +54,7 @@ private:
     mutable std::shared_ptr<const KvBatch>       whole_; // see next(), and when it was made
     mutable double                               whole_at_ = 0;
     std::map<std::uint64_t, Stored>              blocks_; // in the order in which they came
-    std::unordered_map<BlockHash, std::uint64_t> order_;
+    std::unordered_map<BlockHash, std::uint64_t> order_, state_order_;
     std::uint64_t                                last_order_ = 0;
 };
 
@@ -66,14 +68,19 @@ Json cleared() { return {{"type", "AllBlocksCleared"}}; }
 
 // Blocks that follow one another, the tokens of all of them.
 Json stored(std::span<const BlockHash> hashes, std::optional<BlockHash> parent, std::span<const Token> tokens,
-            int block_size) {
-    return {{"type", "BlockStored"}, {"block_hashes", hashes},   {"parent_block_hash", parent ? Json(*parent) : Json()},
-            {"token_ids", tokens},   {"block_size", block_size}, {"lora_id", nullptr},
-            {"medium", "GPU"},       {"lora_name", nullptr}};
+            int block_size, bool state) {
+    Json event{
+        {"type", "BlockStored"}, {"block_hashes", hashes},   {"parent_block_hash", parent ? Json(*parent) : Json()},
+        {"token_ids", tokens},   {"block_size", block_size}, {"lora_id", nullptr},
+        {"medium", "GPU"},       {"lora_name", nullptr}};
+    if (state) event["group_idx"] = 1, event["kv_cache_spec_kind"] = "mamba";
+    return event;
 }
 
-Json removed(std::span<const BlockHash> hashes) {
-    return {{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", "GPU"}};
+Json removed(std::span<const BlockHash> hashes, bool state) {
+    Json event{{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", "GPU"}};
+    if (state) event["group_idx"] = 1;
+    return event;
 }
 
 std::string batch(double now, Json events) { return json_msgpack(Json::array({now, std::move(events), 0})); }
@@ -100,16 +107,17 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
     };
     std::vector<Run> runs;
     for (std::size_t i = 0; i < changes.size(); i++) {
-        const CacheChange& c = changes[i];
+        const CacheChange& c     = changes[i];
+        auto&              order = c.state ? state_order_ : order_;
         if (c.stored) {
-            order_[c.hash]       = ++last_order_;
-            blocks_[last_order_] = {c.parent, c.tokens, c.hash};
-        } else if (const auto at = order_.find(c.hash); at != order_.end()) {
+            order[c.hash]        = ++last_order_;
+            blocks_[last_order_] = {c.parent, c.tokens, c.hash, c.state};
+        } else if (const auto at = order.find(c.hash); at != order.end()) {
             blocks_.erase(at->second);
-            order_.erase(at);
+            order.erase(at);
         }
-        const bool joins =
-            i > 0 && changes[i - 1].stored == c.stored && (!c.stored || (c.parent && *c.parent == changes[i - 1].hash));
+        const bool joins = i > 0 && changes[i - 1].stored == c.stored && changes[i - 1].state == c.state &&
+                           (!c.stored || (c.parent && *c.parent == changes[i - 1].hash));
         if (joins) runs.back().n++;
         else runs.push_back({i, 1});
     }
@@ -124,7 +132,8 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
             tokens.insert(tokens.end(), c.tokens.begin(), c.tokens.end());
         }
         const CacheChange& first = changes[run.first];
-        events.push_back(first.stored ? stored(hashes, first.parent, tokens, block_size_) : removed(hashes));
+        events.push_back(first.stored ? stored(hashes, first.parent, tokens, block_size_, first.state)
+                                      : removed(hashes, first.state));
     }
     return keep(batch(now, std::move(events)));
 }
@@ -137,7 +146,7 @@ std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) 
     if (!whole_ || whole_->number + 1 < kept || now - whole_at_ >= 1) {
         Json events = Json::array({cleared()});
         for (const auto& [order, block] : blocks_)
-            events.push_back(stored(std::span(&block.hash, 1), block.parent, block.tokens, block_size_));
+            events.push_back(stored(std::span(&block.hash, 1), block.parent, block.tokens, block_size_, block.state));
         whole_at_ = now;
         whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, std::move(events)));
     }

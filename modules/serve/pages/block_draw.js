@@ -54,7 +54,7 @@ function ownersOf(s) {
   const owners = new Array(s.blocks.length);
   for (const q of s.sequences)
     if (q.status !== "swapped")
-      for (const b of q.blocks) owners[b] ? owners[b].push(q) : owners[b] = [q];
+      for (const b of [...q.blocks, ...(q.state ? q.state.blocks : [])]) owners[b] ? owners[b].push(q) : owners[b] = [q];
   return owners;
 }
 
@@ -432,7 +432,7 @@ class BlockDrawing {
       const key = `${q.request}.${q.index}`;
       const many = q.blocks.length > chips, head = many ? q.blocks.slice(0, chips >> 1) : q.blocks;
       const tail = many ? q.blocks.slice(-(chips >> 1)) : [];
-      const look = [q.status, q.prompt, q.tokens, q.computed, q.blocks.length, head, tail, this.several.has(q.request), q.texts ? this.s.step : 0].join();
+      const look = [q.status, q.prompt, q.tokens, q.computed, q.blocks.length, head, tail, this.several.has(q.request), q.texts ? this.s.step : 0, q.state && q.state.tokens].join();
       const before = this.boxes.get(key);
       now.set(key, before && before[0] === look ? before : [look, this.drawTable(q, head, tail)]);
     }
@@ -462,7 +462,8 @@ class BlockDrawing {
     const box = element("div", "sequence " + q.status), who = element("div", "who"), table = element("div", "table");
     box.style.setProperty("--own", colorOf(q));
     who.append(element("i", "dot"), element("b", "", nameOf(q, this.several)),
-      element("span", "", q.status === "pinned" ? `${q.prompt} tokens` : `${q.prompt} + ${q.tokens - q.prompt} tokens`),
+      element("span", "", (q.status === "pinned" ? `${q.prompt} tokens` : `${q.prompt} + ${q.tokens - q.prompt} tokens`) +
+        (q.state ? `, state of ${q.state.tokens} in ${q.state.blocks.length} blocks` : "")),
       element("span", "status " + q.status, q.status));
     const released = q.released || 0; // leading blocks that a sliding window has left behind
     const add = (b, i) => {
@@ -525,6 +526,6 @@ class BlockDrawing {
     }
     const b = s.blocks[id], owners = this.owners[id] || [];
     this.details.replaceChildren(element("b", "", `Block ${id}`), ` · ${b.refs ? `${b.refs} reference${b.refs > 1 ? "s" : ""}` : b.hash ? "free, still findable" : "free"}` +
-      (b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.pinned ? " · pinned" : "") + names(owners));
+      (b.state ? " · a recurrent state" : b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.pinned ? " · pinned" : "") + names(owners));
   }
 }

@@ -37,6 +37,7 @@ Json to_json(const BlockView& b) {
     if (b.pinned) block["pinned"] = true;
     if (b.cached) block["hash"] = hex(b.hash);
     if (b.group > 0) block["group"] = b.group;
+    if (b.state) block["state"] = true;
     return block;
 }
 
@@ -51,6 +52,7 @@ Json without_blocks(const Snapshot& s) {
         if (q.n_released > 0) sequence["released"] = q.n_released;
         for (const SequenceView::Table& table : q.other_groups)
             sequence["other_groups"].push_back({{"released", table.n_released}, {"blocks", table.blocks}});
+        if (!q.state.empty()) sequence["state"] = {{"tokens", q.n_in_state}, {"blocks", q.state}};
         if (!q.texts.empty()) sequence["texts"] = q.texts;
         sequences.push_back(std::move(sequence));
     }
