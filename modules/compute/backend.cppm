@@ -28,8 +28,8 @@ struct Tensor {
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
-// block that one head reads is contiguous. From a block to the next one there are `stride` bytes. A latent cache (DeepSeek-V2, section 2.1) has no V: the first value_dim numbers
-// of K's row are the value.
+// block that one head reads is contiguous. From a block to the next one there are `stride` bytes. A latent cache (DeepSeek-V2, section 2.1)
+// has no V: the first value_dim numbers of K's row are the value.
 struct KvLayer {
     void* k        = nullptr;
     void* v        = nullptr;    // latent: null
@@ -39,11 +39,10 @@ struct KvLayer {
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
     std::size_t stride = 0;    // a multiple of tile_bytes()
 
-    bool        latent() const { return v == nullptr; }
-    std::size_t tile_bytes() const {
-        return std::size_t(block_size) * row_bytes(type, head_dim);
-    } // of a KV head in a block
-    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); } // of K or of V
+    bool latent() const { return v == nullptr; }
+    // Of a KV head in a block; of K or of V in a block.
+    std::size_t tile_bytes() const { return std::size_t(block_size) * row_bytes(type, head_dim); }
+    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); }
 };
 
 // Into so many arrays at most a pool is cut whose blocks are contiguous.
