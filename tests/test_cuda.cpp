@@ -80,16 +80,22 @@ TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on
 
 TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
     if (no_gpu()) return;
-    for (const char* name :
-         {"llama3-gqa-F16.gguf",   "llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf",  "qwen2-Q4_0.gguf",
-          "gpt2-F32.gguf",         "command-r-F16.gguf",   "gemma2-Q8_0.gguf",       "gemma3-F16.gguf",
-          "glm4-F16.gguf",         "granite-F16.gguf",     "granite-Q8_0.gguf",      "olmo2-F16.gguf",
-          "opt-F16.gguf",          "phi2-F16.gguf",        "phi3-Q8_0.gguf",         "smollm3-F16.gguf",
-          "stablelm-F16.gguf",     "starcoder2-F16.gguf",  "mistral3-F16.gguf",      "mistral3-Q8_0.gguf",
-          "seed_oss-F16.gguf",     "ernie4_5-F16.gguf",    "hunyuan-dense-F16.gguf", "exaone4-F16.gguf",
-          "exaone4-swa-F16.gguf",  "cohere2-F16.gguf",     "gemma4-F16.gguf",        "gemma4-Q8_0.gguf",
-          "gemma4-moe-F16.gguf",   "deepseek3-F16.gguf",   "glm4moe-F16.gguf",       "llama4-F16.gguf",
-          "ernie4_5-moe-F16.gguf", "hunyuan-moe-F16.gguf", "minimax-m2-F16.gguf"}) {
+    for (const char* name : {"llama3-gqa-F16.gguf",  "llama3-gqa-Q8_0.gguf",    "mistral-swa-Q8_0.gguf",
+                             "qwen2-Q4_0.gguf",      "gpt2-F32.gguf",           "command-r-F16.gguf",
+                             "gemma2-Q8_0.gguf",     "gemma3-F16.gguf",         "glm4-F16.gguf",
+                             "granite-F16.gguf",     "granite-Q8_0.gguf",       "olmo2-F16.gguf",
+                             "opt-F16.gguf",         "phi2-F16.gguf",           "phi3-Q8_0.gguf",
+                             "smollm3-F16.gguf",     "stablelm-F16.gguf",       "starcoder2-F16.gguf",
+                             "mistral3-F16.gguf",    "mistral3-Q8_0.gguf",      "seed_oss-F16.gguf",
+                             "ernie4_5-F16.gguf",    "hunyuan-dense-F16.gguf",  "exaone4-F16.gguf",
+                             "exaone4-swa-F16.gguf", "cohere2-F16.gguf",        "gemma4-F16.gguf",
+                             "gemma4-Q8_0.gguf",     "gemma4-moe-F16.gguf",     "deepseek3-F16.gguf",
+                             "glm4moe-F16.gguf",     "llama4-F16.gguf",         "ernie4_5-moe-F16.gguf",
+                             "hunyuan-moe-F16.gguf", "minimax-m2-F16.gguf",     "lfm2-F16.gguf",
+                             "lfm2-Q8_0.gguf",       "qwen35-F16.gguf",         "qwen35-k-Q4_K_M.gguf",
+                             "qwen35-128-F16.gguf",  "qwen35-mtp-F16.gguf",     "granitehybrid-dense-F16.gguf",
+                             "nemotron_h-F16.gguf",  "nemotron_h-128-F16.gguf", "nemotron_h-Q8_0.gguf",
+                             "mamba2-F16.gguf"}) {
         CAPTURE(name);
         if (!has_reference(cat("models/", name))) continue;
         EngineOptions o;

@@ -18,7 +18,8 @@ using namespace quire::testing;
 
 TEST_CASE("random mixes give every sequence the bits it gets alone") {
     for (const char* name : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "qwen2-Q4_0.gguf", "gemma2-Q8_0.gguf",
-                             "qwen3moe-Q8_0.gguf", "deepseek2-Q8_0.gguf", "gemma4-Q8_0.gguf"}) {
+                             "qwen3moe-Q8_0.gguf", "deepseek2-Q8_0.gguf", "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf",
+                             "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf"}) {
         const std::string path = reference(cat("models/", name));
         const unsigned    seed = 20261121;
         CAPTURE(name, seed);
@@ -69,8 +70,8 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             }
             preempted += engine.stats().preemptions;
         }
-        CHECK(preempted > 0); // or the test tried too little
-        CHECK(cached > 0);
+        CHECK(preempted > 0);                                     // or the test tried too little
+        CHECK((cached > 0 || alone.config().recurrent.taps > 0)); // a state is found only where a checkpoint is
     }
 }
 

@@ -184,7 +184,6 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress,
                                                       const std::shared_ptr<ProcessGroup>& processes) {
-    if (config.recurrent.taps > 0) return fail(path, ": layers that keep a state are not supported by the engine yet");
     if (o.tensor_parallel < 1) return fail("a model runs on at least 1 rank, not on ", o.tensor_parallel);
     Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, o.deterministic);
     if (!shapes) return std::unexpected(shapes.error());
