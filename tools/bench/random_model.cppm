@@ -14,12 +14,18 @@ struct ModelShape {
     int              head_dim = 0;                  // 0: hidden_size / n_heads
     int              experts = 0, experts_used = 0; // with experts, ff_size is the width of one
     int              window = 0;
-    // Gemma 4: of so many layers the last has no window, and other heads; every layer with experts has a dense network beside them.
-    int period = 0, full_head_dim = 0, full_kv_heads = 0, dense_size = 0;
+    // Layers of two kinds: of so many the last is of another kind (full): it alone has no window, or it alone attends.
+    int period = 0;
+    // Gemma 4: other heads of the full layers; every layer with experts has a dense network beside them.
+    int full_head_dim = 0, full_kv_heads = 0, dense_size = 0;
+    // Layers that keep a state, all but the full ones: taps of their convolution (0: there are no such layers); heads, groups and the size of
+    // keys and values of their recurrence (none: lfm2). shared_ff: the width of a shared expert.
+    int taps = 0, state_heads = 0, state_groups = 0, state_dim = 0, shared_ff = 0;
 };
 
 // "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
-// "gpt-oss-20b", "gemma4-26b-a4b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt", "tiny-gemma4".
+// "gpt-oss-20b", "gemma4-26b-a4b", "opt-13b", "lfm2-350m", "qwen3.5-0.8b", "qwen3.5-27b", "qwen3.5-35b-a3b", and "tiny", "tiny-moe",
+// "tiny-opt", "tiny-gemma4", "tiny-hybrid".
 std::span<const ModelShape> model_shapes();
 std::string                 shape_names(); // "tiny, llama-1b, ..."
 
@@ -52,7 +58,33 @@ constexpr ModelShape shapes[] = {
     {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},
     {"gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 131072, "gpt-oss", 64, 32, 4, 128},
     {"tiny-gemma4", 4, 256, 8, 4, 64, 2048, 2048, "gemma4", 32, 8, 2, 64, 2, 64, 2, 256},
-    {"gemma4-26b-a4b", 30, 2816, 16, 8, 704, 262144, 262144, "gemma4", 256, 128, 8, 1024, 6, 512, 2, 2112}};
+    {"gemma4-26b-a4b", 30, 2816, 16, 8, 704, 262144, 262144, "gemma4", 256, 128, 8, 1024, 6, 512, 2, 2112},
+    {"tiny-hybrid", 4, 256, 4, 2, 512, 2048, 2048, "qwen35", 64, 0, 0, 0, 4, 0, 0, 0, 4, 4, 2, 64},
+    {"lfm2-350m", 16, 1024, 16, 8, 4608, 65536, 128000, "lfm2", 64, 0, 0, 0, 3, 0, 0, 0, 3},
+    {"qwen3.5-0.8b", 24, 1024, 8, 2, 3584, 248320, 262144, "qwen35", 256, 0, 0, 0, 4, 0, 0, 0, 4, 16, 16, 128},
+    {"qwen3.5-27b", 64, 5120, 24, 4, 17408, 248320, 262144, "qwen35", 256, 0, 0, 0, 4, 0, 0, 0, 4, 48, 16, 128},
+    {"qwen3.5-35b-a3b",
+     40,
+     2048,
+     16,
+     2,
+     512,
+     248320,
+     262144,
+     "qwen35moe",
+     256,
+     256,
+     8,
+     0,
+     4,
+     0,
+     0,
+     0,
+     4,
+     32,
+     16,
+     128,
+     512}};
 
 // The places and values of the fp16 scales of a block, so that its weights have a standard deviation of about 1/70.
 struct ScaleAt {
@@ -173,9 +205,26 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     const int  most    = std::max(head_dim, s.full_head_dim); // of a head
     number("feed_forward_length", gemma4 ? s.dense_size : s.ff_size);
     number("attention.head_count", s.n_heads);
+    const bool conv_only = s.taps > 0 && s.state_heads == 0, delta = s.state_heads > 0;
+    const auto attends = [&](int layer) { return s.taps == 0 || is_full(layer); };
+    if (conv_only) {
+        std::vector<std::uint32_t> heads;
+        for (int i = 0; i < s.n_layers; i++) heads.push_back(attends(i) ? std::uint32_t(s.n_kv_heads) : 0);
+        w.set(key("attention.head_count_kv"), heads);
+        number("shortconv.l_cache", s.taps);
+    } else if (!gemma4) number("attention.head_count_kv", s.n_kv_heads);
+    const int keys = s.state_groups * s.state_dim, values = s.state_heads * s.state_dim;
+    if (delta) {
+        number("full_attention_interval", s.period);
+        number("ssm.conv_kernel", s.taps);
+        number("ssm.state_size", s.state_dim);
+        number("ssm.group_count", s.state_groups);
+        number("ssm.time_step_rank", s.state_heads);
+        number("ssm.inner_size", values);
+    }
     number("attention.key_length", most);
     number("attention.value_length", most);
-    number("rope.dimension_count", most);
+    number("rope.dimension_count", delta ? head_dim / 4 : most);
     if (gemma4) {
         std::vector<bool>         windows;
         std::vector<std::int32_t> kv_heads;
@@ -190,12 +239,13 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         number("rope.dimension_count_swa", head_dim);
         w.set(key("rope.freq_base_swa"), 10000.0f);
         w.set(key("final_logit_softcapping"), 30.0f);
-    } else number("attention.head_count_kv", s.n_kv_heads);
+    }
     number("vocab_size", s.vocab_size);
     if (s.experts > 0) {
         number("expert_count", s.experts);
         number("expert_used_count", s.experts_used);
         number("expert_feed_forward_length", s.ff_size);
+        if (s.shared_ff > 0) number("expert_shared_feed_forward_length", s.shared_ff);
     }
     if (s.window > 0) number("attention.sliding_window", s.window);
     const bool oss = s.family == "gpt-oss", opt = s.family == "opt", biased_all = oss || opt;
@@ -230,7 +280,8 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         });
     };
     const auto               matrix = [&](const std::string& name, int rows, int cols) { stack(name, 1, rows, cols); };
-    const std::vector<float> ones(std::size_t(std::max({s.hidden_size, s.n_heads * most})), 1.0f);
+    const std::vector<float> ones(
+        std::size_t(std::max({s.hidden_size, s.n_heads * most, 2 * keys + values}) * std::max(s.taps, 1)), 1.0f);
     const std::vector<float> zeros(std::size_t(std::max(s.experts, 1)) *
                                    std::size_t(std::max({s.hidden_size, s.ff_size, s.n_heads * most})));
     const auto               vector = [&](const std::string& name, int n) {
@@ -244,7 +295,7 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
                      std::as_bytes(std::span(zeros).first(std::size_t(n) * std::size_t(of))));
     };
     matrix("token_embd.weight", s.vocab_size, s.hidden_size);
-    vector("output_norm.weight", s.hidden_size);
+    vector(conv_only ? "token_embd_norm.weight" : "output_norm.weight", s.hidden_size);
     if (opt) { // positions are learned, and the head is the embedding
         bias("output_norm.bias", s.hidden_size);
         matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
@@ -256,15 +307,36 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         const int  dim    = full ? s.full_head_dim : head_dim;
         const int  q = s.n_heads * dim, kv = (full ? s.full_kv_heads : s.n_kv_heads) * dim;
         vector(name("attn_norm"), s.hidden_size);
-        matrix(name("attn_q"), q, s.hidden_size);
-        matrix(name("attn_k"), kv, s.hidden_size);
-        if (!full) matrix(name("attn_v"), kv, s.hidden_size); // a full layer's V is its K
-        matrix(name("attn_output"), s.hidden_size, q);
+        const auto taps = [&](const char* part, int columns) {
+            w.add_tensor(name(part), DType::F32, {s.taps, columns},
+                         std::as_bytes(std::span(ones).first(std::size_t(columns * s.taps))));
+        };
+        if (!attends(i) && conv_only) {
+            matrix(name("shortconv.in_proj"), 3 * s.hidden_size, s.hidden_size);
+            taps("shortconv.conv", s.hidden_size);
+            matrix(name("shortconv.out_proj"), s.hidden_size, s.hidden_size);
+        } else if (!attends(i)) {
+            matrix(name("attn_qkv"), 2 * keys + values, s.hidden_size);
+            matrix(name("attn_gate"), values, s.hidden_size);
+            matrix(name("ssm_alpha"), s.state_heads, s.hidden_size);
+            matrix(name("ssm_beta"), s.state_heads, s.hidden_size);
+            taps("ssm_conv1d", 2 * keys + values);
+            vector(cat("blk.", i, ".ssm_dt.bias"), s.state_heads);
+            const std::vector<float> decays(std::size_t(s.state_heads), -1.0f);
+            w.add_tensor(cat("blk.", i, ".ssm_a"), DType::F32, {s.state_heads}, std::as_bytes(std::span(decays)));
+            vector(name("ssm_norm"), s.state_dim);
+            matrix(name("ssm_out"), s.hidden_size, values);
+        } else {
+            matrix(name("attn_q"), delta ? 2 * q : q, s.hidden_size);
+            matrix(name("attn_k"), kv, s.hidden_size);
+            if (!full) matrix(name("attn_v"), kv, s.hidden_size); // a full layer's V is its K
+            matrix(name("attn_output"), s.hidden_size, q);
+        }
         bias(biased("attn_q"), q);
         bias(biased("attn_k"), kv);
         bias(biased("attn_v"), kv);
         bias(biased("attn_output"), s.hidden_size);
-        if (s.family == "qwen3moe" || gemma4) {
+        if (s.family == "qwen3moe" || gemma4 || (s.taps > 0 && attends(i))) {
             vector(name("attn_q_norm"), dim);
             vector(name("attn_k_norm"), dim);
         }
@@ -281,7 +353,7 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
             stack(name("ffn_down_exps"), s.experts, s.hidden_size, s.ff_size);
         }
         if (oss) vector(name("attn_sinks"), s.n_heads);
-        vector(name(oss ? "post_attention_norm" : "ffn_norm"), s.hidden_size);
+        vector(name(oss || delta ? "post_attention_norm" : "ffn_norm"), s.hidden_size);
         if (gemma4) continue;
         if (opt) {
             bias(biased("attn_norm"), s.hidden_size);
@@ -303,6 +375,12 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         stack(name("ffn_gate_exps"), s.experts, s.ff_size, s.hidden_size);
         stack(name("ffn_up_exps"), s.experts, s.ff_size, s.hidden_size);
         stack(name("ffn_down_exps"), s.experts, s.hidden_size, s.ff_size);
+        if (s.shared_ff > 0) {
+            matrix(name("ffn_gate_shexp"), s.shared_ff, s.hidden_size);
+            matrix(name("ffn_up_shexp"), s.shared_ff, s.hidden_size);
+            matrix(name("ffn_down_shexp"), s.hidden_size, s.shared_ff);
+            vector(name("ffn_gate_inp_shexp"), s.hidden_size);
+        }
         bias(biased("ffn_gate_exps"), s.ff_size, s.experts);
         bias(biased("ffn_up_exps"), s.ff_size, s.experts);
         bias(biased("ffn_down_exps"), s.hidden_size, s.experts);
