@@ -91,6 +91,8 @@ inline double activated(cuda::Activation activation, double g, double u) {
             return 0.5 * g * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g))) * u;
         case cuda::Activation::gelu_erf: return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
         case cuda::Activation::relu: return std::max(g, 0.0) * u;
+        case cuda::Activation::relu_squared: return std::max(g, 0.0) * std::max(g, 0.0) * u;
+        case cuda::Activation::sigmoid: return 1 / (1 + std::exp(-g)) * u;
         case cuda::Activation::clamped_swiglu:
             g = std::min(g, 7.0), u = std::clamp(u, -7.0, 7.0);
             return g / (1 + std::exp(-1.702 * g)) * (u + 1);
