@@ -109,11 +109,16 @@ class Responses(unittest.TestCase):
     def test_errors(self):
         for fields, param in (({"previous_response_id": "resp_1"}, "previous_response_id"),
                               ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
-                              ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+                              ({"tools": [{"type": 1}]}, "tools[0].type"),
                               ({"max_output_tokens": 0}, "max_output_tokens")):
             with self.assertRaises(openai.BadRequestError) as caught:
                 responses.responses.create(**self.FIELDS | fields)
             self.assertEqual(caught.exception.param, param)
+
+    def test_tools_that_nothing_calls_are_left_out(self):
+        answer = responses.responses.create(**self.FIELDS | {"tools": [{"type": "web_search"}]})
+        self.assertTrue(answer.output)
+        self.assertIn("web_search", str(answer.model_extra["warnings"]))
 
 
 class Messages(unittest.TestCase):
