@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "process.h"
+#include "pty.h"
 #include "reference.h"
 
 import quire.core.base;
@@ -64,6 +65,19 @@ TEST_CASE("show sums up a model", "[inspect]") {
           2 * 2 * m["layers"].get<int>() * m["kv_heads"].get<int>() * m["head_dim"].get<int>());
     CHECK(show["tensors"].size() > 10);
     CHECK(show["tensors"][0].contains("dims"));
+}
+
+TEST_CASE("show on a terminal is for a person", "[inspect]") {
+    Pty shown(QUIRE_BIN "/inspect", {"show", QUIRE_ROOT "/models/quire-14m-q8_0.gguf"});
+    CHECK(shown.end() == 0);
+    CHECK(shown.all.find("llama, 14 M parameters, Q8_0 14 MiB\r\ncontext 1024 of 1024 tokens fits") !=
+          std::string::npos);
+    CHECK(shown.all.find("name: quire 14M chat\r\n") != std::string::npos);
+    CHECK(shown.all.find("tok/s") == std::string::npos);
+    CHECK(shown.all.find("{\"") == std::string::npos);
+    Pty json(QUIRE_BIN "/inspect", {"show", QUIRE_ROOT "/models/quire-14m-q8_0.gguf", "--json"});
+    CHECK(json.end() == 0);
+    CHECK(nlohmann::json::parse(json.all)["parameters"] == 14161536);
 }
 
 TEST_CASE("generate and logits answer with the reference's tokens", "[inspect]") {

@@ -258,7 +258,12 @@ TEST_CASE("quantize copies what it does not convert, and says what it did", "[qu
     CHECK(refused.code == 1);
     CHECK(refused.err.find("Q4_K already; a quantised file is quantised again only with --allow-requantize") !=
           std::string::npos);
-    CHECK(run_program("quantize", {out, again, "Q5_0", "--allow-requantize"}).code == 0);
+    const Finished larger = run_program("quantize", {out, again, "Q8_0", "--allow-requantize"});
+    CHECK(larger.code == 0);
+    CHECK(larger.err.find(again + " is larger than " + out) != std::string::npos);
+    const Finished smaller = run_program("quantize", {again, out, "Q5_0", "--allow-requantize"});
+    CHECK(smaller.code == 0);
+    CHECK(smaller.err.empty());
 }
 
 TEST_CASE("quantize weighs errors by an importance matrix of either form", "[quantize]") {

@@ -1,16 +1,21 @@
-// inspect: shows the contents of a model file and runs single parts of the engine; every command prints one line of JSON.
+// inspect: shows the contents of a model file and runs single parts of the engine. Every command prints one line of JSON; show prints on a
+// terminal a few lines for a person.
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
+
+#include <unistd.h>
 
 import quire.compute.kv_cache;
 import quire.core.base;
 import quire.core.output_file;
 import quire.engine.engine;
 import quire.engine.load_estimate;
+import quire.engine.sampling_defaults;
 import quire.model_file.weights;
 import quire.text.calls.tool_form;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
+import quire.tools.common.terminal;
 import quire.tools.inspect.constrain;
 
 using namespace quire;
@@ -23,7 +28,7 @@ struct Arguments {
     std::string     schema_tests, key_order = "any", numbers = "any";
     std::string     model, ids, raw_file, template_file, template_name, now;
     EngineOptions   engine; // what the flags say of it
-    bool            no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
+    bool            no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false, json = false;
     int             top = 20, n = 48, beam = 0;
     float           length_penalty = 0;
 };
@@ -112,11 +117,43 @@ Json to_json(const GgufValue& value) {
         value);
 }
 
+// What a person wants to know of a file. `estimate`: of a model that can run here, or null.
+std::string summary(const Checked& checked, const LoadEstimate* estimate) {
+    const Gguf&                    file = checked.file;
+    const Result<std::string_view> name = file.text("general.name", "");
+    std::string text = cat(file.path(), ": ", file.tensors().size(), " tensors, ", file.file_bytes(), " bytes");
+    if (name && !name->empty()) text += cat("\nname: ", cut_short(std::string(*name), 200));
+    if (!estimate)
+        return text + (file.tensors().empty() ? "\na vocabulary: there are no tensors in it"
+                                              : "\nquire does not run this architecture");
+    text += "\n" + describe(*estimate);
+    if (const std::string call = example_of(estimate->tools); !call.empty()) text += "\na call of a tool: " + call;
+    if (estimate->reasoning)
+        text += cat("\nreasoning between ", estimate->reasoning.begin, " and ", estimate->reasoning.end);
+    SamplerChoice      choice;
+    const FileSampling sampling = take_file_sampling(file, [](const std::string&) { return false; }, choice);
+    if (!sampling.said.empty()) text += "\nsampling: the file says " + sampling.said;
+    if (!sampling.refused.empty()) text += "\nsampling: not possible, and not taken: " + sampling.refused;
+    return text + "\n(--json: everything, with metadata and tensors)";
+}
+
 int show(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     const Gguf& file = checked->file;
-    Json        out;
+    const bool  read = !a.json && isatty(STDOUT_FILENO) == 1; // by a person
+    if (read) {
+        std::optional<LoadEstimate> known;
+        if (checked->config) {
+            Result<LoadEstimate> estimate = estimate_load(file, *checked->config, a.engine);
+            if (!estimate) return complain(estimate.error());
+            known = std::move(*estimate);
+        }
+        std::printf("%s\n", printable(summary(*checked, known ? &*known : nullptr)).c_str());
+        const auto ok = flush_output();
+        return ok ? 0 : complain(ok.error());
+    }
+    Json out;
     out["file"]    = file.path();
     out["version"] = file.version();
     out["bytes"]   = file.file_bytes();
@@ -154,7 +191,6 @@ int show(const Arguments& a) {
                  {"fits", estimate->fits},
                  {"context", estimate->context},
                  {"bandwidth", estimate->bandwidth},
-                 {"tokens_per_second", estimate->tokens_per_second},
                  {"chat_template", estimate->chat_template},
                  {"tool_form", std::string(name_of(estimate->tools.kind))},
                  {"tool_call", example_of(estimate->tools)},
@@ -422,7 +458,8 @@ int main(int argc, char** argv) {
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
     };
-    CLI::App* show_command     = command("show", "print metadata, tensors, KV bytes per token");
+    CLI::App* show_command = command("show", "print what the file is; as JSON also metadata and tensors");
+    show_command->add_flag("--json", a.json, "JSON on a terminal, too");
     CLI::App* tokenize_command = command("tokenize", "text on standard input (any bytes) → token ids and pieces");
     tokenize_command->add_flag("--no-special", a.no_special,
                                "treat text that looks like a special token as plain text");

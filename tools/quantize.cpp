@@ -98,6 +98,9 @@ int run(int argc, char** argv) {
                 done->tensors, types.c_str(), double(done->bytes_out) / 1e9,
                 8 * double(done->bytes_out) / double(done->weights), 8 * double(done->bytes_in) / double(done->weights),
                 time.seconds());
+    if (done->bytes_out > done->bytes_in)
+        std::fprintf(stderr, "quantize: %s is larger than %s: the tensors have %.2f GB instead of %.2f GB\n",
+                     o.out.c_str(), o.in.c_str(), double(done->bytes_out) / 1e9, double(done->bytes_in) / 1e9);
     if (done->without_importance > 0)
         std::printf("%zu of them without importance: %s does not know them\n", done->without_importance,
                     o.imatrix.c_str());

@@ -1,5 +1,5 @@
 // quire.engine.load_estimate: estimates, before the weights are read, how a model file runs on this machine: size, types, how much context
-// fits, how fast one sequence can be. Owns nothing.
+// fits. Owns nothing.
 export module quire.engine.load_estimate;
 
 import quire.compute.cpu.backend;
@@ -28,9 +28,8 @@ struct LoadEstimate {
     bool                     fits      = false;
     std::int64_t             context   = 0; // tokens whose KV fits beside the weights, at most the trained length
     int                      trained   = 0;
-    double                   bandwidth = 0;         // bytes a second, measured
-    double                   tokens_per_second = 0; // of one sequence, if it only read the weights
-    std::vector<std::string> unknown;               // keys of the file that quire does not read
+    double                   bandwidth = 0; // bytes a second, measured
+    std::vector<std::string> unknown;       // keys of the file that quire does not read
     std::string              chat_template; // the names of the file's; "": it has none; or why it cannot be used
     bool                     chat_template_fails = false;
     bool                     answers             = true; // not a model of embeddings
@@ -137,7 +136,6 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     estimate.checkpoint_interval = checkpoint_interval(
         estimate.state_bytes, (estimate.device == "cpu" ? 4 : 1) * estimate.kv_bytes_per_token, o.block_size);
     estimate.bandwidth = (*backend)->read_bandwidth() * double(gpus);
-    if (estimate.active_bytes > 0) estimate.tokens_per_second = estimate.bandwidth / double(estimate.active_bytes);
     return estimate;
 }
 
@@ -178,15 +176,6 @@ std::string describe(const LoadEstimate& estimate) {
     else
         text += cat("does not fit: ", size(estimate.weight_bytes), " of weights, ", size(estimate.memory),
                     " free on the ", estimate.device);
-    if (estimate.tokens_per_second > 0) {
-        char speed[64];
-        std::snprintf(speed, sizeof speed, estimate.tokens_per_second < 10 ? "%.1f" : "%.0f",
-                      estimate.tokens_per_second);
-        text +=
-            cat("; at most about ", speed, " tok/s for one sequence (",
-                amount(estimate.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
-                " measured)");
-    }
     if (estimate.chat_template_fails) text += cat("\n", estimate.chat_template);
     else if (!estimate.chat_template.empty())
         text += cat("\nchat template: the file's",
