@@ -9,6 +9,7 @@
 import quire.core.unicode;
 import quire.tools.common.line_editor;
 import quire.tools.common.terminal;
+import quire.tools.common.word_wrap;
 
 using namespace quire;
 using quire::testing::Screen;
@@ -47,6 +48,34 @@ TEST_CASE("what a model says cannot steer the terminal", "[terminal]") {
     CHECK(printable("a\tb\nc") == "a\tb\nc");
     CHECK(printable("\x1b[2Jx\r\a\x7f\b") == "[2Jx");
     CHECK(printable("\u009b2J \u00a0é日🙂") == "2J \u00a0é日🙂");
+}
+
+TEST_CASE("a text wraps at words, however it comes", "[terminal]") {
+    const auto wrapped = [](const std::string& text, int columns) {
+        WordWrap          whole;
+        const std::string once = whole.push(text, columns) + whole.finish(columns);
+        WordWrap          pieces;
+        std::string       added;
+        for (std::size_t at = 0; at < text.size();) {
+            const auto n = std::size_t(utf8_next(text, at).bytes);
+            added += pieces.push(text.substr(at, n), columns);
+            at += n;
+        }
+        CHECK(added + pieces.finish(columns) == once);
+        return once;
+    };
+    CHECK(wrapped("one two three", 80) == "one two three");
+    CHECK(wrapped("one two three", 8) == "one two\nthree");
+    CHECK(wrapped("one two three", 7) == "one two\nthree");
+    CHECK(wrapped("one two three", 6) == "one\ntwo\nthree");
+    CHECK(wrapped("  one\n\n  two  \n", 5) == "  one\n\n  two  \n");
+    CHECK(wrapped("a\tb", 9) == "a\tb");
+    CHECK(wrapped("a\tb", 8) == "a\nb");
+    CHECK(wrapped("see https://x.example/abc now", 10) == "see\nhttps://x.example/abc now"); // cut by the terminal
+    CHECK(wrapped("日本語日本", 6) == "日本語\n日本");
+    CHECK(wrapped("```c\nint main(void) { }\n```\nthe end of it", 8) ==
+          "```c\nint main(void) { }\n```\nthe end\nof it");
+    CHECK(wrapped("a ```b c d", 8) == "a ```b c\nd");
 }
 
 TEST_CASE("keys edit the line", "[terminal]") {

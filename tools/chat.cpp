@@ -280,6 +280,8 @@ int run(ChatArguments& a) {
             if (first && *piped) *first += "\n\n" + **piped; // -p is a question about the piped text
             else if (*piped) first = std::move(*piped);
         }
+        if (!facts.in && !first && !a.single_turn && facts.err)
+            chat.note("Each line of the piped text is a message; with -st all of it is one.");
         code = converse(chat, reader, a, std::move(first));
         if (chat.failed()) code = 1;
     }

@@ -16,6 +16,7 @@ import quire.text.tokens.breaker_sequences;
 import quire.text.tokens.tokenizer;
 import quire.tools.chat.flags;
 import quire.tools.common.terminal;
+import quire.tools.common.word_wrap;
 
 export namespace quire {
 
@@ -54,7 +55,7 @@ struct Chat::Impl {
           color_(arguments.color == "on" ||
                  (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
           timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)),
-          timings_file_(facts.out ? stdout : stderr), progress_(facts.err && !facts.dumb),
+          timings_file_(facts.out ? stdout : stderr), progress_(facts.err && !facts.dumb), wraps_(facts.out),
           seed_(arguments.seed >= 0 ? std::uint64_t(arguments.seed) : std::random_device{}()) {
         clear();
     }
@@ -251,24 +252,31 @@ struct Chat::Impl {
         return int(now.prefill_tokens + now.cached_tokens - before.prefill_tokens - before.cached_tokens);
     }
 
-    // Prints the answer's text as it comes; the blank with which many begin is left out.
+    // Prints the answer's text as it comes, on a terminal word by word; the blank with which many begin is left out.
     class Printer {
     public:
+        explicit Printer(bool wraps) : wraps_(wraps) {}
         void print(std::string_view text) {
             if (!begun_ && text.starts_with(' ')) text.remove_prefix(1);
             begun_                  = begun_ || !text.empty();
             const std::string shown = printable(text);
-            if (!shown.empty()) line_open_ = shown.back() != '\n';
-            std::fwrite(shown.data(), 1, shown.size(), stdout);
-            std::fflush(stdout);
+            put(wraps_ ? wrap_.push(shown, screen_columns()) : shown);
         }
         ~Printer() {
+            if (wraps_) put(wrap_.finish(screen_columns()));
             if (line_open_) std::fputs("\n", stdout);
             std::fflush(stdout);
         }
 
     private:
-        bool begun_ = false, line_open_ = true;
+        void put(const std::string& shown) {
+            if (!shown.empty()) line_open_ = shown.back() != '\n';
+            std::fwrite(shown.data(), 1, shown.size(), stdout);
+            std::fflush(stdout);
+        }
+
+        bool     wraps_, begun_ = false, line_open_ = true;
+        WordWrap wrap_;
     };
 
     std::shared_ptr<const SequenceBreakers> breakers() {
@@ -327,7 +335,7 @@ struct Chat::Impl {
         bool                stopped = false; // at plain_stop
         {
             StatusLine status(progress_);
-            Printer    printer;
+            Printer    printer(wraps_);
             auto       show = [&](bool all) { // but not a text that may become the stop text
                 std::size_t upto = reply.size();
                 if (template_.name() == "plain") {
@@ -413,6 +421,7 @@ struct Chat::Impl {
     bool                                    color_, timings_;
     std::FILE*                              timings_file_;
     bool                                    progress_; // of long prompts is shown
+    bool                                    wraps_;    // answers are wrapped at words
     std::uint64_t                           seed_, n_answers_ = 0;
     std::vector<Json>                       messages_;
     Known                                   known_;

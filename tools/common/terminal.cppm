@@ -27,6 +27,7 @@ struct TerminalFacts {
     bool dumb = false;                         // TERM says that escape codes do not work
 };
 TerminalFacts terminal_facts();
+int           screen_columns(); // of the terminal; 80 where it does not say
 
 // -- Ctrl-C: one asks, and the program looks with interrupted(). Only when it has not looked for ten seconds another one
 // ends the process, with code 130.
@@ -252,6 +253,8 @@ ScreenSize screen_size() {
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return {};
     return {size.ws_col, size.ws_row};
 }
+
+int screen_columns() { return screen_size().columns; }
 
 // -- text -----------------------------------------------------------------------------------------------
 
