@@ -283,7 +283,11 @@ int run(Arguments& a) {
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.
     std::string said;
-    if (const Result<LoadEstimate> estimate = estimate_load(a.model, a.engine)) said = describe(*estimate);
+    if (const Result<LoadEstimate> estimate = estimate_load(a.model, a.engine)) {
+        said          = describe(*estimate);
+        options.model = {estimate->weight_bytes, std::uint64_t(estimate->parameters),
+                         estimate->types.empty() ? "" : dtype_info(estimate->types[0].first).name};
+    }
     ProgressBar    bar("loading", facts.err && !facts.dumb);
     Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
         if (!said.empty()) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Independent clients against ./server: the packages openai and anthropic, pydantic-ai, litellm, langchain, llama-index, instructor,
+# Independent clients against ./server: the packages openai, anthropic and ollama, pydantic-ai, litellm, langchain, llama-index, instructor,
 # curl; a router before two of them, an indexer of KV events, another constraint engine; then load and misbehaving clients.
 # Parts that need the package index are skipped without one, and say so.
 set -eu
@@ -20,6 +20,7 @@ if installed build/clients tests/clients/requirements.txt; then
     build/clients/bin/python tests/clients/openai_client.py
     build/clients/bin/python tests/clients/structured.py
     build/clients/bin/python tests/clients/dialects.py
+    build/clients/bin/python tests/clients/ollama_client.py
 fi
 # 600 MB of packages: QUIRE_CLIENTS=few leaves them out.
 if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/frameworks tests/clients/frameworks_requirements.txt; then

@@ -103,6 +103,8 @@ public:
     virtual std::string_view out_of_memory() const = 0;
     // After a silence.
     virtual std::string ping() { return std::string(comment_event); }
+    // The Content-Type of a stream.
+    virtual std::string_view type() const { return "text/event-stream"; }
 };
 
 // The number of characters of a text in UTF-8.

@@ -24,19 +24,26 @@ export namespace quire {
 constexpr std::string_view quire_version   = "0.1";
 constexpr std::size_t      longest_message = 1024; // bytes of an error's text
 
+// What a model's file is, for clients that ask.
+struct ModelFacts {
+    std::uint64_t bytes = 0, parameters = 0;
+    std::string   type; // of most of its weights
+};
+
 struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
     ChatTemplate             chat_template;
-    CallForm                 tool_form;         // of the template, or as the user says; none, other: the template's are
-                                                // not known, and tools are described in messages
-    ReasoningForm            reasoning;         // likewise; the text between its marks is split off
-    bool                     reasons = true;    // false: it stays in the content
-    std::string              now;               // of the templates' clock; "": the machine's
-    std::string              model_file;        // its name, without the folder
-    std::vector<std::string> api_keys;          // a request needs one of them; none: every request may enter
-    std::vector<std::string> cors_origins;      // of pages that may use this server; "*": all
-    double                   ping_seconds = 15; // of silence in a stream, until a comment keeps it alive
+    CallForm                 tool_form;      // of the template, or as the user says; none, other: the template's are
+                                             // not known, and tools are described in messages
+    ReasoningForm            reasoning;      // likewise; the text between its marks is split off
+    bool                     reasons = true; // false: it stays in the content
+    std::string              now;            // of the templates' clock; "": the machine's
+    std::string              model_file;     // its name, without the folder
+    ModelFacts               model;
+    std::vector<std::string> api_keys;            // a request needs one of them; none: every request may enter
+    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
+    double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
     bool                     pages        = true; // the chat and the block pool for a browser
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).

@@ -1,4 +1,4 @@
-// quire.serve.api.error: why a request is refused, in the forms of OpenAI and Anthropic. Owns nothing.
+// quire.serve.api.error: why a request is refused, in the forms of OpenAI, Anthropic and Ollama. Owns nothing.
 export module quire.serve.api.error;
 
 import quire.core.base;
@@ -20,6 +20,7 @@ using Parsed = std::expected<T, ApiError>;
 enum class ErrorForm : std::uint8_t {
     openai,    // {"error": {message, type, param, code}}
     anthropic, // {"type": "error", "error": {type, message}}
+    ollama,    // {"error": message}
 };
 // The form of the API that has this path.
 ErrorForm error_form(std::string_view path);
@@ -88,10 +89,12 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
 }
 
 ErrorForm error_form(std::string_view path) {
+    if (path.starts_with("/api/")) return ErrorForm::ollama;
     return path == "/v1/messages" || path.starts_with("/v1/messages/") ? ErrorForm::anthropic : ErrorForm::openai;
 }
 
 std::string error_body(const ApiError& error, ErrorForm form) {
+    if (form == ErrorForm::ollama) return json_dump(Json{{"error", error.message}});
     if (form == ErrorForm::anthropic) {
         // With these words of Anthropic's, Claude Code shortens its conversation.
         const std::string message = cat(error.code == overflow_code ? "prompt is too long: " : "", error.message);

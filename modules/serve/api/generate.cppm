@@ -208,6 +208,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     const bool stream   = r.stream;
     Json       settings = settings_json(r);
     auto       renderer = make_renderer(head, r, texts);
+    const auto type     = std::string(renderer->type());
     auto generation = std::make_shared<Generation>(api.service, std::move(r), std::move(head), std::move(texts), format,
                                                    std::move(renderer));
     std::vector<Request> requests = generation->requests(std::move(prompts));
@@ -228,7 +229,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         generation->record(e.notes);
         return api.refuse(e, *error);
     }
-    e.response.type = "text/event-stream";
+    e.response.type = type;
     e.response.headers.emplace_back("Cache-Control", "no-cache");
     e.response.headers.emplace_back("X-Accel-Buffering", "no");
     e.response.stream = [&api, generation, listed, &e](const HttpWrite& write) {

@@ -12,7 +12,8 @@ struct EmbeddingRequest {
     bool                     add_special_tokens = true;
     std::string              cache_salt;
     std::optional<int>       dimensions;
-    std::string              model; // as in GenerationRequest
+    bool                     truncate = false; // an input that is too long loses its end
+    std::string              model;            // as in GenerationRequest
     std::vector<std::string> unknown;
 };
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);

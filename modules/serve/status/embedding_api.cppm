@@ -7,6 +7,14 @@ import quire.serve.openai.embeddings;
 
 export namespace quire {
 
+struct Embedded {
+    std::vector<std::vector<float>> vectors; // one for each input
+    int                             n_tokens = 0;
+};
+// The vectors of the request's inputs, which come from the field `param`. False: the request was refused.
+bool embed_inputs(ApiContext& api, HttpExchange& e, const EmbeddingRequest& request, const std::string& param,
+                  Embedded& out);
+
 void answer_embeddings(ApiContext& api, HttpExchange& e);
 void answer_rerank(ApiContext& api, HttpExchange& e);
 
@@ -46,32 +54,44 @@ bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, cons
     return true;
 }
 
+bool embed_inputs(ApiContext& api, HttpExchange& e, const EmbeddingRequest& request, const std::string& param,
+                  Embedded& out) {
+    const auto refuse = [&](const ApiError& error) {
+        api.refuse(e, error);
+        return false;
+    };
+    if (api.service.config().pooling == Pooling::rank)
+        return refuse(ApiError{400, "this model is a reranker: POST /v1/rerank", "model", ""});
+    const int hidden = api.service.config().hidden_size;
+    if (const int wanted = request.dimensions.value_or(hidden); wanted != hidden)
+        return refuse(ApiError{400, cat("dimensions is ", wanted, "; the embeddings of this model have ", hidden),
+                               "dimensions", ""});
+    std::vector<Request> requests;
+    for (const Prompt& input : request.inputs) {
+        const auto ok = request.truncate ? api.encoder.check_split(text_bytes(input), param)
+                                         : api.encoder.check_size(text_bytes(input), 0, param);
+        if (!ok) return refuse(ok.error());
+        Parsed<std::vector<Token>> ids = api.encoder.encode(input, request.add_special_tokens, param);
+        if (!ids) return refuse(ids.error());
+        const auto context = std::size_t(api.options.limits.context);
+        if (request.truncate && ids->size() > context) ids->resize(context);
+        out.n_tokens += int(ids->size());
+        Request& q   = requests.emplace_back();
+        q.prompt     = std::move(*ids);
+        q.embed      = true;
+        q.cache_salt = request.cache_salt;
+    }
+    return embed(api, e, std::move(requests), param, out.n_tokens, out.vectors);
+}
+
 void answer_embeddings(ApiContext& api, HttpExchange& e) {
     Parsed<EmbeddingRequest> parsed = parse_embedding_request(e.request.body, api.options.limits);
     e.request.body                  = {};
     if (!parsed) return api.refuse(e, parsed.error());
-    if (api.service.config().pooling == Pooling::rank)
-        return api.refuse(e, ApiError{400, "this model is a reranker: POST /v1/rerank", "model", ""});
-    const int hidden = api.service.config().hidden_size;
-    if (const int wanted = parsed->dimensions.value_or(hidden); wanted != hidden)
-        return api.refuse(e,
-                          ApiError{400, cat("dimensions is ", wanted, "; the embeddings of this model have ", hidden),
-                                   "dimensions", ""});
-    std::vector<Request> requests;
-    int                  n_tokens = 0;
-    for (const Prompt& input : parsed->inputs) {
-        if (auto ok = api.encoder.check_size(text_bytes(input), 0, "input"); !ok) return api.refuse(e, ok.error());
-        Parsed<std::vector<Token>> ids = api.encoder.encode(input, parsed->add_special_tokens, "input");
-        if (!ids) return api.refuse(e, ids.error());
-        n_tokens += int(ids->size());
-        Request& q   = requests.emplace_back();
-        q.prompt     = std::move(*ids);
-        q.embed      = true;
-        q.cache_salt = parsed->cache_salt;
-    }
-    std::vector<std::vector<float>> vectors;
-    if (!embed(api, e, std::move(requests), "input", n_tokens, vectors)) return;
-    e.response.body = render_embeddings(api.model_name(parsed->model), vectors, parsed->base64, n_tokens);
+    Embedded embedded;
+    if (!embed_inputs(api, e, *parsed, "input", embedded)) return;
+    e.response.body =
+        render_embeddings(api.model_name(parsed->model), embedded.vectors, parsed->base64, embedded.n_tokens);
 }
 
 // A query and a document stand in one text, as the reranker was trained.

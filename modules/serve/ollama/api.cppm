@@ -1,0 +1,330 @@
+// quire.serve.ollama.api: Ollama's routes under /api, and the form of their responses and streams, which are lines of JSON
+// (https://docs.ollama.com/api). Owns nothing.
+module;
+
+#include <ctime>
+
+export module quire.serve.ollama.api;
+
+import quire.core.base;
+import quire.core.hash;
+import quire.serve.api.answer_blocks;
+import quire.serve.api.generate;
+import quire.serve.api.request_fields;
+import quire.serve.ollama.request;
+import quire.serve.openai.embeddings;
+import quire.serve.status.embedding_api;
+
+export namespace quire {
+
+void answer_ollama_chat(ApiContext& api, HttpExchange& e);
+void answer_ollama_generate(ApiContext& api, HttpExchange& e);
+void answer_ollama_embed(ApiContext& api, HttpExchange& e);      // /api/embed
+void answer_ollama_embeddings(ApiContext& api, HttpExchange& e); // /api/embeddings, for one text
+void answer_ollama_tags(ApiContext& api, HttpExchange& e);
+void answer_ollama_show(ApiContext& api, HttpExchange& e);
+void answer_ollama_ps(ApiContext& api, HttpExchange& e);
+void answer_ollama_version(ApiContext& api, HttpExchange& e);
+
+// `messages`: of /api/chat; else the text stands alone, as in /api/generate.
+std::unique_ptr<AnswerRenderer> ollama_renderer(ResponseHead head, bool messages);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// The version of Ollama whose API this is: clients ask for at least some version.
+constexpr std::string_view api_version = "0.12.11";
+
+std::string time_text(std::int64_t microseconds) {
+    const std::time_t seconds = std::time_t(microseconds / 1'000'000);
+    std::tm           parts{};
+    gmtime_r(&seconds, &parts);
+    char date[32], text[48];
+    std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+    std::snprintf(text, sizeof text, "%s.%06dZ", date, int(microseconds % 1'000'000));
+    return text;
+}
+
+std::string now_text() {
+    return time_text(
+        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count());
+}
+
+std::int64_t nanoseconds(double milliseconds) { return std::int64_t(milliseconds * 1e6); }
+
+class OllamaRenderer : public AnswerRenderer {
+public:
+    OllamaRenderer(ResponseHead head, bool messages) : head_(std::move(head)), messages_(messages) {}
+
+    std::string response(std::vector<Choice> choices, const Usage& usage) override {
+        Choice&     c = choices[0];
+        std::string text, thoughts;
+        Json        calls = Json::array();
+        take(blocks_.push(std::move(c.parts)), text, thoughts, calls);
+        take(blocks_.finish(), text, thoughts, calls);
+        if (head_.logprobs) add_logprobs(c);
+        Json body = frame(text, thoughts, std::move(calls));
+        close(body, c, usage);
+        return json_dump(std::move(body));
+    }
+
+    std::string piece(Choice c, const Usage&) override {
+        std::string out;
+        if (head_.logprobs) add_logprobs(c);
+        out += lines(blocks_.push(std::move(c.parts)));
+        if (c.finish_reason.empty()) return out;
+        last_ = std::move(c);
+        return out + lines(blocks_.finish());
+    }
+
+    std::string end(const Usage& usage) override {
+        Json body = frame("", "", Json::array());
+        close(body, last_, usage);
+        return line(std::move(body));
+    }
+
+    std::string failure(const ApiError& error) override { return error_body(error, ErrorForm::ollama) + "\n"; }
+
+    std::string_view out_of_memory() const override {
+        return "{\"error\":\"there is no memory for this request now\"}\n";
+    }
+
+    std::string      ping() override { return {}; } // a line of JSON would be a piece of the answer
+    std::string_view type() const override { return "application/x-ndjson"; }
+
+private:
+    static std::string line(Json body) { return json_dump(std::move(body)) + "\n"; }
+
+    Json frame(const std::string& text, const std::string& thoughts, Json calls) {
+        Json body{{"model", head_.model}, {"created_at", now_text()}};
+        Json own{{messages_ ? "content" : "response", text}};
+        if (!thoughts.empty()) own["thinking"] = thoughts;
+        if (!calls.empty()) own["tool_calls"] = std::move(calls);
+        if (messages_) {
+            body["message"] = {{"role", "assistant"}};
+            body["message"].update(own);
+        } else body.update(own);
+        body["done"] = false;
+        if (!logprobs_.empty()) body["logprobs"] = std::exchange(logprobs_, Json::array());
+        return body;
+    }
+
+    void close(Json& body, const Choice& c, const Usage& usage) const {
+        const Timings t              = c.timings.value_or(Timings{});
+        body["done"]                 = true;
+        body["done_reason"]          = c.finish_reason == "length" ? "length" : "stop";
+        body["total_duration"]       = nanoseconds(watch_.seconds() * 1e3);
+        body["load_duration"]        = 0;
+        body["prompt_eval_count"]    = usage.prompt_tokens;
+        body["prompt_eval_duration"] = nanoseconds(t.prompt_ms);
+        body["eval_count"]           = usage.completion_tokens;
+        body["eval_duration"]        = nanoseconds(t.generated_ms);
+    }
+
+    // A call is shown as a whole, when it has ended.
+    void take(const std::vector<BlockEvent>& events, std::string& text, std::string& thoughts, Json& calls) {
+        for (const BlockEvent& b : events) {
+            const bool is_call = b.kind == AnswerPart::Kind::call;
+            if (b.what == BlockEvent::What::begin && is_call) call_ = b.call;
+            else if (b.what == BlockEvent::What::text)
+                (is_call ? call_.arguments : b.kind == AnswerPart::Kind::reasoning ? thoughts : text) += b.text;
+            else if (b.what == BlockEvent::What::end && is_call) calls.push_back(finished_call());
+        }
+    }
+
+    // The arguments of a call that was cut off are no JSON: the object is empty then.
+    Json finished_call() {
+        Result<Json> arguments = json_parse(call_.arguments);
+        const bool   whole     = arguments && arguments->is_object();
+        Json function{{"index", n_calls_}, {"name", call_.name}, {"arguments", whole ? *arguments : Json::object()}};
+        return {{"id", call_id(head_, 0, n_calls_++)}, {"function", std::move(function)}};
+    }
+
+    std::string lines(const std::vector<BlockEvent>& events) {
+        std::string out;
+        for (const BlockEvent& b : events) {
+            std::string text, thoughts;
+            Json        calls = Json::array();
+            take({b}, text, thoughts, calls);
+            if (!text.empty() || !thoughts.empty() || !calls.empty())
+                out += line(frame(text, thoughts, std::move(calls)));
+        }
+        return out;
+    }
+
+    void add_logprobs(const Choice& c) {
+        const auto one = [](const SpelledLogprob& t) {
+            return Json{{"token", t.bytes}, {"logprob", finite_logprob(t.logprob)}, {"bytes", bytes_json(t.bytes)}};
+        };
+        for (Json& item : logprobs_json(c.logprobs, one)) logprobs_.push_back(std::move(item));
+    }
+
+    ResponseHead head_;
+    bool         messages_;
+    AnswerBlocks blocks_;
+    Stopwatch    watch_;
+    ToolCall     call_; // that has not ended yet
+    int          n_calls_  = 0;
+    Json         logprobs_ = Json::array(); // of tokens that no line has had yet
+    Choice       last_;                     // the piece that ended the answer
+};
+
+std::unique_ptr<AnswerRenderer> ollama_renderer(ResponseHead head, bool messages) {
+    return std::make_unique<OllamaRenderer>(std::move(head), messages);
+}
+
+// -- routes
+
+void answer_generation(ApiContext& api, HttpExchange& e, Parsed<OllamaRequest> parsed, bool messages) {
+    if (!parsed) return api.refuse(e, parsed.error());
+    if (parsed->empty) {
+        Json body{{"model", api.model_name(parsed->model)}, {"created_at", now_text()}};
+        if (messages) body["message"] = {{"role", "assistant"}, {"content", ""}};
+        else body["response"] = "";
+        body["done"]        = true;
+        body["done_reason"] = "load";
+        return answer_json(e, std::move(body));
+    }
+    generate(api, e, std::move(parsed->generation), messages ? "messages" : "prompt",
+             [&](ResponseHead head, const GenerationRequest&, const std::vector<std::string>&) {
+                 head.model = api.model_name(parsed->model);
+                 return ollama_renderer(std::move(head), messages);
+             });
+}
+
+void answer_ollama_chat(ApiContext& api, HttpExchange& e) {
+    answer_generation(api, e, parse_ollama_chat(e.request.body, api.options.limits), true);
+}
+
+void answer_ollama_generate(ApiContext& api, HttpExchange& e) {
+    answer_generation(api, e, parse_ollama_generate(e.request.body, api.options.limits), false);
+}
+
+// The vectors of the texts in the field `param`. False: the request was refused.
+bool embed_field(ApiContext& api, HttpExchange& e, const std::string& param, std::string& model, Embedded& out) {
+    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), api.options.limits);
+    if (!body) return api.refuse(e, body.error()), false;
+    JsonFields       f(*body);
+    EmbeddingRequest request;
+    model = f.text("model", 256);
+    const Json name{{"model", without_tag(model, api.options.limits)}};
+    JsonFields named(name);
+    parse_model(named, api.options.limits);
+    request.inputs   = parse_prompts(f, param, api.options.limits);
+    request.truncate = f.boolean("truncate", true);
+    if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) request.dimensions = int(*n);
+    if (named.failed()) return api.refuse(e, named.error().error()), false;
+    if (f.failed()) return api.refuse(e, f.error().error()), false;
+    model = api.model_name(model);
+    return embed_inputs(api, e, request, param, out);
+}
+
+void answer_ollama_embed(ApiContext& api, HttpExchange& e) {
+    const Stopwatch watch;
+    std::string     model;
+    Embedded        embedded;
+    if (!embed_field(api, e, "input", model, embedded)) return;
+    answer_json(e, Json{{"model", model},
+                        {"embeddings", embedded.vectors},
+                        {"total_duration", nanoseconds(watch.seconds() * 1e3)},
+                        {"load_duration", 0},
+                        {"prompt_eval_count", embedded.n_tokens}});
+}
+
+void answer_ollama_embeddings(ApiContext& api, HttpExchange& e) {
+    std::string model;
+    Embedded    embedded;
+    if (!embed_field(api, e, "prompt", model, embedded)) return;
+    answer_json(e, Json{{"embedding", embedded.vectors.at(0)}});
+}
+
+std::string count_text(std::uint64_t n) {
+    char text[32];
+    if (n >= 1'000'000'000) std::snprintf(text, sizeof text, "%.1fB", double(n) / 1e9);
+    else std::snprintf(text, sizeof text, "%.2fM", double(n) / 1e6);
+    return text;
+}
+
+Json details_json(const ApiContext& api) {
+    const std::string& family = api.service.config().architecture_name;
+    return {{"parent_model", ""},
+            {"format", "gguf"},
+            {"family", family},
+            {"families", Json::array({family})},
+            {"parameter_size", count_text(api.options.model.parameters)},
+            {"quantization_level", api.options.model.type}};
+}
+
+Json listed_model(const ApiContext& api, const std::string& alias) {
+    const std::string name = alias.contains(':') ? alias : alias + ":latest";
+    char              digest[80];
+    std::snprintf(
+        digest, sizeof digest, "%064llx",
+        static_cast<unsigned long long>(hash_bytes(cat(api.options.model_file, '/', api.options.model.bytes))));
+    return {{"name", name},
+            {"model", name},
+            {"modified_at", time_text(api.started * 1'000'000)},
+            {"size", api.options.model.bytes},
+            {"digest", digest}, // tells files apart; it is no sum of the content
+            {"details", details_json(api)}};
+}
+
+void answer_ollama_tags(ApiContext& api, HttpExchange& e) {
+    Json models = Json::array();
+    for (const std::string& alias : api.options.aliases) models.push_back(listed_model(api, alias));
+    answer_json(e, Json{{"models", std::move(models)}});
+}
+
+void answer_ollama_ps(ApiContext& api, HttpExchange& e) {
+    Json model              = listed_model(api, api.options.aliases[0]);
+    model["expires_at"]     = "2999-12-31T00:00:00Z"; // it stays
+    model["size_vram"]      = api.service.engine_options().device == "cuda" ? api.options.model.bytes : 0;
+    model["context_length"] = api.options.limits.context;
+    answer_json(e, Json{{"models", Json::array({std::move(model)})}});
+}
+
+void answer_ollama_show(ApiContext& api, HttpExchange& e) {
+    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), api.options.limits);
+    if (!body) return api.refuse(e, body.error());
+    JsonFields        f(*body);
+    const std::string asked = f.text(f.has("model") ? "model" : "name", 256);
+    const Json        name{{"model", without_tag(asked, api.options.limits)}};
+    JsonFields        named(name);
+    parse_model(named, api.options.limits);
+    if (f.failed()) return api.refuse(e, f.error().error());
+    if (named.failed()) return api.refuse(e, named.error().error());
+    const ModelConfig& c            = api.service.config();
+    const std::string& a            = c.architecture_name;
+    Json               capabilities = Json::array();
+    if (c.family->encoder) capabilities.push_back("embedding");
+    else {
+        capabilities.push_back("completion");
+        capabilities.push_back("tools");
+        if (api.options.reasoning) capabilities.push_back("thinking");
+    }
+    const SamplingParams& p = api.options.limits.samplers.params;
+    answer_json(e, Json{{"modelfile", cat("FROM ", api.options.model_file)},
+                        {"parameters", cat("temperature ", p.temperature, "\ntop_k ", p.top_k, "\ntop_p ", p.top_p,
+                                           "\nmin_p ", p.min_p)},
+                        {"template", api.options.chat_template.source()},
+                        {"license", ""},
+                        {"details", details_json(api)},
+                        {"model_info",
+                         {{"general.architecture", a},
+                          {"general.parameter_count", api.options.model.parameters},
+                          {a + ".context_length", api.options.limits.context},
+                          {a + ".embedding_length", c.hidden_size},
+                          {a + ".block_count", c.n_layers},
+                          {a + ".attention.head_count", c.n_heads},
+                          {a + ".attention.head_count_kv", c.n_kv_heads}}},
+                        {"capabilities", std::move(capabilities)},
+                        {"modified_at", time_text(api.started * 1'000'000)}});
+}
+
+void answer_ollama_version(ApiContext&, HttpExchange& e) { answer_json(e, Json{{"version", api_version}}); }
+
+} // namespace quire
