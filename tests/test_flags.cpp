@@ -148,6 +148,41 @@ TEST_CASE("the flags of docs/flags.md are taken as it says", "[flags]") {
     CHECK(n > 150);
 }
 
+TEST_CASE("flags come from the environment and from a file; what is typed counts", "[flags]") {
+    const auto run = [](const std::string& file, std::vector<std::string> typed,
+                        const std::vector<std::pair<const char*, const char*>>& variables) {
+        for (const auto& [name, value] : variables) setenv(name, value, 1);
+        if (!file.empty()) typed.insert(typed.end(), {"--config", file_with(file)});
+        const Finished f = run_program("server", typed);
+        for (const auto& [name, value] : variables) unsetenv(name);
+        return f;
+    };
+    const std::string a = "/nonexistent/a.gguf", b = "/nonexistent/b.gguf";
+    CHECK(has(run("model = " + a + "\n", {}, {}).err, a));
+    CHECK(has(run("", {}, {{"QUIRE_MODEL", a.c_str()}}).err, a));
+    CHECK(has(run("", {}, {{"LLAMA_ARG_MODEL", a.c_str()}}).err, a));
+    CHECK(has(run("-m " + a, {}, {{"QUIRE_MODEL", b.c_str()}}).err, b));
+    CHECK(has(run("m: \"" + a + "\"", {"-m", b}, {{"QUIRE_MODEL", a.c_str()}}).err, b));
+    const Finished many = run("# a comment\n; another\n\n  model=" + a +
+                                  "\nparallel 3\nno-pages\nlog-json = off\nn-gpu-layers = 99\nseed = -1\n",
+                              {}, {{"LLAMA_ARG_N_PARALLEL", "2"}, {"LLAMA_ARG_JINJA", "1"}, {"QUIRE_NOTHING", "x"}});
+    INFO(many.err);
+    CHECK(many.code == 1);
+    CHECK(has(many.err, a));
+    CHECK(has(many.err, "ignored: --n-gpu-layers, --jinja\n"));
+    for (const auto& [file, says] : {std::pair("colour = red", "line 1: there is no flag '--colour'"),
+                                     {"\nport =", "line 2: --port needs a value"},
+                                     {"config = x", "there is no flag '--config'"},
+                                     {"port = 99999", "--port"}}) {
+        const Finished f = run(file, {}, {});
+        INFO(f.err);
+        CHECK(f.code == 2);
+        CHECK(has(f.err, says));
+    }
+    CHECK(run("", {"--config", "/nonexistent/file"}, {}).code == 2);
+    CHECK(run("", {"-m", a}, {{"QUIRE_PORT", "x"}}).code == 2);
+}
+
 TEST_CASE("the flags that mean the opposite of the default do what they say", "[flags]") {
     for (const char* flag : {"--log-disable", "--disable-log-requests", "--async-scheduling"})
         CHECK_FALSE(has(run_program("server", {"-m", nowhere, flag}).err, "ignored"));

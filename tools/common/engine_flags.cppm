@@ -9,6 +9,7 @@ export module quire.tools.common.engine_flags;
 import quire.core.base;
 import quire.engine.options;
 import quire.text.templates.chat_template;
+import quire.tools.common.flag_sources;
 import quire.tools.common.foreign_flags;
 
 export namespace quire {
@@ -50,7 +51,7 @@ struct AnswerFlags {
 };
 void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 
-// Parses the command line with the flags of other programs translated. `adjust`: changes the words first. Returns the
+// Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`: changes the words first. Returns the
 // exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust = {});
@@ -164,12 +165,28 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), text.c_str());
         return 2;
     };
+    std::string config; // read before the other flags
+    if (program != Program::bench)
+        app.add_option("--config", config,
+                       "file with a flag on each line: ctx-size = 8192; what is typed, and variables QUIRE_CTX_SIZE, "
+                       "count more");
     const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
         const CLI::Option* option = app.get_option_no_throw(name);
         return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
     };
-    const std::vector<std::string> typed(argv + 1, argv + argc);
-    Result<TranslatedFlags>        flags = translate_flags(program, typed, own);
+    // Whatever is typed comes last, and counts.
+    std::vector<std::string> words =
+        program == Program::bench ? std::vector<std::string>() : words_of_environment(program, own);
+    for (int i = 1; i < argc && program != Program::bench; i++) {
+        const std::string word   = argv[i];
+        const bool        joined = word.starts_with("--config=");
+        if (!joined && (word != "--config" || i + 1 == argc)) continue;
+        Result<std::vector<std::string>> read = words_of_file(joined ? word.substr(9) : argv[i + 1], program, own);
+        if (!read) return complain(read.error().message);
+        words.insert(words.begin(), read->begin(), read->end());
+    }
+    words.insert(words.end(), argv + 1, argv + argc);
+    Result<TranslatedFlags> flags = translate_flags(program, words, own);
     if (!flags) return complain(flags.error().message);
     if (adjust) adjust(flags->words);
     try {

@@ -15,6 +15,9 @@ struct TranslatedFlags {
 // Whether `name` is a flag of the program's own, and then whether a value has to follow it.
 using OwnFlag = std::function<std::optional<bool>(const std::string& name)>;
 
+// Whether a value follows a flag of these other programs (or may follow); nothing: there is no such flag.
+std::optional<bool> foreign_takes_value(Program program, std::string_view name);
+
 // The command line in the program's own flags. Error: a flag for a function that quire lacks, or an unknown flag: a dash
 // with several letters is never taken for one letter and its value.
 Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own);
@@ -178,6 +181,12 @@ const ForeignFlag* find_foreign(Program program, std::string_view name, std::str
             (flag.only.empty() || same_value(flag.only, value)))
             return &flag;
     return nullptr;
+}
+
+std::optional<bool> foreign_takes_value(Program program, std::string_view name) {
+    for (const ForeignFlag& flag : foreign_flags)
+        if ((flag.programs & int(program)) != 0 && has_name(flag.names, name)) return flag.values != 0;
+    return std::nullopt;
 }
 
 bool looks_like_flag(std::string_view word) { return word.size() > 1 && word[0] == '-' && !to_number<double>(word); }

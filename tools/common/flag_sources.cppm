@@ -1,0 +1,112 @@
+// quire.tools.common.flag_sources: flags that are not typed: in environment variables and in a file. Owns nothing.
+module;
+
+#include <unistd.h>
+
+export module quire.tools.common.flag_sources;
+
+import quire.core.base;
+import quire.tools.common.foreign_flags;
+
+export namespace quire {
+
+// QUIRE_CTX_SIZE=8192 is --ctx-size 8192, and so is LLAMA_ARG_CTX_SIZE=8192, with llama.cpp's names. A flag without a value is given by 1,
+// true, on or yes. Variables that name no flag are somebody else's.
+std::vector<std::string> words_of_environment(Program program, const OwnFlag& own);
+
+// The words of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments, values may stand in quotes.
+// Error: the line, and what is wrong with it.
+Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+bool is_yes(std::string_view value) { return value == "1" || value == "true" || value == "on" || value == "yes"; }
+
+// Whether a value follows the flag; nothing: there is no such flag.
+std::optional<bool> takes_value(const std::string& flag, Program program, const OwnFlag& own) {
+    const std::optional<bool> mine = own(flag);
+    return mine ? mine : foreign_takes_value(program, flag);
+}
+
+void add_words(const std::string& flag, bool takes, const std::string& value, std::vector<std::string>& words) {
+    if (takes) words.push_back(cat(flag, "=", value)); // in one word, as a value may begin with a dash
+    else if (is_yes(value)) words.push_back(flag);
+}
+
+// The flag of a variable's name behind its prefix.
+std::string flag_of(std::string_view name) {
+    std::string flag = "--";
+    for (const char c : name) flag += c == '_' ? '-' : char(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    return flag;
+}
+
+std::string flag_of_llama(std::string_view name) {
+    // Where llama.cpp's variable is not named after the flag.
+    constexpr std::pair<std::string_view, std::string_view> others[] = {
+        {"N_PARALLEL", "--parallel"},    {"BATCH", "--batch-size"},
+        {"UBATCH", "--ubatch-size"},     {"ENDPOINT_METRICS", "--metrics"},
+        {"ENDPOINT_PROPS", "--props"},   {"ENDPOINT_SLOTS", "--slots"},
+        {"THINK", "--reasoning-format"}, {"THINK_BUDGET", "--reasoning-budget"},
+        {"STATIC_PATH", "--path"},       {"ROPE_SCALING_TYPE", "--rope-scaling"},
+    };
+    const auto at = std::ranges::find(others, name, &std::pair<std::string_view, std::string_view>::first);
+    return at == std::end(others) ? flag_of(name) : std::string(at->second);
+}
+
+std::vector<std::string> words_of_environment(Program program, const OwnFlag& own) {
+    constexpr std::string_view quire = "QUIRE_", llama = "LLAMA_ARG_";
+    std::vector<std::string>   words;
+    for (char** at = environ; at != nullptr && *at != nullptr; at++) {
+        const std::string_view entry = *at, name = entry.substr(0, entry.find('='));
+        if (name.size() == entry.size()) continue;
+        const std::string value(entry.substr(name.size() + 1));
+        const std::string flag = name == "LLAMA_API_KEY"   ? std::string("--api-key")
+                                 : name.starts_with(quire) ? flag_of(name.substr(quire.size()))
+                                 : name.starts_with(llama) ? flag_of_llama(name.substr(llama.size()))
+                                                           : std::string();
+        if (flag.empty() || flag == "--config") continue;
+        if (const std::optional<bool> takes = takes_value(flag, program, own)) add_words(flag, *takes, value, words);
+    }
+    return words;
+}
+
+std::string_view without_blanks(std::string_view text) {
+    constexpr std::string_view blanks = " \t\r";
+    const std::size_t          first  = text.find_first_not_of(blanks);
+    return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own) {
+    std::ifstream   file(path);
+    std::error_code ignored;
+    if (!file || !std::filesystem::is_regular_file(path, ignored))
+        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
+    std::vector<std::string> words;
+    int                      number = 0;
+    for (std::string line; std::getline(file, line);) {
+        number++;
+        const std::string_view text = without_blanks(line);
+        if (text.empty() || text[0] == '#' || text[0] == ';') continue;
+        const std::size_t end = text.find_first_of("=: \t");
+        std::string       flag(without_blanks(text.substr(0, end)));
+        std::string_view  value = end == std::string_view::npos ? "" : without_blanks(text.substr(end));
+        if (value.starts_with('=') || value.starts_with(':')) value = without_blanks(value.substr(1));
+        if (value.size() > 1 && (value[0] == '"' || value[0] == '\'') && value.ends_with(value[0]))
+            value = value.substr(1, value.size() - 2);
+        if (!flag.starts_with('-')) flag = cat(flag.size() == 1 ? "-" : "--", flag);
+        const std::optional<bool> takes = takes_value(flag, program, own);
+        if (!takes || flag == "--config") return fail(path, ", line ", number, ": there is no flag ", quote(flag));
+        if (*takes && value.empty()) return fail(path, ", line ", number, ": ", flag, " needs a value");
+        if (flag.size() == 2 && *takes) {
+            words.push_back(flag);
+            words.emplace_back(value);
+        } else add_words(flag, *takes, *takes ? std::string(value) : value.empty() ? "1" : std::string(value), words);
+    }
+    return words;
+}
+
+} // namespace quire
