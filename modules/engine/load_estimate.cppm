@@ -69,7 +69,9 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
         " token_type_count classifier.output_labels position_offset do_layer_norm_before use_parallel_residual"
         " tensor_data_layout expert_group_used_count nextn_predict_layers interleave_moe_layer_step"
         " attention.temperature_scale attention.key_length_swa attention.value_length_swa rope.dimension_count_swa"
-        " attention.shared_kv_layers embedding_length_per_layer_input ";
+        " attention.shared_kv_layers embedding_length_per_layer_input attention.recurrent_layers"
+        " full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size"
+        " shortconv.l_cache rope.dimension_sections ";
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return known.find(cat(" ", key, " ")) == known.npos;
