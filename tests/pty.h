@@ -161,20 +161,26 @@ public:
     }
     // Reads what is left until the process has ended: its exit code, or 128 + the signal that ended it.
     int end() {
-        while (waitpid(child, &status, WNOHANG) == 0) {
-            char   rest[256]; // a terminal that nobody reads would hold the program up
-            pollfd p{terminal, POLLIN, 0};
-            if (poll(&p, 1, 100) != 1) continue;
-            const ssize_t n = read(terminal, rest, sizeof rest);
-            if (n > 0) all.append(rest, std::size_t(n));
-            else usleep(1000);
-        }
+        while (waitpid(child, &status, WNOHANG) == 0) // a terminal that nobody reads would hold the program up
+            if (!read_some(100)) usleep(1000);
+        while (read_some(0)) {} // the bytes written since the last look
         return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     }
 
     pid_t       child    = -1;
     int         terminal = -1, status = -1;
     std::string seen, all;
+
+private:
+    // Appends to `all` what the terminal has, waiting up to `milliseconds`; false where nothing came.
+    bool read_some(int milliseconds) {
+        char   bytes[256];
+        pollfd p{terminal, POLLIN, 0};
+        if (poll(&p, 1, milliseconds) != 1) return false;
+        const ssize_t n = read(terminal, bytes, sizeof bytes);
+        if (n > 0) all.append(bytes, std::size_t(n));
+        return n > 0;
+    }
 };
 
 } // namespace quire::testing
