@@ -1,6 +1,5 @@
 // Decoding methods and preemption on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
-// request's answer is bit-identical to the one it gets alone. QUIRE_LONG=1 runs twenty thousand schedules,
-// QUIRE_SEED chooses others.
+// request's answer is bit-identical to the one it gets alone.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cstdlib>
@@ -18,104 +17,12 @@ import quire.paging.snapshot;
 import quire.core.std;
 
 #include "engine_tools.h"
+#include "schedule_tools.h"
 
 using namespace quire;
 using namespace quire::testing;
 
 namespace {
-
-// All that a request answered, by index.
-struct Answers {
-    std::map<int, Answer> by_index;
-    std::vector<double>   logprobs, scores; // of whole answers, where given
-    SharingStats          sharing;
-    int                   n_preempted = 0, cached_tokens = 0;
-    std::string           message;
-    FinishReason          finish = FinishReason::none; // of the last event
-};
-
-bool identical(const Answers& a, const Answers& b) {
-    return a.by_index.size() == b.by_index.size() && a.logprobs == b.logprobs && a.scores == b.scores &&
-           std::ranges::equal(a.by_index, b.by_index, [](const auto& x, const auto& y) {
-               return x.first == y.first && x.second.finish == y.second.finish &&
-                      quire::testing::identical(x.second, y.second);
-           });
-}
-
-struct Task {
-    Request request;
-    int     submit_at = 0, cancel_at = -1; // steps
-};
-
-std::vector<Answers> run_all(Engine& engine, const std::vector<Task>& tasks, bool check_each_step = true) {
-    std::map<RequestId, std::size_t> index;
-    std::vector<Answers>             answers(tasks.size());
-    std::vector<Output>              events;
-    std::vector<RequestId>           ids(tasks.size());
-    std::size_t                      submitted = 0;
-    for (int step = 0; submitted < tasks.size() || !index.empty(); step++) {
-        for (std::size_t i = 0; i < tasks.size(); i++) {
-            if (tasks[i].submit_at == step) {
-                Result<RequestId> id = engine.submit(tasks[i].request);
-                INFO((id ? "" : id.error().message));
-                REQUIRE(id.has_value());
-                index[ids[i] = *id] = i;
-                submitted++;
-            }
-            if (tasks[i].cancel_at == step && ids[i] != 0) engine.cancel(ids[i]);
-        }
-        engine.step(events);
-        for (Output& e : events) {
-            if (!index.contains(e.id)) continue; // cancelled a moment before
-            Answers& all = answers[index.at(e.id)];
-            Answer&  a   = all.by_index[e.index];
-            a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
-            a.logprobs.insert(a.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
-            if (!e.prompt_logprobs.empty()) a.prompt_logprobs = std::move(e.prompt_logprobs);
-            if (!e.prompt_logits.empty()) a.prompt_logits = std::move(e.prompt_logits);
-            a.finish = e.finish;
-            if (e.score != 0) {
-                all.logprobs.push_back(e.logprob);
-                all.scores.push_back(e.score);
-            }
-            all.cached_tokens = e.cached_tokens;
-            all.n_preempted   = e.n_preempted;
-            if (!e.done) continue;
-            all.sharing = e.sharing;
-            all.message = e.message;
-            all.finish  = e.finish;
-            index.erase(e.id);
-        }
-        events.clear();
-        if (check_each_step) engine.check_invariants();
-        REQUIRE(step < 100'000);
-    }
-    return answers;
-}
-
-Answers run_one(Engine& engine, const Request& request) { return run_all(engine, {{request}})[0]; }
-
-std::vector<Token> prompt_of(int n, int first = 5) {
-    std::vector<Token> tokens;
-    for (int i = 0; i < n; i++) tokens.push_back(5 + (first + i * 37) % 600);
-    return tokens;
-}
-
-Request sampled(std::vector<Token> prompt, int n_tokens, std::uint64_t seed) {
-    Request r              = greedy(std::move(prompt), n_tokens);
-    r.sampling.temperature = 1.3f;
-    r.sampling.top_p       = 0.95f;
-    r.sampling.seed        = seed;
-    r.return_logits        = false;
-    return r;
-}
-
-Request beam(std::vector<Token> prompt, int n_tokens, int width) {
-    Request r       = greedy(std::move(prompt), n_tokens);
-    r.return_logits = false;
-    r.n = r.beam_width = width;
-    return r;
-}
 
 std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
 
@@ -731,99 +638,4 @@ TEST_CASE("cancelled in any state, every block comes back") {
         CHECK(t.used == 0);
         CHECK(engine.snapshot().n_swap_used == 0);
     }
-}
-
-TEST_CASE("random schedules: every request answers as it does alone, bit for bit") {
-    const bool     all    = std::getenv("QUIRE_LONG") != nullptr;
-    const char*    chosen = std::getenv("QUIRE_SEED");
-    const unsigned seed   = chosen ? unsigned(std::atoi(chosen)) : 20261121u;
-    CAPTURE(seed);
-    const std::size_t kind  = std::size_t(GENERATE(0, 1, 2, 3, 4));
-    const std::string model = reference(cat("models/", kinds[kind]));
-    CAPTURE(model);
-    std::mt19937 random(seed);
-    auto         below = [&](int n) { return int(random() % unsigned(n)); };
-
-    // The requests, with what each answers when it has an engine to itself.
-    EngineOptions plain;
-    plain.threads            = 1;
-    plain.prefix_cache       = false;
-    plain.context            = 160;
-    Engine             alone = load(model, plain);
-    const int          vocab = alone.config().vocab_size;
-    std::vector<Token> common(60);
-    for (Token& t : common) t = below(vocab);
-    std::vector<Request> requests;
-    for (int i = 0; i < 48; i++) {
-        std::vector<Token> prompt(common.begin(), common.begin() + (i % 3 ? below(60) : 0));
-        for (int n = 1 + below(40); n > 0; n--) prompt.push_back(below(vocab));
-        const int length = 1 + below(40);
-        Request   r      = i % 2 ? sampled(prompt, length, random()) : greedy(prompt, length);
-        if (i % 8 == 3) r.n = 2 + below(3);
-        if (i % 8 == 5) r.best_of = 3;
-        if (i % 8 == 6) r = beam(prompt, length, 2 + below(3));
-        if (i % 16 == 8) r.prompt_logprobs = 1;
-        if (i % 4 == 0) r.stop_tokens = {below(vocab), below(vocab), below(vocab)};
-        requests.push_back(std::move(r));
-    }
-    std::vector<Answers> expected;
-    for (const Request& r : requests) expected.push_back(run_one(alone, r));
-
-    SchedulerStats sum;
-    std::uint64_t  cached   = 0;
-    int            compared = 0;
-    for (int schedule = 0, n = all ? 20'000 : kind == 0 ? 1000 : 200; schedule < n; schedule++) {
-        EngineOptions o;
-        o.threads          = 1 + schedule % 2;
-        o.block_size       = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
-        o.preemption_mode  = std::array{PreemptionMode::automatic, PreemptionMode::swap,
-                                       PreemptionMode::recompute}[std::size_t(schedule / 4 % 3)];
-        o.prefix_cache     = schedule / 12 % 2 == 0;
-        o.max_sequences    = 4 + below(6);
-        o.max_batch_tokens = o.max_sequences + below(60);
-        o.context          = 160;
-        o.pipeline         = schedule / 24 % 2 == 1;
-        std::vector<Task>        tasks;
-        std::vector<std::size_t> which;
-        int                      need = 1; // blocks that the largest of them takes alone
-        for (int i = 0; i < 7; i++) {
-            which.push_back(std::size_t(below(int(requests.size()))));
-            Task t{requests[which.back()], below(20), below(6) == 0 ? below(60) : -1};
-            t.request.priority = below(3) - 1;
-            const int tokens   = int(t.request.prompt.size()) + t.request.max_tokens;
-            need               = std::max(need, t.request.width() * ((tokens + o.block_size - 1) / o.block_size));
-            tasks.push_back(std::move(t));
-        }
-        o.kv_blocks   = need + below(2 + need / 4);
-        o.swap_blocks = below(4) ? -1 : below(need);
-        o.watermark   = below(2) * 0.05;
-        CAPTURE(schedule, *o.pipeline, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
-                int(o.preemption_mode), o.prefix_cache);
-        Engine     engine = load(model, o);
-        const auto got    = run_all(engine, tasks);
-        for (std::size_t i = 0; i < tasks.size(); i++) {
-            cached += std::uint64_t(got[i].cached_tokens);
-            if (got[i].finish == FinishReason::cancelled) continue;
-            CAPTURE(i, which[i]);
-            REQUIRE(identical(got[i], expected[which[i]]));
-            compared++;
-        }
-        CHECK(totals(engine.snapshot()).used == 0);
-        const SchedulerStats& s = engine.stats().memory;
-        sum.preemptions += s.preemptions;
-        sum.swaps_in += s.swaps_in;
-        sum.recomputations += s.recomputations;
-        sum.priority_preemptions += s.priority_preemptions;
-        sum.copied_blocks += s.copied_blocks;
-        sum.forks += s.forks;
-    }
-    // Or the test tried too little.
-    CHECK(sum.preemptions > 50);
-    CHECK(sum.swaps_in > 10);
-    CHECK(sum.recomputations > 10);
-    CHECK(sum.priority_preemptions > 3);
-    CHECK(sum.copied_blocks > 100);
-    CHECK(sum.forks > 100);
-    CHECK(cached > 1000);
-    CHECK(compared > 200);
 }

@@ -28,8 +28,9 @@ std::optional<FieldFault> find_fault(const Request& request, const RequestBounds
 Result<void> check_request(const Request& request, const RequestBounds& bounds);
 // The sentence about a request that needs more than the `available` blocks, while the other blocks are pinned.
 std::string too_large(const Request& request, const RequestBounds& bounds, int available);
-// Recurrent states that the request's sequences hold at once, in a model that has them. Each sequence has its own; where sequences begin as
-// forks, all read the state that they share while each writes its own; and a sequence whose tokens may run again keeps the state before them.
+// Recurrent states that the request's sequences hold at once, in a model that has them. Each sequence has its own. Forks read the state that
+// they share while each writes its own: once, where they begin together; of beams, up to one of two is a fork in each step. A sequence whose
+// tokens may run again keeps the state before them.
 int states_needed(const Request& request);
 
 } // namespace quire
@@ -50,6 +51,7 @@ int blocks_needed(const Request& request, const RequestBounds& b) {
 int states_needed(const Request& request) {
     const int width = request.generates() ? request.width() : 1;
     if (request.constraint) return 2 * width;
+    if (request.beam_width > 1) return width + width / 2;
     return width > 1 ? width + 1 : 1;
 }
 
