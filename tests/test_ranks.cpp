@@ -73,7 +73,7 @@ void check_close(const Answer& got, const Answer& want, double limit) {
     CHECK(worst <= limit * largest);
 }
 
-// What a sentence says that refuses a model on n ranks; "": nothing speaks against it.
+// The sentence that refuses a model on n ranks; "": nothing speaks against it.
 std::string_view refusal(const ModelConfig& c, int n, bool exact) {
     const bool mixed =
         std::ranges::any_of(c.layers, [&](const LayerConfig& layer) { return layer.head_dim != c.layers[0].head_dim; });

@@ -117,7 +117,7 @@ Json to_json(const GgufValue& value) {
         value);
 }
 
-// What a person wants to know of a file. `estimate`: of a model that can run here, or null.
+// The facts about a file that a person wants to know. `estimate`: of a model that can run here, or null.
 std::string summary(const Checked& checked, const LoadEstimate* estimate) {
     const Gguf&                    file = checked.file;
     const Result<std::string_view> name = file.text("general.name", "");

@@ -44,7 +44,7 @@ Result<int> connect_tcp(const std::string& host, int port, double seconds);
 // All of it within `seconds` (0: however long it takes). Error: what happened: the time is over, or the other end has gone.
 Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds);
 Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds);
-// What is there now, at most bytes.size(); 0: nothing yet. Error: the other end has gone.
+// Reads the bytes that are there now, at most bytes.size(); 0: nothing yet. Error: the other end has gone.
 Result<std::size_t> receive_some(int fd, std::span<std::byte> bytes);
 // Waits until one of them has something to read, or its other end has gone: the places of these in `fds`. Empty: none within `seconds`.
 std::vector<std::size_t> readable_of(std::span<const int> fds, double seconds);

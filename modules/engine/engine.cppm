@@ -46,7 +46,7 @@ struct EngineStats {
 using Decoding = std::function<void(Scheduler& scheduler, std::span<const Scheduled> items,
                                     std::span<const float> logits, std::vector<Output>& out)>;
 
-// What a loader reports while it works: a fraction 0..1.
+// The fraction 0..1 that a loader has done.
 using Progress = std::function<void(double)>;
 
 class Engine {

@@ -297,7 +297,7 @@ std::vector<Mixer> read_mixers(Keys& keys, const ModelConfig& c, const std::vect
     return mixers;
 }
 
-// What kernels have room for.
+// The limits of the kernels.
 constexpr int most_taps = 16, most_key_dim = 256, most_value_dim = 512;
 
 void read_recurrence(Keys& keys, RecurrentConfig& r) {

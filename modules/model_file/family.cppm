@@ -37,7 +37,7 @@ enum class Activation : std::uint8_t {
     sigmoid,
 };
 
-// What brings the tokens of a sequence together in a layer. All but attention keep a state of fixed size for a sequence.
+// The operation that mixes the tokens of a sequence in a layer. All but attention keep a state of fixed size for a sequence.
 enum class Mixer : std::uint8_t {
     attention,
     short_conv, // a causal convolution over a few tokens (LFM2)

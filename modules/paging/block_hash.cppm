@@ -33,7 +33,7 @@ std::optional<BlockHash> chain_root(const CacheNamespace& space);
 BlockHash chain_hash(std::optional<BlockHash> parent, std::span<const Token> block);
 using ChainHash = decltype(&chain_hash);
 
-// What a block follows. The hash says where to look; the serial, which no other entry ever gets, says which entry it is. So an
+// The entry that a block follows. The hash says where to look; the serial, which no other entry ever gets, says which entry it is. So an
 // entry that refers to its parent's serial identifies all tokens before it, whatever hashes collide.
 struct Prefix {
     std::optional<BlockHash> hash;       // chained up to its last block; at the beginning of a namespace chain_root()

@@ -55,7 +55,7 @@ struct Lane {
 };
 inline constexpr int most_lanes = most_cache_groups + 1;
 
-// What the cache has for a prompt.
+// The blocks that the cache has for a prompt.
 struct CacheHit {
     std::span<const BlockId>    entries;               // of the first lane; valid until the next match()
     int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes

@@ -47,7 +47,7 @@ struct SequenceView {
     int                  n_in_state = 0;
 };
 
-// What happened since the last snapshot.
+// The events since the last snapshot.
 enum class MemoryEventKind : std::uint8_t { admit, fork, copy, swap_out, swap_in, recompute, evict, free, finish, pin };
 struct MemoryEvent {
     MemoryEventKind kind    = MemoryEventKind::admit;

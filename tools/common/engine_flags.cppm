@@ -51,8 +51,9 @@ struct AnswerFlags {
 };
 void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 
-// Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`: changes the words first. Returns the
-// exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
+// Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`
+// changes the words first. Returns the exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard
+// error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust = {});
 

@@ -9,7 +9,7 @@ export namespace quire {
 
 class WordWrap {
 public:
-    // What can be shown of the text so far, whole characters of UTF-8, on a screen of this width. Lines between ``` are left to the terminal.
+    // The part of the text so far that can be shown, whole characters of UTF-8, on a screen of this width. Lines between ``` are left to the terminal.
     std::string push(std::string_view text, int columns);
     // The rest. A new text may follow.
     std::string finish(int columns);

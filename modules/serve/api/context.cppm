@@ -24,7 +24,7 @@ export namespace quire {
 constexpr std::string_view quire_version   = "0.1";
 constexpr std::size_t      longest_message = 1024; // bytes of an error's text
 
-// What a model's file is, for clients that ask.
+// A description of the model's file, for clients that ask.
 struct ModelFacts {
     std::uint64_t bytes = 0, parameters = 0;
     std::string   type; // of most of its weights

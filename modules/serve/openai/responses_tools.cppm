@@ -8,7 +8,7 @@ import quire.serve.openai.translated_fields;
 
 export namespace quire {
 
-// What a function of the chat stands for.
+// The item that a function of the chat stands for.
 struct ResponsesTool {
     std::string name_space; // of the tool; "": none
     std::string name;
