@@ -3,12 +3,17 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include <unistd.h>
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +22,9 @@
 #include "http_client.h"
 #include "process.h"
 #include "server_process.h"
+
+import quire.core.result;
+import quire.core.tcp;
 
 using namespace quire::testing;
 using Json = nlohmann::json;
@@ -105,7 +113,7 @@ TEST_CASE("a line of the log is one line, and its values are told apart", "[serv
 }
 
 TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]") {
-    const int which = GENERATE(SIGTERM, SIGINT, SIGHUP);
+    const int which = GENERATE(SIGTERM, SIGINT);
     Server    server({"--parallel", "2", "--drain-timeout", "600"});
     Client    running = server.client();
     running.send(Client::request("/v1/completions", long_one.dump()));
@@ -114,7 +122,6 @@ TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]
     while (server.get("/health").status == 200) nap();
     const Reply refused = server.post("/v1/completions", {{"prompt", "Hello"}});
     if (refused.status != 0) CHECK(refused.status == 503); // unless it has ended meanwhile
-    server.signal(SIGHUP);                                 // whoever hangs up does so more than once
     const Reply r = running.reply();
     CHECK(r.status == 200);
     CHECK(Json::parse(r.body)["usage"]["completion_tokens"] == 900);
@@ -132,6 +139,89 @@ TEST_CASE("under nohup a server outlives its terminal", "[server]") {
     server.signal(SIGTERM); // the first that counts; were it the second, the answer would be cut
     CHECK(Json::parse(running.reply().body)["usage"]["completion_tokens"] == 900);
     CHECK(server.wait() == 0);
+}
+
+TEST_CASE("SIGHUP opens the log again and reads the keys again", "[server]") {
+    const std::string keys = temporary(), log = temporary(), old_log = log + ".1";
+    const auto        write_keys = [&](const char* text) { std::ofstream(keys) << text; };
+    write_keys("key-one\n");
+    Server     server({"--api-key-file", keys, "--log-file", log, "--log-json"});
+    const auto status_with = [&](const std::string& key) {
+        return server.get("/v1/models", "Authorization: Bearer " + key + "\r\n").status;
+    };
+    CHECK(status_with("key-one") == 200);
+    while (!has(slurp(log), "/v1/models")) nap();
+    CHECK(std::rename(log.c_str(), old_log.c_str()) == 0);
+    write_keys("key-two\n");
+    server.signal(SIGHUP);
+    while (!has(slurp(log), "SIGHUP")) nap();
+    CHECK(status_with("key-one") == 401);
+    CHECK(status_with("key-two") == 200);
+    while (!has(slurp(log), "\"status\":200")) nap();
+    CHECK(std::filesystem::remove(keys));
+    server.signal(SIGHUP); // no keys to read: the old ones stay
+    while (!has(slurp(log), "no such file")) nap();
+    CHECK(status_with("key-two") == 200);
+    CHECK(server.get("/health").status == 200);
+    server.signal(SIGTERM);
+    CHECK(server.wait() == 0);
+    std::istringstream lines(slurp(old_log) + slurp(log));
+    for (std::string line; std::getline(lines, line);) {
+        CAPTURE(line);
+        CHECK(Json::parse(line)["time"].get<std::string>().size() == std::string("2026-11-25T12:00:00.000Z").size());
+        CHECK_FALSE(has(line, "/health")); // probes are for --log-level debug
+    }
+    CHECK(has(slurp(old_log), "listening on ")); // the start, too
+    CHECK_FALSE(has(slurp(old_log), "key-two"));
+    std::filesystem::remove(log);
+    std::filesystem::remove(old_log);
+}
+
+TEST_CASE("a log can be quiet or tell everything", "[server]") {
+    Server all({"-v"});
+    CHECK(all.get("/health").status == 200);
+    while (!has(all.log(), "GET /health 200")) nap();
+    const Finished quiet =
+        run_program("server", {"-m", shipped, "--device", "cpu", "--log-level", "error", "--host", "256.1.1.1"});
+    CHECK(quiet.code == 1);
+    CHECK(std::ranges::count(quiet.err, '\n') == 1);
+    CHECK(run_program("server", {"--log-file", "/none/log", "-m", shipped}).err ==
+          "server: cannot write the log '/none/log': No such file or directory\n");
+}
+
+TEST_CASE("while a model is loaded the port says so", "[server]") {
+    const quire::Result<quire::Listener> free = quire::listen_tcp("127.0.0.1", 0);
+    REQUIRE(free.has_value());
+    quire::close_tcp(free->fd);
+    std::vector<std::string> flags{"--port", std::to_string(free->port), "-c", "1024", "--kv-blocks",
+                                   "1000",   "--max-pinned-blocks",      "800"};
+    for (int i = 0; i < 6; i++) { // which takes a while
+        std::string text;
+        for (int word = 0; word < 400; word++) text += " " + std::to_string(i * 1000 + word);
+        flags.insert(flags.end(), {"--pin", text.substr(0, 900)});
+    }
+    std::atomic<bool> over = false;
+    Reply             live, ready, asked;
+    std::jthread      caller([&] {
+        while (!over && ready.status != 503) {
+            const Client client(free->port);
+            if (client.connected()) ready = Client(free->port).get("/health");
+            nap();
+        }
+        live  = Client(free->port).get("/health/live");
+        asked = Client(free->port).post("/v1/messages", "{}");
+    });
+    const Server      server(flags);
+    over = true;
+    caller.join();
+    CHECK(ready.status == 503);
+    const Json body = Json::parse(ready.body);
+    CHECK(has(body["error"]["message"].get<std::string>(), "Loading model"));
+    CHECK(body["progress"].get<double>() >= 0);
+    CHECK(live.status == 200);
+    if (asked.status == 503) CHECK(Json::parse(asked.body)["type"] == "error"); // in Anthropic's form
+    CHECK(server.get("/health/ready").status == 200);
+    CHECK(server.get("/health/live").status == 200);
 }
 
 TEST_CASE("responses that are not streamed say that the server shuts down", "[server]") {

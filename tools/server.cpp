@@ -36,7 +36,9 @@ struct Arguments {
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
-    bool                     log_json = false, no_log = false;
+    bool                     no_log = false, verbose = false;
+    std::string              log_level = "info";
+    LogOptions               log;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
     EndpointOptions          endpoints;
@@ -113,7 +115,8 @@ Result<void> pin_prefixes(const Arguments& a, Service& service) {
 }
 
 // One thread waits for the signals. The first one while the server serves starts the shutdown; one before that, or a second one, ends
-// the process. A second SIGHUP is ignored: shells, terminals and systemd send several.
+// the process. SIGHUP reloads, unless the terminal of the server's standard error has gone: then it is as the others, and a second one is
+// ignored, since shells and terminals send several.
 class Signals {
 public:
     Signals() {
@@ -124,10 +127,16 @@ public:
         if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) (void)std::signal(SIGHUP, SIG_IGN); // started by nohup
         else sigaddset(&set, SIGHUP);
         pthread_sigmask(SIG_BLOCK, &set, nullptr); // in all threads to come
-        std::thread([set] {
+        std::thread([set, at_terminal = isatty(STDERR_FILENO) == 1] {
             while (true) {
                 int which = 0;
                 sigwait(&set, &which);
+                const bool reload = which == SIGHUP && !(at_terminal && isatty(STDERR_FILENO) == 0);
+                if (reload) {
+                    const std::scoped_lock lock(mutex_);
+                    if (reload_) reload_();
+                    continue;
+                }
                 if (!serving_) _exit(128 + which);
                 if (came_ && which == SIGHUP) continue;
                 if (came_) _exit(1);
@@ -137,6 +146,11 @@ public:
         }).detach();
     }
     static void serving() { serving_ = true; }
+    // What SIGHUP does; {}: nothing. It is not running any more when this returns.
+    static void on_hangup(std::function<void()> reload) {
+        const std::scoped_lock lock(mutex_);
+        reload_ = std::move(reload);
+    }
     static void wait() { came_.wait(false); }
     static void stop() { // as a signal would
         came_ = true;
@@ -144,14 +158,16 @@ public:
     }
 
 private:
-    static inline std::atomic<bool> serving_ = false, came_ = false;
+    static inline std::atomic<bool>     serving_ = false, came_ = false;
+    static inline std::mutex            mutex_; // guards reload_
+    static inline std::function<void()> reload_;
 };
 
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
 int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log) {
     Signals::wait();
     if (const std::string why = service.failure(); !why.empty()) {
-        log.say(cat("the engine has failed, its requests got an error: ", why));
+        log.say(cat("the engine has failed, its requests got an error: ", why), LogLevel::error);
         service.drain();
         for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -166,7 +182,7 @@ int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log
     while (service.in_flight() > 0 || http.n_answering() > 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (watch.seconds() > a.drain_seconds && !cancelled) {
-            log.say(cat(service.in_flight(), " requests did not end in time"));
+            log.say(cat(service.in_flight(), " requests did not end in time"), LogLevel::warning);
             service.cancel_all();
             cancelled = true;
         }
@@ -209,6 +225,15 @@ Result<void> check_kv_events(const Arguments& a) {
     if (!a.engine.prefix_cache)
         return fail("--kv-events says which blocks the prefix cache has, and --no-prefix-cache that there is none");
     return {};
+}
+
+// After SIGHUP: the log's file, the keys of --api-key-file and the certificate are read again. A file that cannot be used changes nothing.
+void reload(const Arguments& a, Endpoints& endpoints, HttpServer& http, ServerLog& log) {
+    if (auto ok = log.reopen(); !ok) log.say(ok.error().message, LogLevel::warning);
+    if (Result<std::vector<std::string>> keys = api_keys(a); !keys) log.say(keys.error().message, LogLevel::warning);
+    else endpoints.set_keys(std::move(*keys));
+    if (auto ok = http.reload_tls(); !ok) log.say(ok.error().message, LogLevel::warning);
+    log.say("SIGHUP: the log was opened again, keys and certificate were read again");
 }
 
 int run(Arguments& a) {
@@ -258,9 +283,11 @@ int run(Arguments& a) {
     }
 
     // The log's threads are there before anything is said that a reader of it could keep waiting.
-    ServerLog  log(a.log_json);
+    Result<std::unique_ptr<ServerLog>> opened = ServerLog::open(a.log);
+    if (!opened) return complain(opened.error());
+    ServerLog& log     = **opened;
     const auto give_up = [&log](const Error& error) {
-        log.say(error.message);
+        log.say(error.message, LogLevel::error);
         log.flush();
         return 1;
     };
@@ -269,8 +296,10 @@ int run(Arguments& a) {
     };
     if (!a.no_log)
         a.http.log = [&log](const HttpExchange& e, double seconds, std::size_t bytes) { log.add(e, seconds, bytes); };
-    Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
+    std::atomic<double>                 loaded = 0;
+    Result<std::unique_ptr<HttpServer>> http   = HttpServer::create(a.http);
     if (!http) return give_up(http.error());
+    (*http)->hold([&loaded](HttpExchange& e) { answer_loading(e, loaded); });
     // If the address is taken, the model is not read at all.
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;
@@ -278,6 +307,10 @@ int run(Arguments& a) {
         Result<std::string> taken = take_addresses(a, **http);
         if (!taken) return give_up(taken.error());
         where = std::move(*taken);
+        if (auto ok = (*http)->listen(); !ok) return give_up(ok.error());
+        if (!a.unix_path.empty())
+            if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
+        (*http)->start();
     }
 
     const TerminalFacts facts = terminal_facts();
@@ -294,16 +327,18 @@ int run(Arguments& a) {
             for (const std::string& line : split(std::exchange(said, ""), '\n')) log.say(line);
             log.flush(); // the bar is on the line below
         }
+        loaded = fraction;
         bar.show(fraction);
     });
     bar.clear();
     if (!engine) return give_up(engine.error());
     if (engine->follows()) return follow(*engine, "server");
-    if (const std::string warning = engine->warning(); !warning.empty()) log.say(warning);
+    if (const std::string warning = engine->warning(); !warning.empty()) log.say(warning, LogLevel::warning);
     if (options.chat_template.is_fallback())
-        log.say("the model has no chat template; using chatml (--chat-template names another)");
+        log.say("the model has no chat template; using chatml (--chat-template names another)", LogLevel::warning);
     if (!from_file.refused.empty())
-        log.say(cat("not taken from the file, since no such value is possible: ", from_file.refused));
+        log.say(cat("not taken from the file, since no such value is possible: ", from_file.refused),
+                LogLevel::warning);
     const std::string description = engine->describe();
 
     std::unique_ptr<KvPublisher> publisher; // outlives the service
@@ -330,22 +365,22 @@ int run(Arguments& a) {
     Endpoints endpoints(service, options);
     endpoints.add_to(**http);
 
-    if (auto ok = (*http)->listen(); !ok) return give_up(ok.error());
-    if (!a.unix_path.empty())
-        if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
     if (const auto open = std::ranges::find_if_not(a.hosts, is_loopback);
         open != a.hosts.end() && options.api_keys.empty())
         log.say(
             cat("warning: ", *open,
-                " can be reached from other machines, and there is no --api-key: anybody who can connect may use it"));
-    (*http)->start();
+                " can be reached from other machines, and there is no --api-key: anybody who can connect may use it"),
+            LogLevel::warning);
+    (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
     log.say(description);
     log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
                 from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
     log.say(cat("listening on ", where));
+    Signals::on_hangup([&] { reload(a, endpoints, **http, log); });
     const int code = serve(a, service, **http, log);
+    Signals::on_hangup({});
     (*http)->stop();
     return code;
 }
@@ -404,7 +439,12 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
-    app.add_flag("--log-json", a.log_json, "write the access log as JSON lines");
+    app.add_flag("--log-json", a.log.json, "write all lines of the log as JSON");
+    app.add_option("--log-file", a.log.file, "append the log to this file; SIGHUP opens it again");
+    app.add_option("--log-level", a.log_level,
+                   "error, warning, info or debug; info: a line for each request; debug: for probes of /health too")
+        ->check(CLI::IsMember({"error", "warning", "info", "debug"}));
+    app.add_flag("-v,--verbose", a.verbose, "as --log-level debug");
     app.add_flag("--no-log", a.no_log, "write no access log");
     add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
     add_number(app, "--max-connections", h.connections, 1, 1 << 20, "most connections at once");
@@ -475,6 +515,11 @@ int main(int argc, char** argv) {
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
+    a.log.most                     = a.verbose                  ? LogLevel::debug
+                                     : a.log_level == "error"   ? LogLevel::error
+                                     : a.log_level == "warning" ? LogLevel::warning
+                                     : a.log_level == "debug"   ? LogLevel::debug
+                                                                : LogLevel::info;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
         a.engine.max_batch_tokens = a.engine.max_sequences;
     return run(a);

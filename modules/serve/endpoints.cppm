@@ -5,6 +5,7 @@ export module quire.serve.endpoints;
 import quire.core.base;
 import quire.serve.anthropic.api;
 import quire.serve.api.access;
+import quire.serve.api.error;
 export import quire.serve.api.context;
 import quire.serve.http.server;
 import quire.serve.llama_cpp.api;
@@ -20,12 +21,17 @@ import quire.serve.status.text_api;
 
 export namespace quire {
 
+// The answer to every request while the model is loaded; `loaded`: the fraction of it that is.
+void answer_loading(HttpExchange& e, double loaded);
+
 class Endpoints {
 public:
     Endpoints(Service& service, EndpointOptions options);
 
     // Adds every route. The server must not outlive this.
     void add_to(HttpServer& server);
+    // Other API keys, from the next request on. Any thread.
+    void set_keys(std::vector<std::string> keys) { access_.set_keys(std::move(keys)); }
 
 private:
     using Handler = void (*)(ApiContext&, HttpExchange&);
@@ -77,6 +83,21 @@ void add_pages(HttpServer& server) {
         });
 }
 
+// The process answers: there is no need to restart it.
+void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
+
+void answer_loading(HttpExchange& e, double loaded) {
+    if (e.request.path == "/health/live") return answer_live(e);
+    const int         percent = int(loaded * 100);
+    const std::string message = cat("Loading model: ", percent, " %"); // llama.cpp's words
+    const ErrorForm   form    = error_form(e.request.path);
+    Json              body    = Json::parse(error_body(ApiError{503, message, "", "loading_model"}, form));
+    if (form == ErrorForm::openai) body["progress"] = double(percent) / 100;
+    e.response.status = 503;
+    e.response.body   = json_dump(body);
+    e.response.headers.emplace_back("Retry-After", "1");
+}
+
 void Endpoints::add_to(HttpServer& server) {
     api_.server     = &server;
     const auto open = [&](const char* method, const std::string& path, Handler handler) {
@@ -110,6 +131,8 @@ void Endpoints::add_to(HttpServer& server) {
     for (const std::string& alias : api_.options.aliases) add(server, "GET", "/v1/models/" + alias, answer_model);
     open("GET", "/health", answer_health);
     open("GET", "/v1/health", answer_health);
+    open("GET", "/health/ready", answer_health);
+    server.route("GET", "/health/live", answer_live);
     open("GET", "/ping", answer_health); // as SageMaker asks
     open("POST", "/ping", answer_health);
     add(server, "GET", "/load", answer_load);

@@ -65,6 +65,11 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--no-cache-prompt --no-enable-prefix-caching", 0, "", Fate::renamed, "--no-prefix-cache"},
     {chat, "--no-perf", 0, "", Fate::renamed, "--no-show-timings"},
     {server, "--log-disable --disable-log-requests", 0, "", Fate::renamed, "--no-log"},
+    {server, "--log-verbose", 0, "", Fate::renamed, "--verbose"},
+    {server, "-lv --verbosity --log-verbosity", 1, "1", Fate::renamed, "--log-level error"}, // llama.cpp's numbers
+    {server, "-lv --verbosity --log-verbosity", 1, "2", Fate::renamed, "--log-level warning"},
+    {server, "-lv --verbosity --log-verbosity", 1, "3", Fate::renamed, "--log-level info"},
+    {server, "-lv --verbosity --log-verbosity", 1, "4", Fate::renamed, "--log-level debug"},
     {server, "--async-scheduling", 0, "", Fate::renamed, "--pipeline on"},
     {server, "--ssl-certfile", 1, "", Fate::renamed, "--tls-cert ="},
     {server, "--ssl-keyfile", 1, "", Fate::renamed, "--tls-key ="},
@@ -78,13 +83,15 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "-b --batch-size", 1, "", Fate::ignored, ""},
     {chat, "--keep", 1, "", Fate::ignored, ""},
     {talkers,
-     "--jinja --no-jinja --perf --no-perf --log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix "
+     "--jinja --no-jinja --perf --no-perf --log-disable --log-prefix --no-log-prefix "
      "--log-timestamps --no-log-timestamps --offline --cache-prompt --swa-full --check-tensors --no-mmproj "
      "--no-mmproj-auto --mmproj-offload --no-mmproj-offload",
      0, "", Fate::ignored, ""},
+    {chat, "-v --verbose --log-verbose", 0, "", Fate::ignored, ""},
+    {chat, "--log-file", 1, "", Fate::ignored, ""},
     {talkers, "--log-colors", -1, "", Fate::ignored, ""},
     {talkers,
-     "-lv --verbosity --log-verbosity --log-file -cram --cache-ram -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
+     "-lv --verbosity --log-verbosity -cram --cache-ram -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
      "--checkpoint-min-step -sps --slot-prompt-similarity -tb --threads-batch",
      1, "", Fate::ignored, ""},
     {all,

@@ -1,8 +1,11 @@
 // quire.tools.server.server_log: the server's log: on standard output a line for each request, without keys and texts; on standard error
-// sentences about the server. No thread of the server waits for the reader of the log. **Owns** the threads that write the lines.
+// sentences about the server; or all of them in a file. No thread of the server waits for the reader of the log. **Owns** the threads that
+// write the lines, and the file.
 module;
 
+#include <fcntl.h>
 #include <unistd.h>
+#include <cerrno>
 #include <ctime>
 
 export module quire.tools.server.server_log;
@@ -14,22 +17,38 @@ import quire.serve.http.exchange;
 
 export namespace quire {
 
+enum class LogLevel : std::uint8_t { error, warning, info, debug };
+
+struct LogOptions {
+    bool        json = false; // all lines are JSON
+    LogLevel    most = LogLevel::info;
+    std::string file; // where all lines go, appended; sentences go to standard error as well
+};
+
 // Any thread.
 class ServerLog {
 public:
-    // `json`: the lines of requests are JSON.
-    explicit ServerLog(bool json);
+    // Error: a file that cannot be opened.
+    static Result<std::unique_ptr<ServerLog>> open(LogOptions options);
+    ~ServerLog();
+    ServerLog(const ServerLog&)            = delete;
+    ServerLog& operator=(const ServerLog&) = delete;
 
-    // A request that was answered.
+    // A request that was answered; a probe of the server's health at the level `debug` only.
     void add(const HttpExchange& exchange, double seconds, std::size_t bytes);
-    void say(const std::string& sentence);
+    void say(const std::string& sentence, LogLevel level = LogLevel::info);
+    // The lines to come go to the file that has the file's name now. Error: it cannot be opened, and the old one stays.
+    Result<void> reopen();
     // Waits until all lines are written, as long as a reader takes them.
     void flush();
 
     std::uint64_t dropped() const { return out_.dropped() + err_.dropped(); }
 
 private:
-    bool       json_;
+    ServerLog(LogOptions options, int file);
+
+    LogOptions options_;
+    int        file_; // or -1
     LineWriter out_, err_;
 };
 
@@ -44,12 +63,15 @@ namespace quire {
 
 constexpr std::size_t longest_value = 200; // bytes
 
+// UTC, with milliseconds.
 std::string clock_text() {
-    const std::time_t now = std::time(nullptr);
-    std::tm           parts{};
-    gmtime_r(&now, &parts);
-    char text[32];
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    std::timespec now{};
+    std::timespec_get(&now, TIME_UTC);
+    std::tm parts{};
+    gmtime_r(&now.tv_sec, &parts);
+    char text[40];
+    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &parts);
+    std::snprintf(text + std::strlen(text), 8, ".%03dZ", int(now.tv_nsec / 1'000'000));
     return text;
 }
 
@@ -96,15 +118,60 @@ std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, b
     return line;
 }
 
-ServerLog::ServerLog(bool json)
-    : json_(json), out_(STDOUT_FILENO, [json](std::uint64_t n) { return dropped_line(n, json); }),
-      err_(STDERR_FILENO, [](std::uint64_t n) { return cat("server: ", n, " lines were dropped here"); }) {}
-
-void ServerLog::add(const HttpExchange& e, double seconds, std::size_t bytes) {
-    out_.write(log_line(e, seconds, bytes, json_));
+Result<int> open_log(const std::string& path) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+    if (fd < 0) return fail_with(ErrorKind::system, "cannot write the log ", quote(path), ": ", std::strerror(errno));
+    return fd;
 }
 
-void ServerLog::say(const std::string& sentence) { err_.write(cat("server: ", sentence)); }
+ServerLog::ServerLog(LogOptions options, int file)
+    : options_(std::move(options)), file_(file),
+      out_(file >= 0 ? file : STDOUT_FILENO, [json = options_.json](std::uint64_t n) { return dropped_line(n, json); }),
+      err_(STDERR_FILENO, [json = options_.json](std::uint64_t n) { return dropped_line(n, json); }) {}
+
+Result<std::unique_ptr<ServerLog>> ServerLog::open(LogOptions options) {
+    int file = -1;
+    if (!options.file.empty()) {
+        const Result<int> opened = open_log(options.file);
+        if (!opened) return std::unexpected(opened.error());
+        file = *opened;
+    }
+    return std::unique_ptr<ServerLog>(new ServerLog(std::move(options), file));
+}
+
+ServerLog::~ServerLog() {
+    flush(); // the file stays open: a writer that hangs may still have it
+}
+
+Result<void> ServerLog::reopen() {
+    if (file_ < 0) return {};
+    const Result<int> fresh = open_log(options_.file);
+    if (!fresh) return std::unexpected(fresh.error());
+    dup3(*fresh, file_, O_CLOEXEC); // the writer's descriptor leads to the new file
+    close(*fresh);
+    return {};
+}
+
+bool is_probe(const HttpExchange& e) {
+    const std::string& path = e.request.path;
+    return path == "/ping" || path.starts_with("/health") || path == "/v1/health";
+}
+
+void ServerLog::add(const HttpExchange& e, double seconds, std::size_t bytes) {
+    if (options_.most < (is_probe(e) ? LogLevel::debug : LogLevel::info)) return;
+    out_.write(log_line(e, seconds, bytes, options_.json));
+}
+
+void ServerLog::say(const std::string& sentence, LogLevel level) {
+    if (level > options_.most) return;
+    constexpr const char* names[] = {"error", "warning", "info", "debug"};
+    const std::string     time    = clock_text();
+    const std::string     line    = options_.json
+                                        ? json_dump(Json{{"time", time}, {"level", names[int(level)]}, {"message", sentence}})
+                                        : cat(time, " server: ", sentence);
+    err_.write(line);
+    if (file_ >= 0) out_.write(line);
+}
 
 void ServerLog::flush() {
     out_.flush();

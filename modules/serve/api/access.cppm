@@ -13,7 +13,14 @@ public:
     // A request needs one of the keys; no keys: every request may enter. `cors_origins`: sites whose pages may use this server; "*": all.
     // `local_only`: see cross_origin(); for a server without keys that only this machine can reach.
     Access(std::vector<std::string> api_keys, std::vector<std::string> cors_origins, bool local_only)
-        : api_keys_(std::move(api_keys)), cors_origins_(std::move(cors_origins)), local_only_(local_only) {}
+        : api_keys_(std::make_shared<Keys>(std::move(api_keys))), cors_origins_(std::move(cors_origins)),
+          local_only_(local_only) {}
+
+    // Other keys, from the next request on. Any thread. There may be keys only if there were some.
+    void set_keys(std::vector<std::string> keys) {
+        const std::scoped_lock lock(mutex_);
+        api_keys_ = std::make_shared<Keys>(std::move(keys));
+    }
 
     bool has_cors() const { return !cors_origins_.empty(); }
     // Adds the headers by which a browser lets a listed page read the response.
@@ -27,7 +34,15 @@ private:
     bool                    is_listed(std::string_view origin) const;
     std::optional<ApiError> cross_origin(const HttpRequest& r) const;
 
-    std::vector<std::string> api_keys_, cors_origins_;
+    using Keys = const std::vector<std::string>;
+    std::shared_ptr<Keys> keys() const {
+        const std::scoped_lock lock(mutex_);
+        return api_keys_;
+    }
+
+    mutable std::mutex       mutex_; // guards api_keys_
+    std::shared_ptr<Keys>    api_keys_;
+    std::vector<std::string> cors_origins_;
     // Browsers that use another name than the machine's own are refused: a web page could have made its own name lead to
     // 127.0.0.1 (DNS rebinding).
     bool local_only_;
@@ -142,13 +157,14 @@ std::optional<ApiError> Access::cross_origin(const HttpRequest& r) const {
 }
 
 std::optional<ApiError> Access::check(HttpExchange& e) const {
-    if (api_keys_.empty()) return cross_origin(e.request);
+    const std::shared_ptr<Keys> keys = this->keys();
+    if (keys->empty()) return cross_origin(e.request);
     std::string_view given = e.request.header("x-api-key");
     if (const std::string_view bearer = e.request.header("authorization");
         bearer.size() >= 7 && (bearer.starts_with("Bearer ") || bearer.starts_with("bearer ")))
         given = bearer.substr(7);
     bool known = false;
-    for (const std::string& key : api_keys_) known |= same_key(key, given); // all of them, always
+    for (const std::string& key : *keys) known |= same_key(key, given); // all of them, always
     if (known) return std::nullopt;
     e.response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return ApiError{401, "a valid API key is needed: Authorization: Bearer KEY", "", "invalid_api_key"};

@@ -7,6 +7,7 @@ module;
 #include <poll.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -38,6 +39,10 @@ public:
 
     // A path stands for itself; HEAD goes where GET goes.
     void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // From now on, until open(), `handler` answers every request. Before warm_up().
+    void hold(HttpHandler handler);
+    // The routes answer from now on; none is added later. Any thread.
+    void open();
     // cpp-httplib makes its tables at the first request: makes them now, while there is one thread.
     void warm_up();
     // Runs the handler of `exchange` and writes its response to `connection`, counting its bytes in `written`. `keep`: the
@@ -134,6 +139,17 @@ bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
 // The exchange that this thread is answering, for the handlers that process_request() calls.
 thread_local HttpExchange* current_exchange = nullptr;
 
+void warm_up_of(Router& router) {
+    Connection   nobody;
+    HttpExchange exchange;
+    std::size_t  written = 0;
+    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
+    bool         closed = false;
+    current_exchange    = &exchange;
+    process(router, pipe, true, closed);
+    current_exchange = nullptr;
+}
+
 std::string regex_of(const std::string& path) {
     std::string out;
     for (char c : path) {
@@ -146,8 +162,13 @@ std::string regex_of(const std::string& path) {
 struct HttpRouter::Impl {
     HttpLimits                                      limits;
     RefusalBody                                     refusal;
-    Router                                          router;
+    Router                                          router, waiting; // `waiting`: of hold()
+    std::atomic<bool>                               held = false;
     std::map<std::string, std::vector<std::string>> methods; // of each path
+
+    void                     prepare(Router& router) const;
+    httplib::Server::Handler serving(HttpHandler handler);
+    Router&                  now() { return held.load(std::memory_order_acquire) ? waiting : router; }
 };
 
 HttpRouter::~HttpRouter() = default;
@@ -156,11 +177,7 @@ HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(st
     Impl& s   = *impl_;
     s.limits  = limits;
     s.refusal = std::move(refusal);
-    s.router.set_keep_alive_timeout(time_t(s.limits.idle_seconds)); // for the responses' Keep-Alive header
-    s.router.set_keep_alive_max_count(1'000'000);
-    s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr error) { // NOLINT
-        std::rethrow_exception(std::move(error)); // to answer()
-    });
+    s.prepare(s.router);
     // For a path or a method without a handler.
     s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
         if (!res.body.empty()) return;
@@ -186,11 +203,34 @@ HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(st
     });
 }
 
-void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler) {
+void HttpRouter::Impl::prepare(Router& router) const {
+    router.set_keep_alive_timeout(time_t(limits.idle_seconds)); // for the responses' Keep-Alive header
+    router.set_keep_alive_max_count(1'000'000);
+    router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr error) { // NOLINT
+        std::rethrow_exception(std::move(error)); // to answer()
+    });
+}
+
+void HttpRouter::hold(HttpHandler handler) {
     Impl& s = *impl_;
-    s.methods[path].push_back(method);
-    httplib::Server::Handler serve = [&s, handler = std::move(handler)](const httplib::Request& req,
-                                                                        httplib::Response&      res) {
+    s.prepare(s.waiting);
+    s.waiting.set_pre_routing_handler(
+        [serve = s.serving(std::move(handler))](const httplib::Request& req, httplib::Response& res) {
+            serve(req, res);
+            return httplib::Server::HandlerResponse::Handled;
+        });
+    s.held = true;
+}
+
+void HttpRouter::open() {
+    warm_up_of(impl_->router);
+    impl_->held.store(false, std::memory_order_release);
+}
+
+// The handler as cpp-httplib calls it.
+httplib::Server::Handler HttpRouter::Impl::serving(HttpHandler handler) {
+    Impl& s = *this;
+    return [&s, handler = std::move(handler)](const httplib::Request& req, httplib::Response& res) {
         HttpExchange& e = *current_exchange;
         for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
         try {
@@ -235,7 +275,13 @@ void HttpRouter::route(const std::string& method, const std::string& path, HttpH
         if (req.version == "HTTP/1.0") res.set_content_provider(out.type, feed);
         else res.set_chunked_content_provider(out.type, feed);
     };
-    const std::string pattern = regex_of(path);
+}
+
+void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler) {
+    Impl& s = *impl_;
+    s.methods[path].push_back(method);
+    const httplib::Server::Handler serve   = s.serving(std::move(handler));
+    const std::string              pattern = regex_of(path);
     if (method == "GET") s.router.Get(pattern, serve);
     else if (method == "POST") s.router.Post(pattern, serve);
     else if (method == "DELETE") s.router.Delete(pattern, serve);
@@ -243,16 +289,7 @@ void HttpRouter::route(const std::string& method, const std::string& path, HttpH
     else check(false, "a method that nobody routes");
 }
 
-void HttpRouter::warm_up() {
-    Connection   nobody;
-    HttpExchange exchange;
-    std::size_t  written = 0;
-    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
-    bool         closed = false;
-    current_exchange    = &exchange;
-    process(impl_->router, pipe, true, closed);
-    current_exchange = nullptr;
-}
+void HttpRouter::warm_up() { warm_up_of(impl_->now()); }
 
 bool HttpRouter::respond(Connection& c, HttpExchange& exchange, bool keep, std::size_t& written) {
     Pipe pipe(c,
@@ -266,7 +303,7 @@ bool HttpRouter::respond(Connection& c, HttpExchange& exchange, bool keep, std::
         ~Current() { current_exchange = nullptr; }
     } current(&exchange);
     bool       closed = false;
-    const bool ok     = process(impl_->router, pipe, !keep, closed);
+    const bool ok     = process(impl_->now(), pipe, !keep, closed);
     // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
     const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c.head.minor == 0);
     if (c.ssl && !go_on && !pipe.broken()) c.close_tls();

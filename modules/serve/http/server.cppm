@@ -24,6 +24,7 @@ module;
 #include <expected>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
@@ -62,12 +63,18 @@ public:
 
     // Before start(). A path stands for itself; HEAD goes where GET goes.
     void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // Before start(): until open(), `handler` answers every request, and route() may still be called.
+    void hold(HttpHandler handler);
+    void open(); // the routes answer from now on
     // Returns the port; where `port` is 0, the system chooses it. Error: the address, and why it cannot be had.
     Result<int>  listen(const std::string& host, int port);
     Result<void> listen_unix(const std::string& path);
     // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them.
     Result<int>  bind(const std::string& host, int port);
     Result<void> listen();
+
+    // Reads the certificate and its key again, for the connections to come. Error: they cannot be used, and the old ones stay. Any thread.
+    Result<void> reload_tls();
 
     void start(); // starts the threads; SIGPIPE is ignored from now on
     // Closes all connections and returns when all handlers have returned.
@@ -122,6 +129,7 @@ std::string random_id() {
 struct HttpServer::Impl {
     HttpOptions                 options;
     std::unique_ptr<HttpRouter> router;
+    std::mutex                  tls_mutex; // guards `tls`
     SSL_CTX*                    tls      = nullptr;
     std::atomic<bool>           stopping = false;
 
@@ -150,6 +158,7 @@ struct HttpServer::Impl {
     }
 
     void add_listener(int fd);
+    bool make_tls(Connection& c);
     void run();
     void accept_all(int listener);
     void pause_listeners();
@@ -262,12 +271,7 @@ void HttpServer::Impl::accept_all(int listener) {
             getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
                         NI_NUMERICHOST | NI_NUMERICSERV);
             c->remote = cat(host, ':', port);
-            if (tls) {
-                c->ssl = SSL_new(tls);
-                if (!c->ssl) continue;
-                SSL_set_fd(c->ssl, fd);
-                SSL_set_accept_state(c->ssl);
-            }
+            if (!make_tls(*c)) continue;
         }
         const bool  full = int(connections.size()) >= options.limits.connections && !evict();
         epoll_event event{};
@@ -278,6 +282,17 @@ void HttpServer::Impl::accept_all(int listener) {
         n_connections = int(connections.size());
         if (full) refuse(c, {503, "too many connections"});
     }
+}
+
+// Where the server speaks TLS, the connection does. False: there is no memory for it.
+bool HttpServer::Impl::make_tls(Connection& c) {
+    const std::scoped_lock lock(tls_mutex);
+    if (!tls) return true;
+    c.ssl = SSL_new(tls);
+    if (!c.ssl) return false;
+    SSL_set_fd(c.ssl, c.fd);
+    SSL_set_accept_state(c.ssl);
+    return true;
 }
 
 // Without descriptors a listener would report one waiting client for ever: pauses all listeners for a moment.
@@ -499,15 +514,26 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     event.data.u64 = Impl::wake_key;
     epoll_ctl(s.epoll, EPOLL_CTL_ADD, s.wake, &event);
 
-    if (const std::string &cert = s.options.tls_cert, &key = s.options.tls_key; !cert.empty() || !key.empty()) {
-        if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
-        Result<SSL_CTX*> context = tls_context(cert, key);
-        if (!context) return std::unexpected(context.error());
-        s.tls = *context;
-    }
-
+    if (auto ok = server->reload_tls(); !ok) return std::unexpected(ok.error());
     return server;
 }
+
+Result<void> HttpServer::reload_tls() {
+    Impl&              s    = *impl_;
+    const std::string &cert = s.options.tls_cert, &key = s.options.tls_key;
+    if (cert.empty() && key.empty()) return {};
+    if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
+    const Result<SSL_CTX*> context = tls_context(cert, key);
+    if (!context) return std::unexpected(context.error());
+    const std::scoped_lock lock(s.tls_mutex);
+    if (s.tls) SSL_CTX_free(s.tls); // connections keep theirs
+    s.tls = *context;
+    return {};
+}
+
+void HttpServer::hold(HttpHandler handler) { impl_->router->hold(std::move(handler)); }
+
+void HttpServer::open() { impl_->router->open(); }
 
 void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler) {
     impl_->router->route(method, path, std::move(handler));
