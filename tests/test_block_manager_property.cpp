@@ -29,9 +29,14 @@ struct Live {
 
 class World {
 public:
-    World(int n_blocks, int block_size, unsigned seed, ChainHash hash = chain_hash, const CacheLayout& layout = {})
-        : random_(seed), size_(block_size), m_({n_blocks, block_size, n_blocks / 2, {}, hash, layout}),
-          device_(std::size_t(n_blocks * block_size)), swap_(std::size_t(n_blocks / 2 * block_size)) {}
+    World(int n_blocks, int block_size, unsigned seed, ChainHash hash, const CacheLayout& layout, int n_tier)
+        : random_(seed), size_(block_size), m_({.n_blocks   = n_blocks,
+                                                .block_size = block_size,
+                                                .n_swap     = n_blocks / 2,
+                                                .hash       = hash,
+                                                .layout     = layout,
+                                                .n_tier     = n_tier}),
+          device_(std::size_t(n_blocks * block_size)), swap_(std::size_t(m_.n_swap() * block_size)) {}
 
     void operation() {
         const int what = below(12);
@@ -138,6 +143,7 @@ private:
         }
         const int first = m_.next_unwritten(t, 0, n);
         happened[first > 0 ? "hit" : "miss"]++;
+        happened["hit in host memory"] += m_.n_loaded(t) > 0;
         happened["partial"] += first % size_ != 0;
         m_.will_write({t, first, n - first});
         run_moves();
@@ -257,9 +263,11 @@ std::map<std::string, int> try_out(const std::vector<Pool>& pools, ChainHash has
     const unsigned             seed   = chosen ? unsigned(std::atoi(chosen)) : 20261121u;
     std::map<std::string, int> happened;
     for (const Pool& pool : pools) {
-        CAPTURE(seed, pool.n_blocks, pool.block_size);
+        // Half of the pools keep in host memory what they evict.
+        const int n_tier = &pool - pools.data() & 1 ? 0 : 2 * pool.n_blocks;
+        CAPTURE(seed, pool.n_blocks, pool.block_size, n_tier);
         World world(pool.n_blocks, pool.block_size, seed + unsigned(pool.n_blocks * 1000 + pool.block_size), hash,
-                    pool.layout);
+                    pool.layout, n_tier);
         for (int i = 0, n = all ? many : pool.operations; i < n; i++) {
             CAPTURE(i);
             world.operation();
@@ -294,7 +302,7 @@ TEST_CASE("random histories: every invariant after each operation, and every slo
                             chain_hash, 1'000'000);
     // Or the test tried too little.
     for (const char* what : {"copies", "swap_out", "swap_in", "refused", "hit", "miss", "partial", "append", "no room",
-                             "fork", "cancel", "pin"}) {
+                             "fork", "cancel", "pin", "hit in host memory"}) {
         CAPTURE(what);
         CHECK(happened[what] > 100);
     }
@@ -310,7 +318,7 @@ TEST_CASE("random histories with windows, several groups, and entries of several
                              {600, 8, 2'000, groups({{0, 1}, {16, 5}})}},
                             chain_hash, 500'000);
     for (const char* what : {"copies", "swap_out", "swap_in", "refused", "hit", "miss", "partial", "append", "no room",
-                             "fork", "cancel", "pin", "given back"}) {
+                             "fork", "cancel", "pin", "given back", "hit in host memory"}) {
         CAPTURE(what);
         CHECK(happened[what] > 100);
     }
@@ -326,7 +334,7 @@ TEST_CASE("random histories with hashes that collide") {
                                      {16, 4, 20'000, groups({{6, 1}})}};
     for (const ChainHash hash : {short_hash<0>, short_hash<1>, short_hash<3>, short_hash<5>}) {
         auto happened = try_out(pools, hash, 250'000);
-        for (const char* what : {"hit", "partial", "swap_in", "pin"}) {
+        for (const char* what : {"hit", "partial", "swap_in", "pin", "hit in host memory"}) {
             CAPTURE(what);
             CHECK(happened[what] > 100);
         }

@@ -639,3 +639,48 @@ TEST_CASE("cancelled in any state, every block comes back") {
         CHECK(engine.snapshot().n_swap_used == 0);
     }
 }
+
+TEST_CASE("rounds of chats have the same bits with every set of prefix cache, host memory and swap space") {
+    const std::string name =
+        GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
+                 "gemma4-Q8_0.gguf", "lfm2-F16.gguf", "qwen35-F16.gguf", "mamba2-F16.gguf");
+    CAPTURE(name);
+    const std::string model = reference(cat("models/", name));
+    // Four users take turns, with room for the text of one.
+    const auto run = [&](bool cache, bool host, bool swap) {
+        EngineOptions o;
+        o.threads                              = 1;
+        o.block_size                           = 8;
+        o.kv_blocks                            = name.starts_with("mamba") ? 3 : 13;
+        o.max_sequences                        = 2;
+        o.swap_blocks                          = swap ? 13 : 0;
+        o.prefix_cache                         = cache;
+        o.kv_host_bytes                        = host ? std::int64_t(64) << 20 : 0;
+        o.context                              = 128;
+        o.checkpoint_interval                  = 16;
+        Engine                          engine = load(model, o);
+        std::vector<Answers>            answers;
+        std::vector<std::vector<Token>> texts;
+        for (int user = 0; user < 4; user++) texts.push_back(prompt_of(40, 50 * user));
+        for (int round = 0; round < 3; round++)
+            for (std::vector<Token>& text : texts) {
+                answers.push_back(run_one(engine, greedy(text, 4)));
+                const std::vector<Token>& said = answers.back().by_index.at(0).tokens;
+                text.insert(text.end(), said.begin(), said.end());
+                for (Token token : prompt_of(9, int(text.size()))) text.push_back(token);
+            }
+        return std::pair(std::move(answers), engine.stats());
+    };
+    const auto [expected, alone] = run(false, false, false);
+    for (int set = 1; set < 8; set++) {
+        const bool cache = set & 1, host = set & 2, swap = set & 4;
+        CAPTURE(cache, host, swap);
+        const auto [got, stats] = run(cache, host, swap);
+        for (std::size_t i = 0; i < got.size(); i++) {
+            CAPTURE(i);
+            CHECK(identical(got[i], expected[i]));
+        }
+        CHECK((stats.loaded_tokens > 0) == (cache && host));
+        CHECK(stats.loaded_tokens <= stats.cached_tokens);
+    }
+}

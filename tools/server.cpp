@@ -389,6 +389,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     EngineOptions& o      = a.engine;
     o.max_sequences       = 64;
     o.shared_step_seconds = 0.15; // on a CPU, for the users of streams
+    o.kv_host_bytes       = -1;
     add_model_flag(app, a.model);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");

@@ -100,6 +100,7 @@ Output output_of(const SequenceGroup& group, int index, FinishReason finish = Fi
     output.index         = index;
     output.prompt_tokens = group.n_prompt();
     output.cached_tokens = group.n_cached;
+    output.loaded_tokens = group.n_loaded;
     output.n_preempted   = group.n_preempted;
     output.first_run     = group.first_run;
     output.finish        = finish;

@@ -29,6 +29,7 @@ struct EngineStats {
     std::uint64_t   planned_ahead  = 0; // of these, planned while the previous one ran
     std::uint64_t   prefill_tokens = 0; // prompt tokens computed (not found in the cache)
     std::uint64_t   cached_tokens  = 0; // prompt tokens found in the cache
+    std::uint64_t   loaded_tokens  = 0; // of these, tokens that were in host memory
     std::uint64_t   decode_tokens  = 0;
     std::uint64_t   preemptions    = 0;
     SchedulerStats  memory; // forks, copies, swaps, sharing
@@ -36,9 +37,11 @@ struct EngineStats {
     double          move_seconds = 0, compute_seconds = 0;
     std::uint64_t   swapped_out = 0, swapped_in = 0; // blocks
     // After the last step.
-    int running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
-    int blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
-    int step_tokens = 0; // of the last step
+    int           running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
+    int           blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
+    int           host_cached = 0; // blocks of the prefix cache in host memory
+    HostTierStats host;            // since the start
+    int           step_tokens = 0; // of the last step
 };
 
 // The caller's own decoding method, in place of sampling and beams: it gets the sequences that ran and the requested rows of
@@ -221,9 +224,10 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
     }
     return cat("has a model file with the fingerprint ", hash, "\nhas --tensor-parallel ", o.tensor_parallel,
                "\nhas KV of the type ", o.kv_type == KvType::f16 ? "f16" : "f32", "\nhas --kv-blocks ", o.kv_blocks,
-               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --block-size ", o.block_size, "\nhas a context of ",
-               o.context, "\nhas steps of ", o.max_batch_tokens, " tokens\nhas steps of ", o.max_sequences,
-               " sequences\n", o.deterministic ? "is deterministic" : "is not deterministic");
+               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ",
+               o.block_size, "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens,
+               " tokens\nhas steps of ", o.max_sequences, " sequences\n",
+               o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
@@ -239,6 +243,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
+    if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
@@ -255,6 +260,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         if (o.context == 0) o.context = std::min(config->context_length, 8192);
         o.max_batch_tokens = std::max(o.max_batch_tokens, std::max(o.context, o.max_sequences));
         o.prefix_cache     = false;
+        o.kv_host_bytes    = 0;
         logit_rows         = std::max(logit_rows, o.max_batch_tokens);
     }
     std::shared_ptr<ProcessGroup> processes;
@@ -282,6 +288,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.max_logit_rows      = logit_rows;
     scheduling.prefix_cache        = o.prefix_cache;
     scheduling.n_swap              = o.swap_blocks;
+    scheduling.n_tier              = o.tier_blocks;
     scheduling.preemption_mode     = o.preemption_mode;
     scheduling.watermark           = o.watermark;
     scheduling.keep_preempted      = o.keep_preempted;
@@ -339,7 +346,7 @@ Result<void> Engine::follow() {
     return quire::follow(*impl_->executor, *impl_->leader,
                          {.block_size    = o.block_size,
                           .n_blocks      = o.kv_blocks,
-                          .n_swap        = o.swap_blocks,
+                          .n_swap        = o.host_blocks(),
                           .context       = o.context,
                           .max_tokens    = o.max_batch_tokens,
                           .max_sequences = o.max_sequences,
@@ -440,7 +447,7 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
 void Engine::Impl::measure_moves() {
     constexpr int n = 8;
     BlockMoves    trial;
-    for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.swap_blocks}); i++)
+    for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.host_blocks()}); i++)
         trial.swap_out.push_back({i, i});
     trial.swap_in = trial.swap_out;
     if (trial.swap_out.empty()) return;
@@ -456,7 +463,7 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     for (const Scheduled& item : scheduled) {
         const SequenceGroup& g = *item.group;
         if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
-            stats.cached_tokens += std::uint64_t(g.n_cached);
+            stats.cached_tokens += std::uint64_t(g.n_cached), stats.loaded_tokens += std::uint64_t(g.n_loaded);
         const bool decodes = g.prompt_done && item.n_tokens <= item.sequence->n_new;
         (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(item.n_tokens);
         if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
@@ -499,6 +506,8 @@ void Engine::Impl::sample_stats() {
     stats.blocks_cached   = b.n_cached_free();
     stats.blocks_pinned   = b.n_pinned();
     stats.swap_used       = b.n_swap() - b.n_swap_free();
+    stats.host_cached     = b.n_on_host();
+    stats.host            = b.host_stats();
     stats.step_tokens     = plan.n_tokens();
 }
 

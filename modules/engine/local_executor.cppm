@@ -227,7 +227,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
                     o.context);
     const auto create_cache = [&](std::size_t r) -> Result<void> {
         Result<KvCache> cache = KvCache::create(*ranks[r].backend, shape_of(r).config, memory.kv_type(), o.kv_blocks,
-                                                o.block_size, o.swap_blocks, o.layout);
+                                                o.block_size, o.host_blocks(), o.layout);
         if (!cache) return std::unexpected(cache.error());
         ranks[r].cache = std::move(*cache);
         return {};

@@ -33,6 +33,7 @@ private:
     std::size_t           affordable_blocks() const;
     int                   context_with(std::size_t blocks) const;
     std::size_t           blocks_for(int tokens) const;
+    std::size_t           tier_asked() const;
     Result<std::uint64_t> agree(std::uint64_t mine) const;
 
     EngineOptions&                o_;
@@ -88,6 +89,13 @@ std::size_t MemoryPlan::blocks_for(int tokens) const {
     return std::size_t(o_.layout.blocks_at_once(tokens, o_.block_size));
 }
 
+// Blocks of the tier in host memory.
+std::size_t MemoryPlan::tier_asked() const {
+    const std::size_t bytes =
+        std::size_t(std::max<std::int64_t>(o_.kv_host_bytes, 0)); // at most a block for each two positions
+    return std::min(bytes / (block_bytes_ * ranks_.size()), std::size_t(most_positions / 2 / o_.block_size));
+}
+
 // The smallest value of all processes.
 Result<std::uint64_t> MemoryPlan::agree(std::uint64_t mine) const {
     return processes_ ? processes_->all_reduce_min(mine) : mine;
@@ -123,20 +131,22 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
         return fail_with(ErrorKind::limit, kv_blocks, " KV blocks of ", o.block_size, " tokens hold more than ",
                          most_positions, " tokens, the most there can be");
     const bool        on_host = o.device == "cpu";
-    const std::size_t notes   = (kv_blocks + swap_asked_) * (512 + 8 * std::size_t(o.block_size));
+    const std::size_t tier    = tier_asked();
+    const std::size_t notes   = (kv_blocks + swap_asked_ + tier) * (512 + 8 * std::size_t(o.block_size));
     const std::size_t ranks   = std::size_t(o.tensor_parallel / o.processes.n); // of this process
     const std::size_t pool    = kv_blocks * block_bytes_ * (on_host ? ranks : 1),
-                      swap    = swap_asked_ * block_bytes_ * ranks;
-    const std::size_t host    = (on_host ? pool : 0) + swap + notes;
-    const auto        refuse  = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
+                      swap = swap_asked_ * block_bytes_ * ranks, kept = tier * block_bytes_ * ranks;
+    const std::size_t host   = (on_host ? pool : 0) + swap + kept + notes;
+    const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
         const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
         return fail_with(ErrorKind::limit,
                          pool > 0
-                                     ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
-                                           " at ", block_bytes_ / std::size_t(o.block_size), " bytes a token; ")
-                                     : "",
-                         swap > 0 ? cat(swap_asked_, " swap blocks: ", in_gib(swap), "; ") : "", "with bookkeeping ",
-                                 in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
+                                    ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
+                                          " at ", block_bytes_ / std::size_t(o.block_size), " bytes a token; ")
+                                    : "",
+                         swap > 0 ? cat(swap_asked_, " swap blocks: ", in_gib(swap), "; ") : "",
+                         kept > 0 ? cat("blocks kept in host memory: ", in_gib(kept), "; ") : "", "with bookkeeping ",
+                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
     };
     if (const std::size_t left = ranks_[0]->memory_available(); !on_host && pool > left)
         return refuse(pool, left, "the GPU");
@@ -181,6 +191,12 @@ Result<void> MemoryPlan::decide() {
         if (!n) return std::unexpected(n.error());
         o_.swap_blocks = int(*n);
     }
+    if (o_.kv_host_bytes < 0)
+        o_.kv_host_bytes =
+            o_.device == "cuda" ? std::int64_t(std::min(std::size_t(8) << 30, available_memory() / 8)) : 0;
+    const Result<std::uint64_t> tier = agree(tier_asked());
+    if (!tier) return std::unexpected(tier.error());
+    o_.tier_blocks = int(*tier);
     return check_room(std::size_t(o_.kv_blocks)); // once more, now that the weights are there
 }
 

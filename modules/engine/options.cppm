@@ -28,13 +28,18 @@ struct EngineOptions {
     // KV blocks as if all layers kept all positions; 0: a full context for each sequence, at most what the device can spare. An engine's
     // options() say how many blocks the pool has: with several cache groups more, of fewer layers each; and those for a recurrent state of
     // each sequence, where layers have one.
-    int            kv_blocks       = 0;
-    int            swap_blocks     = -1;                        // of the swap pool, likewise; -1: as many as KV blocks
+    int kv_blocks   = 0;
+    int swap_blocks = -1; // of the swap pool, likewise; -1: as many as KV blocks
+    // Bytes of host memory, of all ranks of this process, for what leaves the prefix cache on the device. 0: that is forgotten. -1: on a
+    // GPU an eighth of the memory that is free, at most 8 GiB; 0 on a CPU, where it would be the same memory as the cache's.
+    std::int64_t   kv_host_bytes   = 0;
+    int            tier_blocks     = 0;                         // so many: an engine's options() say it
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its former blocks that no other request has taken.
     bool        keep_preempted = true;
     CacheLayout layout{}; // of the model: an engine's options() say it
+    int         host_blocks() const { return swap_blocks + tier_blocks; }
     // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.
     MakeReservations reservations = {};
     KvType           kv_type      = KvType::f16;

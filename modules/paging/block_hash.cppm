@@ -38,6 +38,7 @@ using ChainHash = decltype(&chain_hash);
 struct Prefix {
     std::optional<BlockHash> hash;       // chained up to its last block; at the beginning of a namespace chain_root()
     std::uint64_t            serial = 0; // of the entry of its last block; 0: the beginning of a namespace
+    bool                     operator==(const Prefix&) const = default;
 };
 
 // A full block of the shared namespace, or the recurrent state at its end, that can be found from now on, or no longer: for routers.
@@ -46,7 +47,8 @@ struct CacheChange {
     BlockHash                hash   = 0;
     std::optional<BlockHash> parent; // stored: of the block before it; none: it begins a prompt
     std::vector<Token>       tokens; // stored: its own
-    bool                     state = false;
+    bool                     state   = false;
+    bool                     on_host = false; // in host memory, not on the device
 };
 
 // The state of a block's hash. From `reserved` on the block can be shared. Its K and V can be read when it is cached, and by

@@ -8,6 +8,7 @@ import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
 import quire.paging.cache_layout;
+export import quire.paging.host_tier; // HostTierStats
 import quire.paging.prefix_cache;
 import quire.paging.snapshot;
 export import quire.paging.tables.block_tables; // TableId, BlockManagerOptions
@@ -31,8 +32,11 @@ public:
     int n_cached_free() const { return tables_.pool.n_cached_free(); } // in no table, but still in the prefix cache
     int n_pinned() const { return tables_.n_pinned; }
     int n_copies() const { return int(tables_.moves.copies.size()); } // waiting for take_moves()
-    int n_swap() const { return swaps_.pool().size(); }
-    int n_swap_free() const { return swaps_.pool().n_free(); }
+    // Of the pool in host memory, for swapped requests and for what has left the device's prefix cache.
+    int                  n_swap() const { return swaps_.pool().size(); }
+    int                  n_swap_free() const { return swaps_.pool().n_free(); } // of no swapped request
+    int                  n_on_host() const { return tables_.host.n_kept(); }    // of the prefix cache
+    const HostTierStats& host_stats() const { return tables_.host.stats(); }
 
     // Entries of a table for `n_tokens` tokens, and the blocks of such entries of all groups.
     inline int entries_for(int n_tokens) const { return tables_.entries_for(n_tokens); }
@@ -114,8 +118,11 @@ public:
     // Lets others find the state, if it stands at the end of a block that they can find. False: it does not.
     bool keep_state(TableId table, std::span<const Token> tokens) { return quire::keep_state(tables_, table, tokens); }
     // The blocks that can be found in the prefix cache from now on, or no longer; off at first.
-    void                     log_cache(bool on) { tables_.cache.log_changes(on); }
-    std::vector<CacheChange> take_cache_changes() { return tables_.cache.take_changes(); }
+    void log_cache(bool on) {
+        tables_.cache.log_changes(on);
+        tables_.host.log_changes(on);
+    }
+    std::vector<CacheChange> take_cache_changes();
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
     inline void publish(TableId table, std::span<const Token> tokens, int n_written) {
         publish_table(tables_, table, tokens, n_written);
@@ -155,8 +162,9 @@ public:
     inline int n_held(TableId table) const;
     // The block behind one in its entry, of a table that is not swapped.
     BlockId next_of(BlockId block) const { return tables_.pool.next_of(block); }
-    // Leading entries that allocate() found in the prefix cache.
+    // Leading entries that allocate() found in the prefix cache; and how many of them were in host memory.
     inline int n_found(TableId table) const { return tables_.at(table).n_found; }
+    int        n_loaded(TableId table) const { return tables_.at(table).n_loaded; }
     int        slot(TableId table, int position) const; // of the first group: block * block_size + offset
     int        distinct_blocks(std::span<const TableId> tables) const { return counts_.distinct_blocks(tables); }
 
@@ -202,7 +210,7 @@ module :private;
 namespace quire {
 
 BlockManager::BlockManager(const BlockManagerOptions& options)
-    : tables_(options), counts_(tables_, options.n_swap), swaps_(tables_, counts_, options.n_swap) {
+    : tables_(options), counts_(tables_), swaps_(tables_, counts_) {
     check_invariants();
 }
 
@@ -231,6 +239,12 @@ void BlockManager::take_moves(BlockMoves& moves) {
     swaps_.release_held();
 }
 
+std::vector<CacheChange> BlockManager::take_cache_changes() {
+    std::vector<CacheChange> changes = tables_.cache.take_changes();
+    for (CacheChange& change : tables_.host.take_changes()) changes.push_back(std::move(change));
+    return changes;
+}
+
 int BlockManager::ref_count(BlockId block) const {
     check(block >= 0 && block < n_blocks(), "no such block");
     return tables_.pool.ref_count(tables_.pool.bundle_of(block));
@@ -243,14 +257,18 @@ bool BlockManager::is_cached(BlockId block) const {
 
 void BlockManager::drop_cache() {
     const BlockPool& pool = tables_.pool;
+    tables_.host.pause(true);
     while (pool.first_cached_free() >= 0) tables_.cache.evict(pool.first_cached_free());
     while (pool.first_cached_marker() >= 0) tables_.cache.evict(pool.first_cached_marker());
+    tables_.host.clear();
+    tables_.host.pause(false);
 }
 
 void BlockManager::view(Snapshot& snapshot) const {
     snapshot.block_size    = block_size();
     snapshot.n_swap_blocks = n_swap();
     snapshot.n_swap_used   = n_swap() - n_swap_free() - swaps_.pool().n_held();
+    snapshot.n_host_cached = n_on_host();
     snapshot.blocks.clear();
     for (BlockId id = 0; id < n_blocks(); id++) {
         const BlockId     of    = tables_.pool.bundle_of(id);

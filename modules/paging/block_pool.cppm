@@ -37,6 +37,7 @@ public:
 
     inline int lane(BlockId block) const { return at(block).lane; }
     inline int n_blocks(BlockId block) const { return bundles_[at(block).lane]; } // of its bundle
+    inline int blocks_of_lane(int lane) const { return bundles_[std::size_t(lane)]; }
     // The block behind this one in its bundle, or -1.
     inline BlockId next_of(BlockId block) const { return rest_.empty() ? -1 : rest_[std::size_t(block)]; }
     // The bundle that a block is in, or the block itself.
@@ -68,6 +69,9 @@ public:
     void                     clear_entry(BlockId block);
     inline BlockId           first_cached_free() const { return free_[1].head; }   // the next to lose its entry, or -1
     inline BlockId           first_cached_marker() const { return free_[3].head; } // likewise
+
+    // Whether so many markers are free, or can be evicted.
+    bool has_markers(int n) const;
 
     // `references`: how many table entries refer to each block.
     void check_invariants(std::span<const int> references) const;
@@ -176,6 +180,12 @@ inline std::span<const Token> BlockPool::tokens(BlockId block) const {
     return std::span(tokens_).subspan(std::size_t(block) * std::size_t(block_size_), std::size_t(block_size_));
 }
 
+// Notes the copies of an entry, block by block.
+inline void add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from, const BlockPool& to_pool,
+                     BlockId to) {
+    for (; from >= 0 && to >= 0; from = from_pool.next_of(from), to = to_pool.next_of(to)) list.push_back({from, to});
+}
+
 } // namespace quire
 
 module :private;
@@ -271,6 +281,12 @@ void BlockPool::set_state(BlockId id, HashState state) {
 }
 
 void BlockPool::clear_entry(BlockId id) { set_entry(id, {}, {}); }
+
+bool BlockPool::has_markers(int n) const {
+    for (const FreeList& list : {free_[2], free_[3]})
+        for (BlockId id = list.head; id >= 0 && n > 0; id = at(id).next) n--;
+    return n <= 0;
+}
 
 void BlockPool::check_invariants(std::span<const int> references) const {
     std::vector<bool> listed(blocks_.size());

@@ -19,33 +19,12 @@ import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
+import quire.paging.block_index;
 import quire.paging.block_pool;
 import quire.paging.cache_layout;
+import quire.paging.host_tier;
 
 export namespace quire {
-
-// hash → block, open addressing with linear probing at a load of at most one half: no allocation after construction.
-class BlockIndex {
-public:
-    explicit BlockIndex(int capacity); // at most that many entries
-
-    BlockId find(BlockHash hash) const; // or -1
-    // Keeps an entry that is there already: the first block registered under a hash stays. True if it was inserted.
-    bool insert(BlockHash hash, BlockId block);
-    void assign(BlockHash hash, BlockId block); // another block under a hash that is there
-    void erase(BlockHash hash);                 // a hash without an entry is a broken invariant
-    int  size() const { return size_; }
-
-private:
-    struct Entry {
-        BlockHash hash  = 0;
-        BlockId   block = -1; // -1: empty
-    };
-    std::size_t        home(BlockHash hash) const;
-    std::size_t        position(BlockHash hash) const; // of the entry, which must be there
-    std::vector<Entry> entries_;                       // a power of two
-    int                size_ = 0, capacity_ = 0;
-};
 
 // The entries of a lane are bundles of `blocks` blocks. Those behind the last `window` positions are given back; 0: all are kept. Of states,
 // each at the end of an entry, a token needs that of the entry before it alone: as if it saw one position besides its own.
@@ -55,9 +34,15 @@ struct Lane {
 };
 inline constexpr int most_lanes = most_cache_groups + 1;
 
-// The blocks that the cache has for a prompt.
+// Where a unit is: its block on the device, else its unit in host memory; -1: not there.
+struct FoundUnit {
+    BlockId block = -1, on_host = -1;
+};
+
+// The units that the cache has for a prompt.
 struct CacheHit {
-    std::span<const BlockId>    entries;               // of the first lane; valid until the next match()
+    std::span<const FoundUnit>  entries;                  // of the first lane; valid until the next match()
+    bool                        from_host        = false; // some units are in host memory
     int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes
     BlockId                     partial          = -1; // the entry whose first tokens are those that come next, or -1
     int                         n_partial_tokens = 0;
@@ -68,25 +53,31 @@ struct CacheHit {
 
 class PrefixCache {
 public:
-    // `pool` outlives the cache. The first lane has no window.
-    PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes);
+    // `pool`, of the device, and `host` outlive the cache. The first lane has no window.
+    PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes, HostTier& host);
 
     // Finds the beginning of a prompt: whole entries without a gap, then the entry that continues them with the most tokens. The last
     // token is always left to compute. A lane with a window needs those entries only that the first token to compute sees; if some
     // entries are not written yet, those that the first token of the first of them sees. With `whole` it needs all. Where there are
-    // states, the beginning ends at a checkpoint.
-    CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false) const;
+    // states, the beginning ends at a checkpoint. `with_host`: what has left the device is found as well, behind what is written there.
+    CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false,
+                    bool with_host = false) const;
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
     BlockId   find(BlockHash hash) const { return index_.find(hash); } // or -1; the caller compares with holds()
     // Whether a block holds these tokens, and all of the prefix before them.
     bool   holds(BlockId block, const Prefix& parent, const CacheNamespace& space, std::span<const Token> tokens) const;
     Prefix prefix_of(BlockId block) const { return {pool_.entry(block).hash, pool_.entry(block).serial}; }
+    Prefix prefix_of(const FoundUnit& entry) const {
+        return entry.block >= 0 ? prefix_of(entry.block) : host_.prefix_of(entry.on_host);
+    }
+    // Of a found entry of the first lane: what is there in a lane.
+    FoundUnit unit_of(const FoundUnit& entry, int lane) const;
     // The block at the end of a prefix, or -1.
     BlockId block_of(const Prefix& prefix) const;
     bool    is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
-    // Gives an entry to a block that has none, and a serial to an entry that has none from before a swap. The hash of a full block
-    // must not be in the index.
+    // Gives an entry to a block that has none, and a serial to an entry that has none from before; it is that of the same text in host
+    // memory, if that is there. The hash of a full block must not be in the index.
     void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
     // The block of a lane behind the first that holds the tokens of `owner`, an entry of the first lane; or -1.
     BlockId attached(BlockId owner, int lane) const {
@@ -123,16 +114,17 @@ private:
     void    remove_child(const Prefix& parent, BlockId block);
     BlockId first_child(const Prefix& parent) const; // or -1
 
-    BlockPool&                   pool_;
-    ChainHash                    hash_;
-    std::uint64_t                last_serial_ = 0;
-    BlockIndex                   index_;
-    BlockIndex                   children_; // a prefix → the cached block that continues it, the latest
-    std::vector<Siblings>        siblings_; // [n_blocks] the other continuations, from the latest to the first
-    std::vector<BlockId>         in_flight_;
-    std::vector<Lane>            lanes_;
-    std::vector<BlockId>         attached_; // [n_ids × lanes behind the first] see attached()
-    mutable std::vector<BlockId> found_;    // by the last match()
+    BlockPool&                     pool_;
+    HostTier&                      host_;
+    ChainHash                      hash_;
+    std::uint64_t                  last_serial_ = 0;
+    BlockIndex                     index_;
+    BlockIndex                     children_; // a prefix → the cached block that continues it, the latest
+    std::vector<Siblings>          siblings_; // [n_blocks] the other continuations, from the latest to the first
+    std::vector<BlockId>           in_flight_;
+    std::vector<Lane>              lanes_;
+    std::vector<BlockId>           attached_; // [n_ids × lanes behind the first] see attached()
+    mutable std::vector<FoundUnit> found_;    // by the last match()
 
     bool                     logging_ = false;
     std::vector<CacheChange> changes_;
@@ -147,57 +139,12 @@ module :private;
 
 namespace quire {
 
-BlockIndex::BlockIndex(int capacity)
-    : entries_(std::bit_ceil(std::size_t(std::max(capacity, 1)) * 2)), capacity_(capacity) {}
-
-std::size_t BlockIndex::home(BlockHash hash) const { return std::size_t(hash) & (entries_.size() - 1); }
-
-BlockId BlockIndex::find(BlockHash hash) const {
-    for (std::size_t i = home(hash);; i = (i + 1) & (entries_.size() - 1)) {
-        if (entries_[i].block < 0) return -1;
-        if (entries_[i].hash == hash) return entries_[i].block;
-    }
-}
-
-bool BlockIndex::insert(BlockHash hash, BlockId block) {
-    std::size_t i = home(hash);
-    for (; entries_[i].block >= 0; i = (i + 1) & (entries_.size() - 1))
-        if (entries_[i].hash == hash) return false;
-    check(size_ < capacity_, "more cached blocks than blocks");
-    entries_[i] = {hash, block};
-    size_++;
-    return true;
-}
-
-std::size_t BlockIndex::position(BlockHash hash) const {
-    std::size_t i = home(hash);
-    while (entries_[i].block >= 0 && entries_[i].hash != hash) i = (i + 1) & (entries_.size() - 1);
-    check(entries_[i].block >= 0, "a hash that is not in the prefix cache was looked for");
-    return i;
-}
-
-void BlockIndex::assign(BlockHash hash, BlockId block) { entries_[position(hash)].block = block; }
-
-void BlockIndex::erase(BlockHash hash) {
-    const std::size_t mask = entries_.size() - 1;
-    std::size_t       hole = position(hash);
-    // Close the gap: move back each later entry of the run that may stand in the hole.
-    for (std::size_t i = (hole + 1) & mask; entries_[i].block >= 0; i = (i + 1) & mask) {
-        std::size_t distance = (i - home(entries_[i].hash)) & mask;
-        if (distance >= ((i - hole) & mask)) {
-            entries_[hole] = entries_[i];
-            hole           = i;
-        }
-    }
-    entries_[hole] = {};
-    size_--;
-}
-
 // -- finding
 
-PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes)
-    : pool_(pool), hash_(hash), index_(pool.n_ids()), children_(pool.n_ids()), siblings_(std::size_t(pool.n_ids())),
-      lanes_(lanes.begin(), lanes.end()), attached_(siblings_.size() * (lanes.size() - 1), -1) {
+PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes, HostTier& host)
+    : pool_(pool), host_(host), hash_(hash), index_(pool.n_ids()), children_(pool.n_ids()),
+      siblings_(std::size_t(pool.n_ids())), lanes_(lanes.begin(), lanes.end()),
+      attached_(siblings_.size() * (lanes.size() - 1), -1) {
     check(lanes[0].window == 0, "a prefix cache whose index would have gaps");
     in_flight_.reserve(siblings_.size());
     found_.reserve(siblings_.size());
@@ -215,7 +162,14 @@ BlockId PrefixCache::block_of(const Prefix& prefix) const {
     return id >= 0 && pool_.entry(id).serial == prefix.serial ? id : -1;
 }
 
-CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> tokens, bool whole) const {
+FoundUnit PrefixCache::unit_of(const FoundUnit& entry, int lane) const {
+    if (lane == 0) return entry;
+    const BlockId block = entry.block >= 0 ? attached(entry.block, lane) : -1;
+    return block >= 0 ? FoundUnit{block} : FoundUnit{-1, host_.find(prefix_of(entry), lane)};
+}
+
+CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> tokens, bool whole,
+                            bool with_host) const {
     constexpr int               most_siblings = 64; // so that a prefix with many continuations costs no more than this
     CacheHit                    hit;
     const auto                  size    = std::size_t(pool_.block_size());
@@ -227,19 +181,24 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
     found_.clear();
     for (int n = 1; std::size_t(n) * size <= tokens.size(); n++) {
         std::span<const Token> want = tokens.subspan(std::size_t(n - 1) * size, size);
-        const BlockId          id   = index_.find(hash_of(here, want));
-        if (id < 0 || !holds(id, here, space, want)) break;
+        const BlockHash        hash = hash_of(here, want);
+        FoundUnit              at{index_.find(hash)};
+        if (at.block >= 0 && !holds(at.block, here, space, want)) break;
+        if (at.block < 0 && with_host && n_written < 0) at.on_host = host_.find(hash, here, space, want);
+        if (at.block < 0 && at.on_host < 0) break;
+        const bool written = at.block < 0 || pool_.state(at.block) == HashState::cached;
         // A cached block up to the very end would leave nothing to compute: a part of it will do.
-        if (std::size_t(n) * size == tokens.size() && pool_.state(id) == HashState::cached) break;
-        if (lanes_.back().state && pool_.state(id) != HashState::cached) break; // its state comes with its end
-        here = prefix_of(id);
-        found_.push_back(id);
-        if (n_written < 0 && pool_.state(id) != HashState::cached) n_written = n - 1;
+        if (std::size_t(n) * size == tokens.size() && written) break;
+        if (lanes_.back().state && !written) break; // its state comes with its end
+        here = prefix_of(at);
+        found_.push_back(at);
+        if (n_written < 0 && !written) n_written = n - 1;
         bool                        whole_window = true;
         std::array<int, most_lanes> first{};
         for (int lane = 1; lane < n_lanes; lane++) {
-            const auto l = std::size_t(lane);
-            if (attached(id, lane) < 0) there[l] = n;
+            const auto l         = std::size_t(lane);
+            const bool on_device = at.block >= 0 && attached(at.block, lane) >= 0;
+            if (!on_device && (!with_host || n_written >= 0 || host_.find(here, lane) < 0)) there[l] = n;
             first[l] = whole && !lanes_[l].state ? 0 : first_needed(lane, (n_written < 0 ? n : n_written) * int(size));
             whole_window = whole_window && there[l] <= first[l];
         }
@@ -251,9 +210,11 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
     hit.entries = std::span(found_).first(n_hit);
     for (std::size_t i = 0; i < n_hit; i++)
         for (int lane = 0; lane < n_lanes; lane++)
-            if (const BlockId id = in_lane(found_[i], lane);
-                int(i) >= hit.first[std::size_t(lane)] && pool_.is_free(id))
-                hit.n_free += pool_.n_blocks(id);
+            if (int(i) >= hit.first[std::size_t(lane)]) {
+                const FoundUnit unit = unit_of(found_[i], lane);
+                hit.from_host        = hit.from_host || unit.block < 0;
+                if (unit.block < 0 || pool_.is_free(unit.block)) hit.n_free += pool_.blocks_of_lane(lane);
+            }
     const std::span<const Token> rest = tokens.subspan(n_hit * size);
     const std::size_t            most = rest.empty() || lanes_.back().state ? 0 : std::min(rest.size() - 1, size);
     int                          seen = 0;
@@ -279,6 +240,9 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
 void PrefixCache::insert(BlockId id, CacheEntry entry, std::span<const Token> tokens) {
     check(pool_.state(id) == HashState::none, "a block got a second hash");
     if (entry.n_tokens == pool_.block_size()) index_.insert(entry.hash, id);
+    if (entry.serial == 0 && host_.keeps() && entry.n_tokens == pool_.block_size())
+        if (const BlockId same = host_.find(entry.hash, entry.parent, entry.space, tokens); same >= 0)
+            entry.serial = host_.prefix_of(same).serial;
     if (entry.serial == 0) entry.serial = ++last_serial_;
     const bool cached = entry.state == HashState::cached;
     if (cached) entry.state = HashState::in_flight;
@@ -311,6 +275,7 @@ void PrefixCache::log_state(BlockId id, bool stored) {
 
 void PrefixCache::detach(BlockId id) {
     if (pool_.state(id) == HashState::cached) log_state(id, false);
+    host_.save(pool_, id, {});
     const BlockId owner                                                                   = pool_.entry(id).owner;
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(pool_.lane(id)) - 1] = -1;
     pool_.clear_entry(id);
@@ -357,6 +322,7 @@ void PrefixCache::remove(BlockId id) {
         remove_child(entry.parent, id);
         if (is_published(entry)) changes_.push_back({false, entry.hash, {}, {}});
     }
+    host_.save(pool_, id, pool_.tokens(id));
     if (entry.n_tokens == pool_.block_size()) index_.erase(entry.hash);
     for (int lane = 1; lane < int(lanes_.size()); lane++)
         if (const BlockId block = attached(id, lane); block >= 0) detach(block);

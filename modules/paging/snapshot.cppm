@@ -61,8 +61,9 @@ struct Snapshot {
     std::string               label; // an explanation; "" in an ordinary run
     int                       block_size = 0;
     std::vector<BlockView>    blocks;            // [n_blocks]
-    int                       n_swap_blocks = 0; // size of the swap pool
+    int                       n_swap_blocks = 0; // size of the pool in host memory
     int                       n_swap_used   = 0;
+    int                       n_host_cached = 0; // blocks of the prefix cache in the memory of that pool
     std::vector<SequenceView> sequences;
     std::vector<MemoryEvent>  events;
 };

@@ -64,7 +64,10 @@ bool BlockSupply::admit(SequenceGroup& group, int keep_free, bool alone, Preempt
         }
         s.table = blocks_.open_table(group.space);
         s.n_new = 1;
-        if (blocks_.allocate(s.table, s.tokens, keep_free + left, !group.computes_all(), group.request.pin)) continue;
+        if (blocks_.allocate(s.table, s.tokens, keep_free + left, !group.computes_all(), group.request.pin)) {
+            if (group.n_preempted == 0) group.n_loaded = blocks_.n_loaded(s.table) * blocks_.block_size();
+            continue;
+        }
         for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
         return false;
     }
@@ -141,7 +144,10 @@ bool BlockSupply::grow(SequenceGroup& group) {
             if (!s->growing) continue;
             const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, !group.computes_all());
             const int have = blocks_.n_entries(s->table) * size;
-            if (!group.prompt_done && group.n_preempted == 0) group.n_cached += from - s->n_computed;
+            if (!group.prompt_done && group.n_preempted == 0) {
+                group.n_cached += from - s->n_computed;
+                group.n_loaded = blocks_.n_loaded(s->table) * size;
+            }
             s->n_computed = from;
             runs          = runs || std::min(have, n - 1) > from;
             more          = more && have >= to && to < from + step;

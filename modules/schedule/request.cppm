@@ -84,6 +84,7 @@ struct Output {
                                                    // hidden states (behind the last norm), of length 1
     int                                   prompt_tokens   = 0;
     int                                   cached_tokens   = 0; // prompt tokens found in the cache
+    int                                   loaded_tokens   = 0; // of these, tokens that were in host memory
     int                                   computed_tokens = 0; // with return_progress: of the prompt, so far
     FinishReason                          finish          = FinishReason::none;
     bool                                  done            = false; // the request is over

@@ -32,7 +32,8 @@ struct SchedulerOptions {
     int            max_sequences    = 16;  // running at once
     int            max_logit_rows   = 64;  // in one step; at least max_sequences
     bool           prefix_cache     = true;
-    int            n_swap           = 0; // blocks of the swap pool
+    int            n_swap           = 0; // blocks of the pool in host memory, for swapped requests
+    int            n_tier           = 0; // more blocks there, for what leaves the prefix cache
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see the tokens after them
     double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
@@ -41,7 +42,7 @@ struct SchedulerOptions {
     MakeReservations reservations = {}; // of contiguous memory, without swap and prefix cache; empty: blocks on demand
     int aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // see BlockManagerOptions
-    CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
+    CacheLayout          layout     = {}; // n_blocks, n_swap and n_tier are blocks of it
     int checkpoint_interval = 0; // tokens between two recurrent states that stay in the prefix cache; 0: none does
     int vocab_size          = 0; // see RequestBounds; so are the end tokens
     std::vector<Token> end_tokens = {};
@@ -156,6 +157,7 @@ private:
     bool          queue_waits() const;
     void          give_back(Sequence& sequence);
     void          end(const SequenceGroup& group, FinishReason reason, std::string message = {});
+    void          take_moves(BlockMoves& moves);
     void          measure_sharing(SequenceGroup& group);
     void          log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
     RequestBounds bounds() const;
@@ -209,8 +211,9 @@ int checkpoint_interval_of(const SchedulerOptions& o) {
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash,
-                                  layout_of(options), markers_of(options)}),
+    : options_(options),
+      blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash, layout_of(options),
+               markers_of(options), options.prefix_cache && !options.reservations ? options.n_tier : 0}),
       lists_(options.max_sequences), limit_{.context = options.context, .shifts = !options.reservations},
       checkpoints_{checkpoint_interval_of(options), options.block_size},
       reservations_(options.reservations ? options.reservations(options.n_blocks, options.block_size, options.context)
@@ -487,14 +490,17 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     shares_.schedule(running(), blocks_, scheduled_);
 
     plan_items(scheduled_, blocks_, plan);
-    blocks_.take_moves(plan.moves);
-    stats_.copied_blocks += plan.moves.copies.size();
-    if (logging_) {
-        for (auto [from, to] : plan.moves.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
-        for (auto [from, to] : plan.moves.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
-        for (auto [from, to] : plan.moves.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
-    }
+    take_moves(plan.moves);
     return scheduled_;
+}
+
+void Scheduler::take_moves(BlockMoves& moves) {
+    blocks_.take_moves(moves);
+    stats_.copied_blocks += moves.copies.size();
+    if (!logging_) return;
+    for (auto [from, to] : moves.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
+    for (auto [from, to] : moves.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
+    for (auto [from, to] : moves.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
 }
 
 // No request waits, or the first one could not be admitted, and no more blocks and sequences are free now than then.
@@ -513,7 +519,9 @@ bool Scheduler::prepare(StepPlan& plan) {
 std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
     const bool same = queue_waits();
     if (!ahead_.adopt(running(), plan, scheduled_) || !same) scheduled_.clear();
-    step_ += !scheduled_.empty();
+    if (scheduled_.empty()) return scheduled_;
+    step_++;
+    take_moves(plan.moves); // what the prefix cache has lost to it is moved to host memory
     return scheduled_;
 }
 

@@ -48,6 +48,7 @@ struct SequenceGroup {
     std::vector<std::unique_ptr<Sequence>> finished;  // without blocks
     GroupStatus                            status               = GroupStatus::waiting;
     int                                    n_cached             = 0;     // prompt tokens found in the cache
+    int                                    n_loaded             = 0;     // of these, tokens that were in host memory
     int                                    n_recomputed         = 0;     // tokens computed again after preemptions
     int                                    n_preempted          = 0;     // preemptions of the request
     int                                    n_priority_preempted = 0;     // of these, for a more urgent request

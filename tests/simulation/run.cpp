@@ -276,6 +276,11 @@ void Run::count_reached() {
     reached_["states not written in place"] += std::uint64_t(sim_.executor->n_states_kept);
     if (layout_of(s_).keeps_state()) reached_["tokens found behind a kept state"] += stats.cached_tokens;
     reached_["cached tokens"] += stats.cached_tokens;
+    reached_["tokens found in host memory"] += stats.loaded_tokens;
+    reached_["blocks moved to host memory"] += stats.host.stored;
+    reached_["blocks moved back from host memory"] += stats.host.loaded;
+    reached_["blocks that host memory had no room for"] += stats.host.dropped;
+    if (layout_of(s_).keeps_state()) reached_["tokens found in host memory behind a kept state"] += stats.loaded_tokens;
     reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
     reached_[cat("layouts of ", layout_of(s_).groups.size(), " groups")]++;
 }

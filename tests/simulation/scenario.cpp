@@ -109,6 +109,8 @@ Scenario make_scenario(std::uint64_t seed) {
     s.token_seconds   = 1e-4 * r.between(1, 30);
     s.block_seconds   = 1e-4 * r.between(1, 30);
     add_states(s);
+    Random tier(seed, 3);
+    if (tier.one_in(2)) s.n_tier = tier.between(1, tier.one_in(2) ? 4 : 3 * s.n_blocks);
     const int n    = r.between(2, 14);
     const int busy = r.between(4, 60);
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
@@ -119,9 +121,9 @@ Scenario make_scenario(std::uint64_t seed) {
 
 std::string describe(const Scenario& s) {
     const Scenario d;
-    std::string    out =
-        cat("engine: blocks of ", s.block_size, ", ", s.n_blocks, " of them, ", s.n_swap, " to swap; context ",
-            s.context, ", ", s.step_tokens, " tokens in a step, ", s.sequences, " sequences; windows");
+    std::string    out = cat("engine: blocks of ", s.block_size, ", ", s.n_blocks, " of them, ", s.n_swap, " to swap, ",
+                             s.n_tier, " to keep in host memory; context ", s.context, ", ", s.step_tokens,
+                             " tokens in a step, ", s.sequences, " sequences; windows");
     for (int w : s.windows) out += w == recurrent ? std::string(" state") : cat(" ", w);
     if (s.n_units > 0)
         out += cat("; states of ", s.state_bytes, " bytes a layer, room for ", s.n_units, ", one kept every ",
@@ -205,6 +207,7 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"interval", &s.interval, s.interval},
             {"keep_preempted", &s.keep_preempted, 1},
             {"swap", &s.n_swap, 0},
+            {"tier", &s.n_tier, 0},
             {"block", &s.block_size, s.block_size},
             {"blocks", &s.n_blocks, s.n_blocks},
             {"step_tokens", &s.step_tokens, 64},

@@ -25,6 +25,8 @@ SimEngine make_engine(const Scenario& s, bool alone) {
     o.swap_blocks =
         alone ? 0
               : s.n_swap * layout.blocks_per_entry() + (s.n_swap > 0 ? s.n_units / 2 * layout.blocks_per_unit() : 0);
+    if (!alone && s.n_tier > 0)
+        o.tier_blocks = s.n_tier * layout.blocks_per_entry() + (s.n_units + 1) / 2 * layout.blocks_per_unit();
     o.checkpoint_interval = s.interval;
     o.context             = s.context;
     o.max_batch_tokens    = alone ? 512 : s.step_tokens;
@@ -57,7 +59,7 @@ SimEngine make_engine(const Scenario& s, bool alone) {
         own.late_moves    = !alone && s.late_moves;
         own.block_size    = options.block_size;
         own.n_blocks      = options.kv_blocks;
-        own.n_swap        = options.swap_blocks;
+        own.n_swap        = options.host_blocks();
         own.vocab         = config.vocab_size;
         own.late          = !alone && s.late;
         own.best          = !alone && s.device_best;

@@ -122,6 +122,12 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
     add_kv_type_flag(app, options);
     app.add_flag_callback(
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
+    app.add_option(
+           "--kv-host-bytes", options.kv_host_bytes,
+           "bytes of host memory for what the prefix cache has no room for on the device, as 8G; 0: none; default: "
+                   "on a GPU an eighth of the free memory, at most 8 GiB, on a CPU none")
+        ->transform(CLI::AsSizeValue(false))
+        ->check(CLI::Range(std::int64_t(0), std::int64_t(1) << 50));
 }
 
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now) {

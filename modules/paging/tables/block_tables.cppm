@@ -12,6 +12,7 @@ import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
 import quire.paging.cache_layout;
+import quire.paging.host_tier;
 import quire.paging.prefix_cache;
 import quire.paging.snapshot;
 
@@ -26,7 +27,7 @@ inline constexpr BlockId released_block = -1;
 struct BlockManagerOptions {
     int n_blocks   = 0;
     int block_size = 16; // tokens, 1..256
-    int n_swap     = 0;  // blocks of the swap pool, in host memory
+    int n_swap     = 0;  // blocks of the pool in host memory, for swapped requests
     // The order in which free blocks are first allocated; empty: 0, 1, 2, …
     std::vector<BlockId> free_order = {};
     // Tests set another one. Collisions may cost hits but never cause a wrong one.
@@ -35,6 +36,7 @@ struct BlockManagerOptions {
     // Markers, where no group keeps all positions: for the entries of all tables, and more for the prefix cache. A sequence that gets
     // no marker is not found by others. 0: some for each block.
     int n_markers = 0;
+    int n_tier    = 0; // more blocks in host memory, for what leaves the device's prefix cache; 0: that is forgotten
 };
 
 struct LaneTable {
@@ -49,6 +51,7 @@ struct LaneTable {
 struct BlockTable {
     bool                              in_use = false, hashable = true, swapped = false, pinned = false;
     int                               n_found      = 0;  // leading entries that the prefix cache had for a prompt
+    int                               n_loaded     = 0;  // of these, entries that were in host memory
     int                               n_hashed     = 0;  // leading full blocks whose hashes are in the chain
     int                               copied_until = 0;  // position up to which a copied block came filled
     BlockId                           placed       = -1; // the first block, where the table is contiguous
@@ -75,13 +78,14 @@ struct BlockTables {
     std::vector<Lane>         cache_lanes; // these and, behind them, that of the states
     int                       n_lanes;
     int                       blocks_per_entry, blocks_per_unit;
+    BlockMoves                moves; // pending
     BlockPool                 pool;  // on the device
-    PrefixCache               cache; // of this pool
+    HostTier                  host;  // what has left it
+    PrefixCache               cache; // of both
     std::vector<std::int32_t> pins;  // [n_ids] pinned tables that a block is in
     int                       n_pinned = 0;
     std::vector<BlockTable>   all;
     std::vector<TableId>      closed;         // to be used again, with the memory of their vectors
-    BlockMoves                moves;          // pending
     std::vector<BlockId>      partly_written; // shared blocks that the step at hand begins and does not fill
     std::vector<MemoryEvent>* log = nullptr;  // where evictions are recorded
 
@@ -150,12 +154,6 @@ private:
     void    append_placed(BlockTable& table);
 };
 
-// Notes the copies of an entry, block by block.
-inline void add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from, const BlockPool& to_pool,
-                     BlockId to) {
-    for (; from >= 0 && to >= 0; from = from_pool.next_of(from), to = to_pool.next_of(to)) list.push_back({from, to});
-}
-
 // The blocks of an entry, by lane.
 std::array<int, most_lanes> bundles_of(std::span<const Lane> lanes);
 
@@ -196,8 +194,12 @@ BlockTables::BlockTables(const BlockManagerOptions& options)
       blocks_per_entry(layout.blocks_per_entry()), blocks_per_unit(layout.blocks_per_unit()),
       pool(options.n_blocks, options.block_size, FreeOrder::fifo, options.free_order, bundles_of(cache_lanes),
            markers_of(options)),
-      cache(pool, options.hash, cache_lanes), pins(std::size_t(pool.n_ids())) {
-    check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0, "an empty block pool");
+      host({options.n_swap + options.n_tier, options.block_size, layout.keeps_all() ? 0 : 2 * options.n_tier + 64,
+            options.n_tier > 0},
+           bundles_of(cache_lanes), moves.swap_out),
+      cache(pool, options.hash, cache_lanes, host), pins(std::size_t(pool.n_ids())) {
+    check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0 && options.n_tier >= 0,
+          "an empty block pool");
     // The lists of a step never need more room than this.
     for (auto* list : {&moves.copies, &moves.swap_out, &moves.swap_in}) list->reserve(pins.size());
 }
@@ -253,7 +255,7 @@ TableId BlockTables::open(const CacheNamespace& space) {
     table.in_use      = true;
     table.hashable    = true;
     table.placed      = -1;
-    table.n_hashed = table.copied_until = table.n_found = table.state_at = 0;
+    table.n_hashed = table.copied_until = table.n_found = table.n_loaded = table.state_at = 0;
     table.state = table.next_state = -1;
     table.prefix                   = {chain_root(space)};
     return id;
@@ -389,6 +391,7 @@ void BlockTables::check_invariants() const {
               "the state that a step writes can be read by others");
     }
     pool.check_invariants(references);
+    host.check_invariants();
     cache.check_invariants();
     int n = 0;
     for (BlockId id = 0; id < pool.n_ids(); id++) {

@@ -7,6 +7,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.cache_layout;
+import quire.paging.host_tier;
 import quire.paging.prefix_cache;
 import quire.paging.tables.block_tables;
 
@@ -15,7 +16,7 @@ export namespace quire {
 // The first three are BlockManager's functions.
 class BlockCounts {
 public:
-    BlockCounts(const BlockTables& tables, int n_swap);
+    explicit BlockCounts(const BlockTables& tables);
 
     int n_free(std::span<const TableId> closing);
     int distinct_blocks(std::span<const TableId> tables);
@@ -38,8 +39,12 @@ public:
     void check_invariants() const;
 
 private:
+    int to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                    std::span<const TableId> closing, bool whole, int most_entries, bool& host);
+
     const BlockTables&   tables_;
-    std::vector<int>     seen_; // [n_ids or n_swap] the last count that met a block
+    std::vector<int>     seen_;         // [n_ids of either pool] the last count that met a block
+    std::vector<int>     seen_on_host_; // [n_ids of the pool in host memory] the same for units that are found there
     int                  now_ = 0;
     std::vector<int>     leaving_; // [n_ids] sharers that are gone
     std::vector<BlockId> touched_; // those that some sharers have left
@@ -51,8 +56,9 @@ module :private;
 
 namespace quire {
 
-BlockCounts::BlockCounts(const BlockTables& tables, int n_swap)
-    : tables_(tables), seen_(std::size_t(std::max(tables.pool.n_ids(), n_swap))),
+BlockCounts::BlockCounts(const BlockTables& tables)
+    : tables_(tables), seen_(std::size_t(std::max(tables.pool.n_ids(), tables.host.pool().n_ids()))),
+      seen_on_host_(tables.host.keeps() ? std::size_t(tables.host.pool().n_ids()) : 0),
       leaving_(std::size_t(tables.pool.n_ids())) {
     touched_.reserve(leaving_.size());
 }
@@ -102,9 +108,20 @@ int BlockCounts::distinct_blocks(std::span<const TableId> tables) {
 
 int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
                                     std::span<const TableId> closing, bool whole, int most_entries) {
-    const PrefixCache& cache = tables_.cache;
-    const auto         size  = std::size_t(tables_.block_size());
-    int                n     = 0;
+    bool      host = tables_.host.keeps();
+    const int n    = to_allocate(space, sequences, closing, whole, most_entries, host);
+    if (!host) return n;
+    host = false; // allocate() leaves in host memory what would take more room than to compute it
+    return std::min(n, to_allocate(space, sequences, closing, whole, most_entries, host));
+}
+
+// `host`: with what is in host memory; afterwards whether something there was found.
+int BlockCounts::to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                             std::span<const TableId> closing, bool whole, int most_entries, bool& host) {
+    const bool         with_host = std::exchange(host, false);
+    const PrefixCache& cache     = tables_.cache;
+    const auto         size      = std::size_t(tables_.block_size());
+    int                n         = 0;
     begin(closing);
     for (std::size_t i = 0; i < sequences.size(); i++) {
         const std::span<const Token> tokens = sequences[i];
@@ -114,13 +131,17 @@ int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const
                 std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
             shared = std::max(shared, std::size_t(same) / size);
         }
-        const CacheHit hit   = cache.match(space, tokens, whole);
-        const auto     found = hit.entries.size();
+        const CacheHit hit = cache.match(space, tokens, whole, with_host);
+        host               = host || hit.from_host;
+        const auto found   = hit.entries.size();
         for (std::size_t entry = 0; entry < found; entry++)
             for (int lane = 0; lane < int(tables_.cache_lanes.size()); lane++) {
                 if (int(entry) < hit.first[std::size_t(lane)]) continue;
-                const BlockId id = cache.in_lane(hit.entries[entry], lane);
-                if (is_free(id) && is_new(id)) n += tables_.pool.n_blocks(id);
+                const FoundUnit unit  = cache.unit_of(hit.entries[entry], lane);
+                const bool      takes = unit.block >= 0
+                                            ? is_free(unit.block) && is_new(unit.block)
+                                            : std::exchange(seen_on_host_[std::size_t(unit.on_host)], now_) != now_;
+                if (takes) n += tables_.pool.blocks_of_lane(lane);
             }
         // Blocks that are cached behind the hit are not shared: they would leave nothing to compute, or have gaps in some lane.
         if ((found + 1) * size <= tokens.size()) {

@@ -7,6 +7,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
+import quire.paging.host_tier;
 import quire.paging.prefix_cache;
 import quire.paging.tables.block_tables;
 import quire.paging.tables.writes;
@@ -58,25 +59,65 @@ bool reserve_last(BlockTables& tables, BlockTable& table, std::span<const Token>
     return true;
 }
 
+// What the cache has for a prompt, in host memory as well if the device has room for it.
+CacheHit match(const BlockTables& tables, const BlockTable& table, std::span<const Token> tokens, bool whole) {
+    const CacheHit hit = tables.cache.match(table.space, tokens, whole, tables.host.keeps());
+    // The entries that are on the device do not need a marker, but they are few where others have left it.
+    const bool room =
+        hit.n_free <= tables.pool.n_free() && (tables.has_memory(0) || tables.pool.has_markers(hit.n_entries()));
+    return room || !hit.from_host ? hit : tables.cache.match(table.space, tokens, whole);
+}
+
+// Brings back a unit from host memory, in the moves before the step; it is cached at once. `owner`: of the first lane, or -1: this is it.
+BlockId load(BlockTables& tables, BlockId from, int lane, BlockId owner) {
+    const BlockId to = tables.take(std::size_t(lane));
+    if (tables.has_memory(std::size_t(lane))) add_copy(tables.moves.swap_in, tables.host.pool(), from, tables.pool, to);
+    const BlockPool& host = tables.host.pool();
+    if (owner < 0) tables.cache.insert(to, host.entry(from), host.tokens(from));
+    else tables.cache.attach(owner, to, HashState::cached);
+    tables.pool.hold(to); // until it is there, whatever comes of the table
+    return to;
+}
+
 // The entries of a hit, in an empty table.
 void adopt(BlockTables& tables, BlockTable& table, const CacheHit& hit) {
-    for (int i = 0; i < hit.n_entries(); i++)
-        for (int lane = 0; lane < tables.n_lanes; lane++) {
-            LaneTable& to = table.lanes[std::size_t(lane)];
-            if (i < hit.first[std::size_t(lane)]) {
-                to.blocks.push_back(released_block);
-                to.n_released++;
-                continue;
-            }
-            to.blocks.push_back(tables.cache.in_lane(hit.entries[std::size_t(i)], lane));
-            tables.pool.acquire(to.blocks.back());
+    PrefixCache& cache   = tables.cache;
+    const int    n       = hit.n_entries();
+    const auto   is_seen = [&](int i, int lane) {
+        if (lane == int(tables.state_lane())) return tables.keeps_state() && i == n - 1;
+        return lane < tables.n_lanes && i >= hit.first[std::size_t(lane)];
+    };
+    // Everything stays that is there, on the device and in host memory, before blocks are taken for what comes back. The first entries
+    // are held last: so they stay in host memory longest.
+    for (int i = n; i-- > 0;)
+        for (int lane = 0; lane < int(tables.cache_lanes.size()); lane++) {
+            if (!is_seen(i, lane)) continue;
+            const FoundUnit unit = cache.unit_of(hit.entries[std::size_t(i)], lane);
+            if (unit.block >= 0) tables.pool.acquire(unit.block);
+            else tables.host.load(unit.on_host);
         }
-    if (!hit.entries.empty()) table.prefix = tables.cache.prefix_of(hit.entries.back());
-    table.n_found = table.n_hashed = hit.n_entries();
-    if (!tables.keeps_state() || hit.entries.empty()) return;
-    table.state    = tables.cache.in_lane(hit.entries.back(), int(tables.state_lane()));
-    table.state_at = hit.n_entries() * tables.block_size();
-    tables.pool.acquire(table.state);
+    for (int i = 0; i < n; i++) {
+        const FoundUnit found = hit.entries[std::size_t(i)];
+        BlockId         owner = -1;
+        bool            came  = false;
+        for (int lane = 0; lane < int(tables.cache_lanes.size()); lane++) {
+            if (is_seen(i, lane)) {
+                const FoundUnit unit  = cache.unit_of(found, lane);
+                const BlockId   block = unit.block >= 0 ? unit.block : load(tables, unit.on_host, lane, owner);
+                came                  = came || unit.block < 0;
+                if (lane == 0) owner = block;
+                if (lane == tables.n_lanes) table.state = block;
+                else table.lanes[std::size_t(lane)].blocks.push_back(block);
+            } else if (lane < tables.n_lanes) {
+                table.lanes[std::size_t(lane)].blocks.push_back(released_block);
+                table.lanes[std::size_t(lane)].n_released++;
+            }
+        }
+        table.n_loaded += came;
+        table.prefix = cache.prefix_of(owner);
+    }
+    table.n_found = table.n_hashed = n;
+    if (table.state >= 0) table.state_at = n * tables.block_size();
 }
 
 bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> tokens, int keep_free, bool read_cache,
@@ -84,9 +125,14 @@ bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> toke
     BlockTable& table = tables.at(id);
     BlockPool&  pool  = tables.pool;
     check(table.n_entries() == 0, "blocks for a prompt go into an empty table");
-    CacheHit  hit = read_cache ? tables.cache.match(table.space, tokens, whole) : CacheHit{};
-    const int all = tables.entries_for(int(tokens.size())), n_hit = hit.n_entries(),
-              need = (all - n_hit) * tables.blocks_per_entry + tables.blocks_per_unit + hit.n_free;
+    CacheHit   hit     = read_cache ? match(tables, table, tokens, whole) : CacheHit{};
+    const int  all     = tables.entries_for(int(tokens.size()));
+    const auto need_of = [&](const CacheHit& h) {
+        return (all - h.n_entries()) * tables.blocks_per_entry + tables.blocks_per_unit + h.n_free;
+    };
+    // What comes back can take more room than to compute it: a state besides the one that the first step writes.
+    if (hit.from_host && need_of(hit) + keep_free > pool.n_free()) hit = tables.cache.match(table.space, tokens, whole);
+    const int n_hit = hit.n_entries(), need = need_of(hit);
     // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
     std::array<BlockId, most_lanes> partial{};
     int                             partial_free = 0;
@@ -99,9 +145,9 @@ bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> toke
     if (need + keep_free > pool.n_free()) return false;
 
     for (LaneTable& lane : tables.of(table)) lane.blocks.reserve(std::size_t(all));
+    for (std::size_t lane = 0; lane < tables.lanes.size() && hit.partial >= 0; lane++) pool.hold(partial[lane]);
     adopt(tables, table, hit);
     if (tables.keeps_state()) table.next_state = tables.take(tables.state_lane());
-    for (std::size_t lane = 0; lane < tables.lanes.size() && hit.partial >= 0; lane++) pool.hold(partial[lane]);
     const auto full = tokens.size() / std::size_t(tables.block_size());
     for (auto i = std::size_t(n_hit); i < full && read_cache; i++) {
         const std::span<const Token> want = tokens_of(tables, i, tokens);
@@ -154,7 +200,7 @@ int grow_table(BlockTables& tables, TableId id, std::span<const Token> tokens, i
     const int   size    = tables.block_size();
     const auto  held_to = [&] { return table.n_entries() * size; };
     check(end <= int(tokens.size()), "a table was grown past the end");
-    if (read_cache && table.n_entries() == 0) adopt(tables, table, tables.cache.match(table.space, tokens));
+    if (read_cache && table.n_entries() == 0) adopt(tables, table, match(tables, table, tokens, false));
     for (;;) {
         if (read_cache) from = next_unwritten(tables, id, from, std::min(held_to() + 1, int(tokens.size())));
         tables.release_behind(id, from);
@@ -208,7 +254,7 @@ void pin_state(BlockTables& tables, BlockTable& table, std::span<const Token> to
         if (*unit >= 0) tables.release(std::exchange(*unit, -1));
     table.state_at = hit.n_entries() * tables.block_size();
     if (hit.entries.empty()) return;
-    table.state = tables.cache.in_lane(hit.entries.back(), int(tables.state_lane()));
+    table.state = tables.cache.in_lane(hit.entries.back().block, int(tables.state_lane()));
     tables.pool.acquire(table.state);
 }
 

@@ -1,4 +1,5 @@
-// quire.paging.tables.swaps: tables whose blocks are in host memory (the paper, section 4.5). **Owns** the swap pool.
+// quire.paging.tables.swaps: tables whose blocks are in host memory (the paper, section 4.5), in the pool of quire.paging.host_tier. Owns
+// scratch memory only.
 export module quire.paging.tables.swaps;
 
 import quire.core.base;
@@ -6,6 +7,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
+import quire.paging.host_tier;
 import quire.paging.prefix_cache;
 import quire.paging.tables.block_tables;
 import quire.paging.tables.counts;
@@ -15,7 +17,7 @@ export namespace quire {
 // The functions of BlockManager with the same names.
 class TableSwaps {
 public:
-    TableSwaps(BlockTables& tables, BlockCounts& counts, int n_swap);
+    TableSwaps(BlockTables& tables, BlockCounts& counts);
 
     const BlockPool& pool() const { return pool_; }
     bool             swap_out(std::span<const TableId> tables);
@@ -34,7 +36,7 @@ private:
 
     BlockTables&         tables_;
     BlockCounts&         counts_;
-    BlockPool            pool_;
+    BlockPool&           pool_;        // of tables_.host
     std::vector<BlockId> destination_; // [n_ids or n_swap] where a swap at hand moves a block, or -1
     std::vector<BlockId> moved_;       // the blocks that have one
 };
@@ -45,10 +47,9 @@ module :private;
 
 namespace quire {
 
-TableSwaps::TableSwaps(BlockTables& tables, BlockCounts& counts, int n_swap)
-    : tables_(tables), counts_(counts),
-      pool_(n_swap, tables.block_size(), FreeOrder::lifo, {}, bundles_of(tables.cache_lanes)),
-      destination_(std::size_t(std::max(tables.pool.n_ids(), n_swap)), -1) {
+TableSwaps::TableSwaps(BlockTables& tables, BlockCounts& counts)
+    : tables_(tables), counts_(counts), pool_(tables.host.pool()),
+      destination_(std::size_t(std::max(tables.pool.n_ids(), pool_.n_ids())), -1) {
     moved_.reserve(destination_.size());
 }
 
@@ -87,7 +88,7 @@ bool TableSwaps::swap_out(std::span<const TableId> tables) {
             if (!tables_.has_memory(l)) return;
             BlockId& to = destination_[std::size_t(entry)];
             if (to >= 0) return pool_.acquire(to);
-            to = pool_.take(int(l));
+            to = tables_.host.take(int(l));
             pool_.set_entry(to, tables_.pool.entry(entry), tables_.pool.tokens(entry));
             add_copy(tables_.moves.swap_out, tables_.pool, entry, pool_, to);
             moved_.push_back(entry);

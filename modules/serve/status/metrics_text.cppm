@@ -150,6 +150,7 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
     t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
               d(s.cached_tokens + s.prefill_tokens));
     t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));
+    t.counter("quire:kv_host_hits_total", "Of these, prompt tokens that were in host memory.", d(s.loaded_tokens));
     t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
     t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));
     t.counter("vllm:prompt_tokens_cached_total", "Of these found in the cache.", d(m.cached.load()));
@@ -192,6 +193,12 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
     t.gauge("quire:kv_blocks_pinned", "Blocks of pinned prefixes.", s.blocks_pinned);
     t.gauge("quire:swap_blocks", "Blocks of the swap pool.", o.swap_blocks);
     t.gauge("quire:swap_blocks_used", "Blocks swapped out.", s.swap_used);
+    t.gauge("quire:kv_host_blocks", "Blocks of host memory for what leaves the prefix cache.", o.tier_blocks);
+    t.gauge("quire:kv_host_blocks_cached", "Blocks of the prefix cache in host memory.", s.host_cached);
+    t.counter("quire:kv_host_blocks_stored_total", "Blocks moved from the prefix cache to host memory.",
+              d(s.host.stored));
+    t.counter("quire:kv_host_blocks_loaded_total", "Blocks moved back to the prefix cache.", d(s.host.loaded));
+    t.counter("quire:kv_host_blocks_dropped_total", "Blocks that host memory had no more room for.", d(s.host.dropped));
     t.gauge("quire:sharing_saved_ratio", "Blocks saved by sharing since the start, of the blocks without it.",
             s.memory.sharing.saved());
     t.counter("quire:copy_on_write_copies_total", "Blocks copied because one of their owners wrote.",

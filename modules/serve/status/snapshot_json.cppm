@@ -69,6 +69,7 @@ Json without_blocks(const Snapshot& s) {
                 {"block_size", s.block_size},
                 {"swap_blocks", s.n_swap_blocks},
                 {"swap_used", s.n_swap_used},
+                {"host_cached", s.n_host_cached},
                 {"totals",
                  {{"blocks", s.blocks.size()},
                   {"used", t.used},

@@ -89,6 +89,7 @@ void answer_props(ApiContext& api, HttpExchange& e) {
                           {"block_size", o.block_size},
                           {"kv_blocks", o.kv_blocks},
                           {"swap_blocks", o.swap_blocks},
+                          {"tier_blocks", o.tier_blocks},
                           {"prefix_cache", o.prefix_cache}}}});
 }
 

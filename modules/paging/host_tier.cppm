@@ -1,0 +1,189 @@
+// quire.paging.host_tier: the second level of the prefix cache. What the device's pool evicts stays in host memory until its memory is
+// needed there, too. **Owns** the pool in host memory, which it shares with swapped requests, and the index of what is kept.
+//
+// A unit is what one lane has at the end of one text: a bundle of blocks, or a marker without memory. It is known by the hash and the
+// serial of the text, which are the same on the device and here. So a text that leaves the device, and comes back, is the same text for
+// all that continues it.
+export module quire.paging.host_tier;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
+import quire.paging.block_index;
+import quire.paging.block_pool;
+
+export namespace quire {
+
+struct HostTierOptions {
+    int  n_blocks = 0, block_size = 16; // of the pool, swapped requests included
+    int  n_markers = 0;
+    bool keeps     = false; // false: the pool is for swapped requests alone
+};
+
+struct HostTierStats {
+    std::uint64_t stored = 0, loaded = 0, dropped = 0; // blocks: from the device, back to it, and forgotten
+};
+
+class HostTier {
+public:
+    // `bundles`: blocks of a unit, by lane. `out`: where the copies from the device are noted; it outlives the tier.
+    HostTier(const HostTierOptions& options, std::span<const int> bundles, std::vector<BlockCopy>& out);
+
+    BlockPool&           pool() { return pool_; }
+    const BlockPool&     pool() const { return pool_; }
+    bool                 keeps() const { return keeps_; }
+    int                  n_kept() const { return pool_.n_cached_free(); } // blocks
+    const HostTierStats& stats() const { return stats_; }
+
+    // The unit of a lane at the end of a text, or -1.
+    BlockId find(const Prefix& text, int lane) const;
+    // The unit of the first lane that continues `parent` with these tokens, which are compared, or -1. `hash`: of the two.
+    BlockId find(BlockHash hash, const Prefix& parent, const CacheNamespace& space,
+                 std::span<const Token> tokens) const;
+    Prefix  prefix_of(BlockId unit) const { return {pool_.entry(unit).hash, pool_.entry(unit).serial}; }
+
+    // A bundle of a lane for new content; what was used least recently is forgotten for it. -1: there is none.
+    BlockId take(int lane);
+    // The pool of the device forgets a bundle that is cached: keeps it here, if there is room. The first lane has the tokens. The content
+    // has to stay until the moves of the next step.
+    void save(const BlockPool& device, BlockId bundle, std::span<const Token> tokens);
+    // A unit is the source of a copy to the device: it stays what it is until the moves are taken, and then counts as just used.
+    void load(BlockId unit);
+    void clear();                         // forgets all units
+    void pause(bool on) { paused_ = on; } // save() keeps nothing
+
+    // See PrefixCache.
+    void                     log_changes(bool on);
+    std::vector<CacheChange> take_changes() { return std::exchange(changes_, {}); }
+
+    void check_invariants() const;
+
+private:
+    void forget(BlockId unit);
+    void log(BlockId unit, bool stored);
+
+    BlockPool                pool_;
+    BlockIndex               index_; // of units, by hash and lane
+    std::vector<BlockCopy>&  out_;
+    bool                     keeps_, paused_ = false, logging_ = false;
+    HostTierStats            stats_;
+    std::vector<CacheChange> changes_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+BlockHash key_of(BlockHash hash, int lane) { return hash ^ (std::uint64_t(lane) * 0x9e3779b97f4a7c15ull); }
+
+HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::vector<BlockCopy>& out)
+    : pool_(o.n_blocks, o.block_size, o.keeps ? FreeOrder::fifo : FreeOrder::lifo, {}, bundles,
+            o.keeps ? o.n_markers : 0),
+      index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps) {}
+
+BlockId HostTier::find(const Prefix& text, int lane) const {
+    const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
+    return unit >= 0 && pool_.lane(unit) == lane && prefix_of(unit) == text ? unit : -1;
+}
+
+BlockId HostTier::find(BlockHash hash, const Prefix& parent, const CacheNamespace& space,
+                       std::span<const Token> tokens) const {
+    const BlockId unit = keeps_ ? index_.find(key_of(hash, 0)) : -1;
+    if (unit < 0 || pool_.lane(unit) != 0) return -1;
+    const CacheEntry& entry = pool_.entry(unit);
+    const bool        same  = entry.hash == hash && entry.parent.serial == parent.serial && entry.space == space &&
+                      std::ranges::equal(pool_.tokens(unit), tokens);
+    return same ? unit : -1;
+}
+
+BlockId HostTier::take(int lane) {
+    const int n = pool_.blocks_of_lane(lane);
+    if (n > pool_.n_free()) return -1;
+    for (;;) {
+        const BlockId unit = pool_.take(lane);
+        if (unit >= 0 && pool_.state(unit) != HashState::cached) return unit;
+        if (unit >= 0) {
+            forget(unit);
+            pool_.set_lane(unit, lane);
+            return unit;
+        }
+        const BlockId next = n > 0 ? pool_.first_cached_free() : pool_.first_cached_marker();
+        if (next < 0) return -1;
+        forget(next);
+    }
+}
+
+void HostTier::forget(BlockId unit) {
+    log(unit, false);
+    stats_.dropped += std::uint64_t(pool_.n_blocks(unit));
+    index_.erase(key_of(pool_.entry(unit).hash, pool_.lane(unit)));
+    pool_.clear_entry(unit);
+}
+
+void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token> tokens) {
+    CacheEntry entry = device.entry(from);
+    if (!keeps_ || paused_ || entry.state != HashState::cached || entry.n_tokens < device.block_size()) return;
+    const int       lane = device.lane(from);
+    const BlockHash key  = key_of(entry.hash, lane);
+    if (const BlockId old = index_.find(key); old >= 0) {
+        if (!pool_.is_free(old)) return;                                          // a move at hand reads or writes it
+        if (pool_.lane(old) == lane && pool_.entry(old).serial == entry.serial) { // it is there: just used
+            pool_.acquire(old);
+            return pool_.release(old);
+        }
+        forget(old); // another text with this hash, or a text that nothing leads to any more
+    }
+    const BlockId to = take(lane);
+    if (to < 0) return;
+    if (device.n_blocks(from) > 0) add_copy(out_, device, from, pool_, to);
+    entry.owner = -1;
+    pool_.set_entry(to, entry, tokens);
+    index_.insert(key, to);
+    stats_.stored += std::uint64_t(pool_.n_blocks(to));
+    log(to, true);
+    pool_.hold(to); // until the copy is made
+    pool_.release(to);
+}
+
+void HostTier::load(BlockId unit) {
+    stats_.loaded += std::uint64_t(pool_.n_blocks(unit));
+    pool_.hold(unit);
+}
+
+void HostTier::clear() {
+    while (pool_.first_cached_free() >= 0) forget(pool_.first_cached_free());
+    while (pool_.first_cached_marker() >= 0) forget(pool_.first_cached_marker());
+}
+
+void HostTier::log_changes(bool on) {
+    logging_ = on;
+    changes_.clear();
+}
+
+// Blocks of the first lane, and states, of the shared namespace; as PrefixCache does.
+void HostTier::log(BlockId unit, bool stored) {
+    const CacheEntry& entry = pool_.entry(unit);
+    if (!logging_ || pool_.lane(unit) != 0 || entry.space != CacheNamespace{}) return;
+    CacheChange& change = changes_.emplace_back(stored, entry.hash);
+    change.on_host      = true;
+    if (!stored) return;
+    const std::span<const Token> tokens = pool_.tokens(unit);
+    change.parent                       = entry.parent.hash;
+    change.tokens.assign(tokens.begin(), tokens.end());
+}
+
+void HostTier::check_invariants() const {
+    int n = 0;
+    for (BlockId unit = 0; unit < pool_.n_ids(); unit++) {
+        const CacheEntry& entry = pool_.entry(unit);
+        if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || pool_.ref_count(unit) > 0) continue;
+        n++;
+        check(index_.find(key_of(entry.hash, pool_.lane(unit))) == unit, "a unit in host memory is not in the index");
+    }
+    check(n == index_.size(), "the index of host memory has a unit that is not there");
+}
+
+} // namespace quire
