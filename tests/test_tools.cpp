@@ -4,6 +4,7 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.calls.call_marks;
 import quire.text.calls.call_readers;
 import quire.text.calls.tool_calls;
 import quire.text.calls.tool_form;
@@ -38,9 +39,9 @@ Whole parse(const AnswerFormat& format, std::string_view text, std::size_t cut, 
     return out;
 }
 
-void check(ToolForm form, std::string_view text, const Whole& expected, bool reasoning = false) {
+void check(const CallForm& form, std::string_view text, const Whole& expected, bool reasoning = false) {
     AnswerFormat format{.form = form, .tools = tools(), .reasoning = reasoning};
-    INFO(name_of(form) << ": " << text);
+    INFO(name_of(form.kind) << ": " << text);
     const Whole whole = parse(format, text, text.size(), text.size());
     CHECK(whole.content == expected.content);
     CHECK(whole.reasoning == expected.reasoning);
@@ -62,7 +63,7 @@ const std::string one = R"(find{"what":"é}\"","many":2};)";
 TEST_CASE("calls in each form, cut anywhere", "[tools]") {
     const std::string args = R"({"what": "é}\"", "many": 2})";
     check(ToolForm::hermes, "Sure é.\n<tool_call>\n{\"name\": \"find\", \"arguments\": " + args + "}\n</tool_call>",
-          {"Sure é.\n", "", one});
+          {"Sure é.", "", one});
     check(ToolForm::hermes,
           "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>\n<tool_call>\n{\"name\": \"find\", "
           "\"arguments\": " +
@@ -75,7 +76,7 @@ TEST_CASE("calls in each form, cut anywhere", "[tools]") {
           {"", "", "add{};" + one});
     check(ToolForm::json, "{\"name\": \"find\", \"arguments\": " + args + "}", {"", "", one});
     check(ToolForm::mistral,
-          "x [TOOL_CALLS] [{\"name\": \"find\", \"arguments\": " + args + ", \"id\": \"123456789\"}]", {"x ", "", one});
+          "x [TOOL_CALLS] [{\"name\": \"find\", \"arguments\": " + args + ", \"id\": \"123456789\"}]", {"x", "", one});
     check(ToolForm::mistral, "[TOOL_CALLS]find[ARGS]" + args + "[TOOL_CALLS]add[CALL_ID]a12345678[ARGS]{}",
           {"", "", one + "add{};"});
     check(ToolForm::qwen3_coder,
@@ -106,7 +107,6 @@ TEST_CASE("calls in each form, cut anywhere", "[tools]") {
 TEST_CASE("what is no call is content, and nothing is lost", "[tools]") {
     for (const auto& [form, text] : std::vector<std::pair<ToolForm, std::string>>{
              {ToolForm::hermes, "a < b <tool <tool_call"},
-             {ToolForm::hermes, "<tool_call>{\"name\": \"find\", \"arguments\": {}"},
              {ToolForm::hermes, "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call> é"},
              {ToolForm::hermes, "<tool_call>{\"name\": \"find\", \"arguments\": 5}</tool_call>"},
              {ToolForm::hermes, "<tool_call>{name: find}</tool_call>"},
@@ -115,14 +115,82 @@ TEST_CASE("what is no call is content, and nothing is lost", "[tools]") {
              {ToolForm::llama3, "It is {\"name\": \"add\", \"parameters\": {}}"},
              {ToolForm::mistral, "[TOOL_CALLS] []"},
              {ToolForm::mistral, "[TOOL_CALLS]find[ARGS]{\"a\": }"},
-             {ToolForm::qwen3_coder, "<function=find><parameter=what>x</function>"},
              {ToolForm::deepseek, "<｜tool▁calls▁begin｜>find"},
-             {ToolForm::functionary, "<function=find>{</function>"},
              {ToolForm::pythonic, "[1, 2, 3] is a list"},
              {ToolForm::pythonic, "[find(what=" + std::string(200, '[') + ")]"},
              {ToolForm::none, "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>"},
          })
         check(form, text, {text, "", ""});
+}
+
+TEST_CASE("a call that the end cuts off is neither a call nor text", "[tools]") {
+    const std::string call = R"(<tool_call>{"name": "add", "arguments": {}}</tool_call>)";
+    check(ToolForm::hermes, "Well: <tool_call>{\"name\": \"find\", \"arguments\": {}", {"Well:", "", ""});
+    check(ToolForm::hermes, call + "\n<tool_call>{\"name\": \"fi", {"", "", "add{};"});
+    check(ToolForm::hermes, "<tool_call>", {"", "", ""});
+    check(ToolForm::qwen3_coder, "<function=find><parameter=what>x</function>", {"", "", ""});
+    check(ToolForm::deepseek,
+          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>"
+          "find<｜tool▁sep｜>{\"wh",
+          {"", "", "add{};"});
+    check(ToolForm::functionary, "<function=find>{</function>", {"", "", ""});
+    check(ToolForm::harmony, "<|channel|>commentary to=functions.find <|constrain|>json", {"", "", ""});
+}
+
+TEST_CASE("marks in the text of arguments are text", "[tools]") {
+    check(ToolForm::hermes, R"(<tool_call>{"name": "find", "arguments": {"what": "</tool_call>"}}</tool_call>)",
+          {"", "", R"(find{"what":"</tool_call>"};)"});
+    check(
+        ToolForm::qwen3_coder,
+        "<tool_call>\n<function=find>\n<parameter=what>\n</parameter> and </function>, <parameter=many>\n</parameter>\n"
+        "</function>\n</tool_call>",
+        {"", "", R"(find{"what":"</parameter> and </function>, <parameter=many>"};)"});
+    check(ToolForm::glm,
+          "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value></arg_value> </tool_call ></arg_value>\n</tool_call>",
+          {"", "", R"(find{"what":"</arg_value> </tool_call >"};)"});
+}
+
+TEST_CASE("calls with a mark left out, and values as Python writes them", "[tools]") {
+    check(ToolForm::qwen3_coder, "<function=add>\n</function>\n</tool_call>", {"", "", "add{};"});
+    check(ToolForm::qwen3_coder,
+          "<tool_call>\n<function=find>\n<parameter=what>\nx\n<parameter=many>\n2\n</function>\n</tool_call>",
+          {"", "", R"(find{"what":"x","many":2};)"});
+    check(ToolForm::harmony,
+          " to=functions.find<|channel|>commentary <|constrain|>json<|message|>{\"what\": \"x\"}<|call|>",
+          {"", "", R"(find{"what":"x"};)"});
+    check(ToolForm::harmony, "to be<|channel|>final<|message|>, or", {"to be, or", "", ""});
+}
+
+TEST_CASE("objects in the values of marked calls, and an element around the text", "[tools]") {
+    const CallForm objects(CallMarks{.arguments           = CallMarks::Arguments::tagged,
+                                     .call_open           = "<|t>call:",
+                                     .name_close          = "{",
+                                     .call_close          = "}<t|>",
+                                     .several             = true,
+                                     .parameter_separator = ",",
+                                     .text                = {":<|q|>", "<|q|>"},
+                                     .other               = {":", ""},
+                                     .trigger             = "<|t>"});
+    check(objects, "a<|t>call:add{x y:{k 1:[1, <|q|>}<t|>,<|q|>],n:null},z:<|q|>e<|q|>}<t|>b",
+          {"ab", "", R"(add{"x y":{"k 1":[1,"}<t|>,"],"n":null},"z":"e"};)"});
+    CallForm element(CallMarks{.arguments      = CallMarks::Arguments::tagged,
+                               .section_open   = "<|o|>tools<|s|>",
+                               .call_open      = "<|o|>call tool=\"",
+                               .name_close     = "\"<|s|>",
+                               .call_close     = "<|c|>call<|s|>",
+                               .section_close  = "<|c|>tools<|s|>",
+                               .several        = true,
+                               .parameter_open = "<|o|>arg key=\"",
+                               .text           = {"\" type=\"string\"<|s|>", "<|c|>arg<|s|>"},
+                               .other          = {"\" type=\"number\"<|s|>", "<|c|>arg<|s|>"},
+                               .trigger        = "<|o|>tools<|s|>"});
+    element.element = ElementMarks{"<|o|>", "<|c|>", "response", "<|s|>"};
+    check(element, "<|o|>response<|s|>Hi<|c|>response<|s|><|c|>message<|s|>", {"Hi", "", ""});
+    check(element,
+          "<|o|>response<|s|>Hi<|c|>response<|s|><|o|>tools<|s|><|o|>call tool=\"find\"<|s|><|o|>arg key=\"what\" "
+          "type=\"string\"<|s|><|c|>arg<|s|>!<|c|>arg<|s|><|c|>call<|s|><|o|>call tool=\"add\"<|s|><|o|>arg key=\"a\" "
+          "type=\"array\"<|s|>[1]<|c|>arg<|s|><|c|>call<|s|><|c|>tools<|s|><|c|>message<|s|>",
+          {"Hi", "", R"(find{"what":"<|c|>arg<|s|>!"};add{"a":[1]};)"});
 }
 
 TEST_CASE("a wrong call does not hide the next one", "[tools]") {
@@ -164,7 +232,7 @@ TEST_CASE("a constrained answer that ends within a call says so, and shows none 
         append(all, parser.finish());
         std::string said;
         for (const ToolCall& call : calls_of(all)) said += cat(call.name, call.arguments, ';');
-        CHECK(text_of(all) == "Well. ");
+        CHECK(text_of(all) == "Well.");
         CHECK(said == calls);
         CHECK(parser.cut() == cut);
     }

@@ -195,7 +195,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
 
     AnswerFormat format;
     if (r.chat) {
-        if (!r.tool_use.tools.empty() || api.options.tool_form == ToolForm::harmony)
+        if (!r.tool_use.tools.empty() || api.options.tool_form == ToolForm::harmony || api.options.tool_form.element)
             format.form = api.options.tool_form;
         format.one_call     = !r.tool_use.parallel;
         format.tools        = std::move(r.tool_use.tools);

@@ -48,6 +48,15 @@ std::string for_key(std::string_view mark, std::string_view key);
 // Whether white space may stand before this character of a mark though the template writes none: around the punctuation of JSON.
 bool loose_before(std::string_view mark, std::size_t at);
 
+// The marks of an element of an answer: OPEN NAME END text CLOSE NAME END, where each mark is <|…|>.
+struct ElementMarks {
+    std::string open, close, name, end;
+    std::string begin_mark() const { return open + name + end; }
+    std::string end_mark() const { return close + name + end; }
+};
+// Those of the element that stands between the two texts; nothing: there is none.
+std::optional<ElementMarks> element_between(std::string_view before, std::string_view behind);
+
 // Conversations as a template renders them: a question, then an answer.
 struct CallProbes {
     std::string                content;  // the answer is `text`
@@ -224,7 +233,9 @@ void split_section(CallMarks& m, const Parts& one, std::string_view block, std::
     const std::size_t close = common_begin(between, behind);
     const auto        rest  = std::string_view(between).substr(close);
     const CommonEnd   open  = common_end(rest, before);
-    const CommonEnd   named = common_end(without_ids(two->behind_name), m.name_close);
+    const auto        name  = two->behind_name.substr(
+        0, m.parameter_open.empty() ? std::string_view::npos : two->behind_name.rfind(m.parameter_open));
+    const CommonEnd named = common_end(without_ids(name), m.name_close);
     if (rest.substr(0, rest.size() - open.size).contains(probe::other_tool)) return; // a header that names the tool
     m.several       = true;
     m.section_open  = before.substr(0, before.size() - open.size);
@@ -256,6 +267,24 @@ bool loose_before(std::string_view mark, std::size_t at) {
     const char before = mark[at - 1], c = mark[at];
     return (std::string_view("{[,:").contains(before) && std::string_view("{[\"").contains(c)) ||
            (std::string_view("}]\"").contains(before) && std::string_view("}]:,").contains(c));
+}
+
+std::optional<ElementMarks> element_between(std::string_view before, std::string_view behind) {
+    constexpr std::string_view begins = "<|", ends = "|>";
+    const auto                 mark_behind = [&](std::string_view text) { // at its beginning
+        return text.starts_with(begins)
+                                   ? text.substr(0, std::min(text.find(ends), text.size() - ends.size()) + ends.size())
+                                   : std::string_view();
+    };
+    const std::size_t end = before.rfind(begins);
+    if (!before.ends_with(ends) || end == std::string_view::npos) return std::nullopt;
+    const std::string_view head = before.substr(0, end);
+    const std::size_t      name = head.rfind(ends), open = head.rfind(begins);
+    if (name == std::string_view::npos || open == std::string_view::npos || open > name) return std::nullopt;
+    ElementMarks e{std::string(head.substr(open, name + ends.size() - open)), std::string(mark_behind(behind)),
+                   std::string(head.substr(name + ends.size())), std::string(before.substr(end))};
+    if (e.name.empty() || e.close.empty() || !behind.starts_with(e.end_mark())) return std::nullopt;
+    return e;
 }
 
 std::string_view differing_part(std::string_view text, std::string_view plain) {

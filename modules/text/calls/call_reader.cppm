@@ -24,6 +24,10 @@ struct CallsRead {
     std::optional<Channel> channel;
 };
 
+std::string_view without_white_begin(std::string_view text) {
+    return text.substr(std::min(text.find_first_not_of(white_space), text.size()));
+}
+
 constexpr JsonLimits call_limits{.bytes = std::size_t(1) << 20};
 
 // The text that is read, and how far. The reader of a form ends with wrong(), more() or whole(), which say so in `read`, and returns
@@ -67,6 +71,21 @@ public:
         at_                         = to + mark.size();
         return part;
     }
+    // The text up to the first `mark` that one of `next` follows, perhaps behind white space, and behind that mark: so a mark within the
+    // text is text. Without any such, up to the first mark.
+    std::optional<std::string_view> until(std::string_view mark, std::span<const std::string> next) {
+        for (std::size_t to = at_; (to = text_.find(mark, to)) != std::string_view::npos; to++) {
+            const std::string_view rest = without_white_begin(text_.substr(to + mark.size()));
+            const auto             here = [&](std::string_view n) { return rest.starts_with(n); };
+            if (std::ranges::any_of(next, here) || (end_ && rest.empty())) {
+                const std::string_view part = text_.substr(at_, to - at_);
+                at_                         = to + mark.size();
+                return part;
+            }
+            if (!end_ && std::ranges::any_of(next, [&](std::string_view n) { return n.starts_with(rest); })) break;
+        }
+        return end_ ? until(mark) : (more(), std::nullopt);
+    }
     // A JSON object or list; `open` is its first character.
     std::optional<Json> json(char open) {
         if (at_end()) return more(), std::nullopt;
@@ -91,6 +110,7 @@ public:
     }
     std::string_view rest() const { return text_.substr(at_); }
     void             advance(std::size_t n) { at_ += n; }
+    void             back_to(std::size_t at) { at_ = at; }
 
     // The definition of a tool; nothing: the request has none of this name.
     const Json* tool(std::string_view name) const {
@@ -132,13 +152,13 @@ public:
         at_                          = at;
         return std::string(found);
     }
-    // Matches the text around calls, `pattern` of CallMarks: white space may differ where JSON allows it. Nothing: the pattern stands there so
+    // Matches the text around calls, `pattern` of CallMarks: white space may differ where JSON allows it, and before marks. Nothing: the pattern stands there so
     // far, and the text ends.
     std::optional<bool> try_match(std::string_view pattern) {
         std::size_t at = at_;
         for (std::size_t i = 0; i < pattern.size(); i++) {
             const char c = pattern[i];
-            if (white_space.contains(c) || loose_before(pattern, i))
+            if (white_space.contains(c) || c == '<' || loose_before(pattern, i))
                 at = std::min(text_.find_first_not_of(white_space, at), text_.size());
             if (white_space.contains(c)) continue;
             if (at == text_.size()) return std::nullopt;
@@ -170,12 +190,16 @@ private:
     const Json&      tools_;
 };
 
-// A parameter's text as the tool's schema types it: a string as it stands, all else as JSON if it is JSON.
+// A parameter's text as the tool's schema types it: a string as it stands, all else as JSON if it is JSON, or as Python writes it.
 Json typed_parameter(const Json* tool, std::string_view key, std::string_view text) {
     const Json* schema = tool ? parameter_schema(*tool, key) : nullptr;
     if (!schema) return std::string(text);
     const JsonKinds kinds = kinds_of((*tool)["parameters"], *schema);
-    Result<Json>    value = json_parse(text, call_limits);
+    Result<Json>    value = json_parse(text == "True"    ? "true"
+                                       : text == "False" ? "false"
+                                       : text == "None"  ? "null"
+                                                         : text,
+                                    call_limits);
     if (value && !value->is_string() && kinds.has(*value)) return std::move(*value);
     return std::string(text);
 }

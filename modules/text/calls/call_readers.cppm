@@ -8,6 +8,7 @@ export import quire.text.calls.call_reader; // ToolCall, CallsRead
 import quire.text.calls.marked_calls;
 import quire.text.calls.python_call;
 import quire.text.calls.tool_form;
+import quire.text.calls.tool_parameter;
 
 export namespace quire {
 
@@ -97,6 +98,26 @@ std::string_view without_line_ends(std::string_view text) {
     return text;
 }
 
+// The value of a parameter, perhaps not closed: then it ends before a line with the next of the tool's parameters, or with the call's end.
+std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* tool) {
+    static const std::vector<std::string> next{"<parameter=", "</function>"};
+    const std::size_t                     begin = r.at();
+    const std::string_view                rest  = r.rest();
+    const auto                            value = r.until("</parameter>", next);
+    const std::string_view                text  = value ? *value : rest;
+    for (std::size_t at = 0; tool && (at = text.find("\n<", at)) != std::string_view::npos; at++) {
+        const std::string_view line = text.substr(at + 1), last = "</function>";
+        const std::string_view key = line.starts_with(next[0]) ? line.substr(next[0].size()) : "";
+        const bool named = !key.empty() && key.contains('>') && parameter_schema(*tool, key.substr(0, key.find('>')));
+        if (!named &&
+            !(line.starts_with(last) && without_white_begin(line.substr(last.size())).starts_with("</tool_call>")))
+            continue;
+        r.back_to(begin + at + 1);
+        return text.substr(0, at + 1);
+    }
+    return value;
+}
+
 bool read_qwen3_coder(CallReader& r) {
     const bool wrapped = r.skip("<tool_call>");
     if (r.may_become("<tool_call>")) return r.more();
@@ -111,11 +132,18 @@ bool read_qwen3_coder(CallReader& r) {
         if (r.may_become("</function>")) return r.more();
         if (!r.take("<parameter=")) return false;
         const auto key   = r.until(">");
-        const auto value = key ? r.until("</parameter>") : std::nullopt;
+        const auto value = key ? qwen3_coder_value(r, r.tool(*name)) : std::nullopt;
         if (!value) return false;
         arguments[std::string(*key)] = typed_parameter(r.tool(*name), *key, without_line_ends(*value));
     }
-    return r.add(*name, arguments) && (!wrapped || close(r, "</tool_call>")) && r.whole();
+    if (!r.add(*name, arguments)) return false;
+    if (wrapped) return close(r, "</tool_call>") && r.whole();
+    const std::size_t behind = r.at(); // the mark may be there though the one before the call is not
+    r.skip_white();
+    if (r.skip("</tool_call>")) return r.whole();
+    if (!r.end() && (r.at_end() || r.may_become("</tool_call>"))) return r.more();
+    r.back_to(behind);
+    return r.whole();
 }
 
 bool read_glm(CallReader& r) {
@@ -136,7 +164,8 @@ bool read_glm(CallReader& r) {
         if (!key) return false;
         r.skip_white();
         if (!r.take("<arg_value>")) return false;
-        const auto value = r.until("</arg_value>");
+        static const std::vector<std::string> next{"<arg_key>", "</tool_call>"};
+        const auto                            value = r.until("</arg_value>", next);
         if (!value) return false;
         arguments[std::string(*key)] = typed_parameter(r.tool(name), *key, *value);
     }
@@ -194,8 +223,9 @@ bool read_pythonic(CallReader& r) {
 bool read_harmony(CallReader& r) {
     for (std::string_view mark : {"<|end|>", "<|return|>", "<|call|>"})
         if (r.skip(mark)) return r.read.channel = Channel::content, r.whole();
-    constexpr std::string_view message = "<|message|>";
-    const auto                 head    = r.until(message);
+    constexpr std::string_view message = "<|message|>", role = "to=functions.";
+    if (!r.next_is("<|") && !r.next_is(role)) return r.may_become(role) ? r.more() : r.wrong();
+    const auto head = r.until(message);
     if (!head) return r.rest().size() > 1024 ? r.wrong() : r.more();
     constexpr std::string_view to = "to=functions.";
     if (const std::size_t at = head->find(to); at != std::string_view::npos) {
@@ -211,7 +241,17 @@ bool read_harmony(CallReader& r) {
     return r.whole();
 }
 
-Marks marks_of(const CallForm& form, const Json& tools) {
+// A mark around the text of an answer, or the end of an element around that.
+bool read_element(CallReader& r, const ElementMarks& e) {
+    r.read.channel = Channel::content;
+    if (r.skip(e.begin_mark())) return r.whole();
+    if (r.may_become(e.begin_mark())) return r.more();
+    if (!r.take(e.close)) return false;
+    const auto name = r.until(e.end);
+    return name ? r.whole() : r.rest().size() > 64 ? r.wrong() : false;
+}
+
+Marks marks_of_calls(const CallForm& form, const Json& tools) {
     switch (form.kind) {
         case ToolForm::hermes:
         case ToolForm::glm: return {{"<tool_call>"}, ""};
@@ -222,7 +262,7 @@ Marks marks_of(const CallForm& form, const Json& tools) {
         case ToolForm::deepseek: return {{"<｜tool▁calls▁begin｜>"}, ""};
         case ToolForm::functionary: return {{"<function="}, ""};
         case ToolForm::pythonic: return {{}, "["};
-        case ToolForm::harmony: return {{"<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"}, ""};
+        case ToolForm::harmony: return {{"<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"}, "t"};
         case ToolForm::marked: {
             if (!form.marks->trigger.empty()) return {{form.marks->trigger}, ""};
             Marks             out;
@@ -238,6 +278,15 @@ Marks marks_of(const CallForm& form, const Json& tools) {
         case ToolForm::other: return {};
     }
     return {};
+}
+
+Marks marks_of(const CallForm& form, const Json& tools) {
+    Marks marks = marks_of_calls(form, tools);
+    if (form.element) {
+        marks.anywhere.push_back(form.element->begin_mark());
+        marks.anywhere.push_back(form.element->close);
+    }
+    return marks;
 }
 
 std::optional<CallHead> read_head(const CallForm& form, const Json& tools, std::string_view text) {
@@ -296,6 +345,11 @@ std::optional<CallHead> read_head(const CallForm& form, const Json& tools, std::
 }
 
 CallsRead read_calls(const CallForm& form, const Json& tools, std::string_view text, bool end) {
+    if (form.element) {
+        CallReader element(text, end, tools);
+        read_element(element, *form.element);
+        if (element.read.state != CallsRead::State::wrong) return std::move(element.read);
+    }
     CallReader r(text, end, tools);
     switch (form.kind) {
         case ToolForm::hermes: read_hermes(r); break;
@@ -312,7 +366,9 @@ CallsRead read_calls(const CallForm& form, const Json& tools, std::string_view t
         case ToolForm::none:
         case ToolForm::other: break;
     }
-    if (r.read.state != CallsRead::State::whole) r.read.calls.clear();
+    // At the end those before the one that was cut off count.
+    if (r.read.state != CallsRead::State::whole && !(end && r.read.state == CallsRead::State::more))
+        r.read.calls.clear();
     return std::move(r.read);
 }
 

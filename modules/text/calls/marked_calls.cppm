@@ -26,27 +26,96 @@ std::size_t end_of_string(std::string_view text) {
     return std::string_view::npos;
 }
 
+// A value between whose parts stands JSON's punctuation, but whose strings stand in `quote`, and whose keys perhaps in none: at most 64 objects
+// and lists in one another.
+std::optional<Json> quoted_value(CallReader& r, std::string_view quote, int depth = 0) {
+    r.skip_white();
+    const auto string = [&]() -> std::optional<Json> {
+        const auto text = r.until(quote);
+        return text ? std::optional<Json>(std::string(*text)) : std::nullopt;
+    };
+    if (r.skip(quote)) return string();
+    if (r.at_end() || r.may_become(quote)) return r.more(), std::nullopt;
+    const bool object = r.next_is("{");
+    if (!object && !r.next_is("[")) {
+        const std::size_t end = r.rest().find_first_of(",}] \t\r\n<");
+        if (end == std::string_view::npos) return r.more(), std::nullopt;
+        Result<Json> value = json_parse(r.rest().substr(0, end), call_limits);
+        if (!value) return r.wrong(), std::nullopt;
+        r.advance(end);
+        return std::move(*value);
+    }
+    if (depth == 64) return r.wrong(), std::nullopt;
+    const std::string_view close = object ? "}" : "]";
+    Json                   out   = object ? Json::object() : Json::array();
+    r.advance(1);
+    for (bool first = true;; first = false) {
+        r.skip_white();
+        if (r.skip(close)) return out;
+        if (!first && !r.take(",")) return std::nullopt;
+        r.skip_white();
+        std::string key;
+        if (object) {
+            const auto name = r.skip(quote) ? r.until(quote) : r.until(":");
+            if (!name) return std::nullopt;
+            key = std::string(*name);
+            r.skip(":");
+        }
+        std::optional<Json> value = quoted_value(r, quote, depth + 1);
+        if (!value) return std::nullopt;
+        if (object) out[key] = std::move(*value);
+        else out.push_back(std::move(*value));
+    }
+}
+
 // KEY, how it is closed, and the value; the arguments get it.
 bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& arguments) {
-    // Whichever stands first behind the key; of two there, the longer one.
+    // Where the two differ in a word, as in type="string", any other word is of the other kind.
+    const std::string_view a = m.text.open, b = m.other.open;
+    const auto             letter = [](char c) { return c >= 'a' && c <= 'z'; };
+    std::size_t            same   = 0;
+    while (same < a.size() && same < b.size() && a[same] == b[same]) same++;
+    while (same > 0 && letter(a[same - 1])) same--;
+    std::size_t word = same;
+    while (word < a.size() && letter(a[word])) word++;
+    const bool typed = same > 0 && word > same && word < a.size() && a != b && b.ends_with(a.substr(word));
+
     const CallMarks::Value* kind = nullptr;
-    std::size_t             at   = std::string_view::npos;
-    for (const CallMarks::Value* one : {&m.text, &m.other}) {
-        const std::size_t found = r.rest().find(one->open);
-        if (found == std::string_view::npos) continue;
-        if (!kind || found < at || (found == at && one->open.size() > kind->open.size())) kind = one, at = found;
+    std::size_t             at = std::string_view::npos, value = 0;
+    if (typed) {
+        at = r.rest().find(a.substr(0, same));
+        if (at == std::string_view::npos) return r.rest().size() > 4096 ? r.wrong() : r.more();
+        const std::string_view type = r.rest().substr(at + same);
+        const std::size_t      end  = type.find(a.substr(word));
+        if (end == std::string_view::npos) return type.size() > 256 ? r.wrong() : r.more();
+        kind  = type.substr(0, end) == a.substr(same, word - same) ? &m.text : &m.other;
+        value = at + same + end + a.size() - word;
+    } else {
+        // Whichever stands first behind the key; of two there, the longer one.
+        for (const CallMarks::Value* one : {&m.text, &m.other}) {
+            const std::size_t found = r.rest().find(one->open);
+            if (found == std::string_view::npos) continue;
+            if (!kind || found < at || (found == at && one->open.size() > kind->open.size())) kind = one, at = found;
+        }
+        if (!kind) return r.rest().size() > 4096 ? r.wrong() : r.more();
+        // The longer one may still come.
+        if (m.text.open != kind->open && m.text.open.starts_with(kind->open)) {
+            CallReader longer = r;
+            longer.advance(at);
+            if (longer.may_become(m.text.open)) return r.more();
+        }
+        value = at + kind->open.size();
     }
-    if (!kind) return r.rest().size() > 4096 ? r.wrong() : r.more();
     const std::string key(r.rest().substr(0, at));
-    // The longer one may still come.
-    if (m.text.open != kind->open && m.text.open.starts_with(kind->open)) {
-        CallReader longer = r;
-        longer.advance(at);
-        if (longer.may_become(m.text.open)) return r.more();
-    }
-    r.advance(at + kind->open.size());
+    r.advance(value);
     const std::string close = for_key(kind->close, key);
     if (close.empty()) { // JSON says itself where it ends
+        if (m.text.open == cat(m.other.open, m.text.close)) {
+            std::optional<Json> value = quoted_value(r, m.text.close);
+            if (!value) return false;
+            arguments[key] = std::move(*value);
+            return true;
+        }
         r.skip_white();
         if (r.at_end()) return r.more();
         if (r.next_is("{") || r.next_is("[")) {
@@ -64,10 +133,17 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
         r.advance(end);
         return true;
     }
-    const auto value = r.until(close);
-    if (!value) return false;
-    if (kind == &m.text && m.text.open != m.other.open) arguments[key] = std::string(*value);
-    else arguments[key] = typed_parameter(tool, key, *value);
+    // What may stand behind a value: another parameter, or the end of the call.
+    const std::string separator = m.parameter_separator.empty() ? m.parameter_open : m.parameter_separator;
+    const std::array<std::string, 2> next{
+        std::string(without_white_begin(separator.empty() ? m.call_close : separator)),
+        std::string(without_white_begin(m.call_close))};
+    const auto text = r.until(close, next);
+    if (!text) return false;
+    Result<Json> json = json_parse(*text, call_limits);
+    if (a == b) arguments[key] = typed_parameter(tool, key, *text);
+    else if (kind == &m.text || !json) arguments[key] = std::string(*text);
+    else arguments[key] = std::move(*json);
     return true;
 }
 
@@ -122,6 +198,11 @@ bool read_marked_python(CallReader& r, const CallMarks& m) {
 }
 
 bool read_marked(CallReader& r, const CallMarks& m) {
+    if (!m.section_open.empty() && !m.section_close.empty()) {
+        const auto empty = r.try_match(cat(m.section_open, m.section_close)); // a section without calls
+        if (empty == true) return r.whole();
+        if (!empty && !r.end()) return r.more();
+    }
     if (!r.match(cat(m.section_open, m.call_open))) return false;
     const std::string next     = cat(m.separator, m.call_open);
     const bool        sections = !m.section_open.empty() || !m.section_close.empty() ||
@@ -142,7 +223,7 @@ bool read_marked(CallReader& r, const CallMarks& m) {
         if (more == true) continue;
         if (!more && !r.end()) return r.more();
         const auto section = r.try_match(m.section_close);
-        if (section == true) return r.whole();
+        if (section == true || (section && more && m.section_open.empty())) return r.whole();
         if (r.end() && (!section || !more)) return r.advance(r.rest().size()), r.whole();
         return section && more ? r.wrong() : r.more();
     }

@@ -82,6 +82,9 @@ ReasoningForm reasoning_form(const ChatTemplate& chat_template) {
         const std::optional<std::string> text = rendered(chat_template, with_call);
         const std::size_t                at   = text ? text->find(probe::thought) : std::string::npos;
         if (at == std::string::npos) continue;
+        if (const auto element = element_between(std::string_view(*text).substr(0, at),
+                                                 std::string_view(*text).substr(at + probe::thought.size())))
+            return {element->begin_mark(), element->end_mark()};
         const auto begin = last_mark(std::string_view(*text).substr(0, at));
         const auto end   = first_mark(std::string_view(*text).substr(at + probe::thought.size()));
         // A mark that stands before other texts, too, says nothing.

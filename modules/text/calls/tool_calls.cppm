@@ -193,7 +193,9 @@ bool AnswerParser::run_reasoning(Parts& out, bool end) {
 // Hands out the first n bytes.
 void AnswerParser::emit(Parts& out, std::size_t n) {
     std::string_view part = std::string_view(text_).substr(0, n);
-    if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
+    const bool       behind_call =
+        n_calls_ > 0 && (format_.form.spaced || part.find_first_not_of(white_space) == std::string_view::npos);
+    if (blank_ && (behind_call || format_.in_reasoning))
         part.remove_prefix(std::min(part.find_first_not_of(white_space), part.size()));
     if (part.find_first_not_of(white_space) != std::string_view::npos) blank_ = false;
     if (!(format_.one_call && n_calls_ > 0))
@@ -250,16 +252,17 @@ void AnswerParser::run_arguments(Parts& out) {
 bool AnswerParser::run_text(Parts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
-    // White space alone is no text before a call.
-    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white_space) >= at && (found || !end)) {
-        if (!found) return false;
-        text_.erase(0, at);
-    } else {
-        emit(out, at);
-    }
+    // White space before a call may be none of the text.
+    std::size_t text  = at;
+    const bool  blank = blank_ && text_.find_first_not_of(white_space) >= at;
+    if (!format_.tools.empty() && (found || !end) && (format_.form.spaced || blank))
+        text = std::string_view(text_).substr(0, at).find_last_not_of(white_space) + 1;
+    emit(out, text);
     if (!found) return false;
+    std::size_t white = at - text;
+    if (blank_ || format_.in_pieces) text_.erase(0, std::exchange(white, 0));
     waiting_         = false;
-    CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
+    CallsRead  read  = read_calls(format_.form, format_.tools, std::string_view(text_).substr(white), end);
     const bool long_ = text_.size() > longest_call;
     if (format_.in_pieces) run_arguments(out);
     if (read.state == CallsRead::State::more && !end && (begun_ || !long_)) {
@@ -272,16 +275,13 @@ bool AnswerParser::run_text(Parts& out, bool end) {
         cut_ = end && depth_ != -1; // else only the mark behind it is missing
         return true;
     }
-    // Under the grammar a mark begins a call: this one was cut off before its arguments.
-    if (end && format_.in_pieces && read.state == CallsRead::State::more &&
-        std::ranges::any_of(marks_.anywhere, [&](const std::string& mark) { return text_.starts_with(mark); })) {
-        text_.clear();
-        cut_ = true;
-        return true;
-    }
-    if (read.state != CallsRead::State::whole) {
+    // A mark begins a call: this one was cut off.
+    const std::string_view call = std::string_view(text_).substr(white);
+    cut_                        = end && read.state == CallsRead::State::more &&
+           std::ranges::any_of(marks_.anywhere, [&](const std::string& mark) { return call.starts_with(mark); });
+    if (read.state != CallsRead::State::whole && !cut_) {
         blank_ = false; // also where the byte is dropped: the mark was no call
-        emit(out, read.state == CallsRead::State::more ? text_.size() : 1);
+        emit(out, read.state == CallsRead::State::more ? text_.size() : white + 1);
         return true;
     }
     for (std::size_t i = begun ? 1 : 0; i < read.calls.size(); i++) {
@@ -290,7 +290,7 @@ bool AnswerParser::run_text(Parts& out, bool end) {
         out.push_back({AnswerPart::Kind::call, "", std::move(read.calls[i])});
     }
     if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
-    text_.erase(0, read.size);
+    text_.erase(0, cut_ ? text_.size() : white + read.size);
     blank_ = true;
     return true;
 }

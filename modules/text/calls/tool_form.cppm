@@ -37,7 +37,9 @@ struct CallForm {
     bool operator==(ToolForm k) const { return kind == k; }
 
     ToolForm                         kind;
-    std::shared_ptr<const CallMarks> marks; // of `marked`
+    std::shared_ptr<const CallMarks> marks;         // of `marked`
+    bool                             spaced = true; // white space between text and calls is none of the text
+    std::optional<ElementMarks>      element;       // of an answer's text; they are none of it
 };
 
 // Renders conversations with calls of tools. A template that shows tools and writes no calls may say in words how they are written.
@@ -74,6 +76,7 @@ struct Asked {
     bool   null_content      = false;
     bool   with_result       = false;
     bool   with_tools        = true;
+    bool   with_text         = false; // before the call
 };
 
 Json definition_of(std::string_view name) {
@@ -104,9 +107,9 @@ std::optional<std::string> rendered(const ChatTemplate& t, const Asked& asked) {
     input.add_generation_prompt = false;
     input.messages.push_back(Json{{"role", "user"}, {"content", std::string(probe::question)}});
     Json answer{{"role", "assistant"},
-                {"content", asked.answer == Asked::Answer::text ? Json(std::string(probe::text))
-                            : asked.null_content                ? Json()
-                                                                : Json("")}};
+                {"content", asked.answer == Asked::Answer::text || asked.with_text ? Json(std::string(probe::text))
+                            : asked.null_content                                   ? Json()
+                                                                                   : Json("")}};
     if (asked.answer > Asked::Answer::text) answer["tool_calls"] = Json::array({call(probe::tool, probe::id)});
     if (asked.answer == Asked::Answer::two_calls)
         answer["tool_calls"].push_back(call(probe::other_tool, probe::other_id));
@@ -213,7 +216,29 @@ std::optional<ToolForm> tool_form_of(std::string_view name) {
     return std::nullopt;
 }
 
-CallForm call_form(const ChatTemplate& chat_template) {
+// The marks of calls behind the element with an answer's text, which is empty before calls, and ends with marks like those of calls.
+CallMarks within(const ElementMarks& element, CallMarks marks, std::string_view other) {
+    if (const std::string end = element.end_mark(); marks.section_open.starts_with(end))
+        marks.section_open.erase(0, end.size());
+    if (marks.section_close.ends_with('>') || marks.section_close.empty()) return marks;
+    marks.section_close += element.end;
+    marks.trigger = trigger_of(marks, other);
+    return marks;
+}
+
+// Whether the template writes white space between the text of an answer and its calls, or no text at all there.
+bool writes_space(const ChatTemplate& chat_template) {
+    for (const bool arguments_as_text : {false, true}) {
+        const std::optional<std::string> text =
+            rendered(chat_template, {.arguments_as_text = arguments_as_text, .with_text = true});
+        const std::size_t at = text ? text->rfind(probe::text) + probe::text.size() : std::string::npos;
+        if (!text || !text->contains(probe::text)) continue;
+        return at < text->size() && white_space.contains((*text)[at]);
+    }
+    return true;
+}
+
+CallForm form_of_calls(const ChatTemplate& chat_template) {
     using Answer   = Asked::Answer;
     ToolForm named = ToolForm::none;
     Asked    asked;
@@ -252,6 +277,19 @@ CallForm call_form(const ChatTemplate& chat_template) {
         return CallForm(std::move(*marks));
     }
     return named;
+}
+
+CallForm call_form(const ChatTemplate& chat_template) {
+    CallForm form          = form_of_calls(chat_template);
+    form.spaced            = writes_space(chat_template);
+    const auto        text = rendered(chat_template, {.answer = Asked::Answer::text, .with_tools = false});
+    const std::size_t at   = text ? text->find(probe::text) : std::string::npos;
+    if (at == std::string::npos) return form;
+    form.element =
+        element_between(std::string_view(*text).substr(0, at), std::string_view(*text).substr(at + probe::text.size()));
+    if (form.element && form.marks)
+        form.marks = std::make_shared<const CallMarks>(within(*form.element, *form.marks, *text));
+    return form;
 }
 
 std::string example_of(const CallForm& form) {
