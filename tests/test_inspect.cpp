@@ -138,7 +138,9 @@ TEST_CASE("wrong usage exits with 2, unusable input with 1", "[inspect]") {
                                                       {"generate", model, "--ids", "1", "-n", "0"},
                                                       {"logits", model, "--ids", "1", "--kv-type", "f8"},
                                                       {"logits", model, "--ids", "1", "--block-size", "257"},
-                                                      {"template"}})
+                                                      {"template"},
+                                                      {"tool-calls"},
+                                                      {"tool-calls", model, "--tool-format", "nosuch"}})
         CHECK(run_program("inspect", arguments).code == 2);
     for (const std::vector<std::string>& arguments : {std::vector<std::string>{"generate", model, "--ids", "1,x"},
                                                       {"generate", model, "--ids", "1,999999"},
@@ -176,4 +178,27 @@ TEST_CASE("template renders the file's templates by their names", "[inspect]") {
     CHECK(gone.code == 1);
     CHECK(gone.err == "inspect: " + path + ": there is no chat template 'gone'\n");
     unlink(path.c_str());
+}
+
+TEST_CASE("tool-calls reads recorded answers, whole and in deltas", "[inspect]") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    const auto        read  = [&](const std::string& line) {
+        return answer({"tool-calls", model, "--tool-format", "hermes"}, line);
+    };
+    const auto said = read(
+        R"({"tools": [{"function": {"name": "add"}}], "tokens": [["Hi", " "], ["<tool_call>{\"name\": \"add\","], [" \"arguments\": {\"n\": 1}}</tool_", "call>"]]})");
+    const auto call = nlohmann::json::parse(R"({"index": 0, "name": "add", "arguments": "{\"n\":1}"})");
+    CHECK(said["whole"] == nlohmann::json{{"content", "Hi"}, {"tool_calls", {call}}});
+    CHECK(said["deltas"] ==
+          nlohmann::json{
+              {{"content", "Hi"}}, nlohmann::json::object(), {{"tool_calls", {call}}}, nlohmann::json::object()});
+    const auto ids = answer({"tokenize", model}, "Hello")["ids"];
+    CHECK(read(nlohmann::json{{"tokens", {ids}}}.dump())["whole"] == nlohmann::json{{"content", "Hello"}});
+    for (const char* line : {"{}", "[]", R"({"tokens": [1]})", R"({"tokens": [[-1]]})", R"({"tokens": [[null]]})",
+                             R"({"tokens": [], "tools": [{}]})", R"({"tokens": [], "prompt": 1})"}) {
+        INFO(line);
+        const Finished wrong = run_program("inspect", {"tool-calls", model, "--tool-format", "hermes"}, line);
+        CHECK(wrong.code == 1);
+        CHECK(wrong.err.starts_with("inspect: line 1: "));
+    }
 }

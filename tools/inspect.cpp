@@ -12,11 +12,13 @@ import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
 import quire.model_file.weights;
+import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.terminal;
 import quire.tools.inspect.constrain;
+import quire.tools.inspect.tool_calls;
 
 using namespace quire;
 
@@ -27,7 +29,8 @@ struct Arguments {
     ConstrainTests  constrain_tests;
     std::string     schema_tests, key_order = "any", numbers = "any";
     std::string     model, ids, raw_file, template_file, template_name, now;
-    EngineOptions   engine; // what the flags say of it
+    std::string     tool_form = "auto"; // of recorded answers: by the template, or a name of ToolForm
+    EngineOptions   engine;             // what the flags say of it
     bool            no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false, json = false;
     int             top = 20, n = 48, beam = 0;
     float           length_penalty = 0;
@@ -380,26 +383,57 @@ Result<std::string> template_of(const Gguf& file, const std::string& name, bool 
     return std::string(*text);
 }
 
+// Of --file, or else of the model: where it has several, of the one for tools if `has_tools`.
+Result<std::string> template_source(const Arguments& a, bool has_tools) {
+    if (a.template_file.empty()) {
+        Result<Gguf> file = Gguf::open(a.model);
+        return file ? template_of(*file, a.template_name, has_tools) : std::unexpected(file.error());
+    }
+    std::ifstream file(a.template_file, std::ios::binary);
+    std::string   jinja{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    if (!file && jinja.empty()) return fail("cannot read ", a.template_file);
+    return jinja;
+}
+
+int tool_calls(const Arguments& a) {
+    std::optional<Checked> checked;
+    RecordedAnswers        how;
+    if (!a.model.empty()) {
+        Result<Checked> opened = open_checked(a.model);
+        if (!opened) return complain(opened.error());
+        checked       = std::move(*opened);
+        how.tokenizer = &checked->tokenizer;
+    }
+    Result<std::string> source = template_source(a, true);
+    if (!source) return complain(source.error());
+    const Result<ChatTemplate> parsed = ChatTemplate::parse(*source, a.template_file);
+    if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
+    how.form =
+        a.tool_form == "auto" ? call_form(*parsed) : CallForm(tool_form_of(a.tool_form).value_or(ToolForm::none));
+    if (how.form == ToolForm::none || how.form == ToolForm::other) how.form = ToolForm::hermes; // as the server does
+    how.reasoning = reasoning_form(*parsed);
+    int number    = 0;
+    for (std::string text; std::getline(std::cin, text);) {
+        number++;
+        const Result<Json> line = json_parse(text);
+        if (!line) return complain({ErrorKind::input, cat("line ", number, ": ", line.error().message)});
+        const Result<Json> read = read_recorded(how, *line);
+        if (!read) return complain({ErrorKind::input, cat("line ", number, ": ", read.error().message)});
+        if (const int code = print_json(*read)) return code;
+    }
+    return 0;
+}
+
 int render(const Arguments& a) {
     const std::string  input     = read_input();
     const Result<Json> variables = json_parse(input);
     if (!variables) return complain(variables.error());
     if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
-    std::string jinja;
-    if (!a.template_file.empty()) {
-        std::ifstream file(a.template_file, std::ios::binary);
-        jinja.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-        if (!file && jinja.empty()) return complain({ErrorKind::input, cat("cannot read ", a.template_file)});
-    } else {
-        Result<Gguf> file = Gguf::open(a.model);
-        if (!file) return complain(file.error());
-        const auto          tools = variables->find("tools");
-        Result<std::string> text =
-            template_of(*file, a.template_name, tools != variables->end() && tools->is_array() && !tools->empty());
-        if (!text) return complain(text.error());
-        jinja = std::move(*text);
-    }
-    Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
+    const auto                tools = variables->find("tools");
+    const Result<std::string> jinja =
+        template_source(a, tools != variables->end() && tools->is_array() && !tools->empty());
+    if (!jinja) return complain(jinja.error());
+    Result<JinjaTemplate> parsed = JinjaTemplate::parse(*jinja);
     if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
     const Result<std::int64_t> now = local_seconds(a.now);
     if (!now) return complain(now.error());
@@ -444,8 +478,9 @@ int main(int argc, char** argv) {
     CLI::App  app{"Shows what is in a GGUF file and runs single parts of the engine; prints one line of JSON."};
     app.require_subcommand(1);
     auto command = [&](const char* name, const char* what) {
-        CLI::App* c = app.add_subcommand(name, what);
-        if (std::string_view(name) != "template") c->add_option("model", a.model, "GGUF file")->required();
+        CLI::App*    c     = app.add_subcommand(name, what);
+        CLI::Option* model = c->add_option("model", a.model, "GGUF file");
+        if (const std::string_view n = name; n != "template" && n != "tool-calls") model->required();
         return c;
     };
     auto run_options = [&](CLI::App* c) {
@@ -482,11 +517,17 @@ int main(int argc, char** argv) {
     CLI::App* template_command = command(
         "template",
         R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
-    template_command->add_option("model", a.model, "GGUF file with the chat template");
     template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
     template_command->add_option("--name", a.template_name,
                                  "one of the file's named templates: default, tool_use, ...");
     template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
+
+    CLI::App* calls_command = command(
+        "tool-calls",
+        R"(lines {"tools": [...], "tokens": [[1, "text"], ...], "prompt": "its end"} on standard input: an answer in deltas → its content, reasoning and calls of tools, whole and in deltas)");
+    calls_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model's");
+    calls_command->add_option("--name", a.template_name, "one of the file's named templates: default, tool_use, ...");
+    add_tool_form_flag(*calls_command, a.tool_form);
 
     CLI::App* constrain_command = command(
         "constrain", "text on standard input → whether a constraint accepts it, or the byte where it is refused");
@@ -516,6 +557,8 @@ int main(int argc, char** argv) {
         app.parse(argc, argv);
         if (template_command->parsed() && a.model.empty() == a.template_file.empty())
             throw CLI::ValidationError("template", "give a MODEL or --file");
+        if (calls_command->parsed() && a.model.empty() && a.template_file.empty())
+            throw CLI::ValidationError("tool-calls", "give a MODEL or --file");
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? 0 : 2;
     }
@@ -523,6 +566,7 @@ int main(int argc, char** argv) {
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);
     if (constrain_command->parsed()) return constrain_text(a);
+    if (calls_command->parsed()) return tool_calls(a);
     try {
         if (logits_command->parsed()) return logits(a);
         if (generate_command->parsed()) return generate(a);

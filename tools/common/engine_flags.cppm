@@ -50,6 +50,7 @@ struct AnswerFlags {
     std::string reasoning_format = "deepseek";
 };
 void add_answer_flags(CLI::App& app, AnswerFlags& flags);
+void add_tool_form_flag(CLI::App& app, std::string& form); // one of them
 
 // Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`
 // changes the words first. Returns the exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard
@@ -155,11 +156,15 @@ std::string variables_of(const ChatTemplateFlags& flags) {
     return json_dump(*all);
 }
 
-void add_answer_flags(CLI::App& app, AnswerFlags& flags) {
-    app.add_option("--tool-format", flags.tool_form, "how the model writes calls of tools; auto: as its template does")
+void add_tool_form_flag(CLI::App& app, std::string& form) {
+    app.add_option("--tool-format", form, "how the model writes calls of tools; auto: as its template does")
         ->check(CLI::IsMember({"auto", "hermes", "llama3", "mistral", "qwen3-coder", "glm", "deepseek", "functionary",
                                "pythonic", "harmony", "json"}))
         ->capture_default_str();
+}
+
+void add_answer_flags(CLI::App& app, AnswerFlags& flags) {
+    add_tool_form_flag(app, flags.tool_form);
     app.add_option("--reasoning-format", flags.reasoning_format,
                    "deepseek, auto: what stands in <think> becomes reasoning_content; none: it stays in the content")
         ->check(CLI::IsMember({"deepseek", "auto", "none"}))
