@@ -279,6 +279,42 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
         }
 }
 
+// Where some K or V has scales, all arrays of all layers share contiguous blocks.
+TEST_CASE("codes and scales of every layer have a place of their own in a block") {
+    auto backend = make_cpu_backend(1);
+    REQUIRE(backend);
+    for (const bool latent : {false, true})
+        for (const KvTypes types : {KvTypes(DType::I8), KvTypes(DType::F8, DType::F16), KvTypes(DType::F32, DType::I8)})
+            for (int block : {1, 5, 16}) {
+                ModelConfig c;
+                c.n_layers = 3, c.n_heads = 4;
+                c.layers.assign(3, {.n_kv_heads = latent ? 1 : 2, .head_dim = 40, .value_dim = latent ? 24 : 40});
+                if (latent) c.latent.emplace();
+                if (latent && !has_scales(types.k)) continue; // as before
+                const CacheLayout layout = cache_layout(c, types, 64, block);
+                REQUIRE(layout.block_bytes > 0);
+                auto cache = KvCache::create(**backend, c, types, 4, block, 0, layout);
+                REQUIRE(cache);
+                std::vector<std::pair<std::uintptr_t, std::size_t>> places; // in block 0, with their bytes
+                std::size_t                                         token = 0;
+                for (const KvLayer& l : cache->layers()) {
+                    const auto rows = std::size_t(l.n_kv_heads * block);
+                    const auto add  = [&](const void* array, std::size_t bytes) {
+                        if (array) places.emplace_back(std::uintptr_t(array), rows * bytes);
+                        if (array) token += std::size_t(l.n_kv_heads) * bytes;
+                    };
+                    CHECK(l.stride == layout.block_bytes);
+                    add(l.k, row_bytes(l.type, l.head_dim)), add(l.v, row_bytes(l.v_type, l.head_dim));
+                    add(l.k_scales, latent ? 8 : 4), add(l.v_scales, 4);
+                }
+                CHECK(token == KvCache::bytes_per_token(c, types));
+                std::ranges::sort(places);
+                for (std::size_t i = 1; i < places.size(); i++)
+                    CHECK(places[i - 1].first + places[i - 1].second <= places[i].first);
+                CHECK(places.back().first + places.back().second <= places[0].first + layout.block_bytes);
+            }
+}
+
 // A layer's K and V among those of other layers in contiguous blocks: the same bits as in memory of its own, also after moves.
 TEST_CASE("attention over contiguous blocks gives the bits of attention over a layer's own arrays") {
     ModelConfig c;

@@ -11,6 +11,7 @@ import quire.compute.cpu.tuning;
 import quire.model_file.quants;
 import quire.core.std;
 import quire.core.tensor;
+import quire.paging.cache_layout;
 import quire.model_file.family;
 import quire.model_file.gguf_writer;
 
@@ -46,6 +47,101 @@ double error(std::span<const float> got, std::span<const double> want) {
     }
     return std::sqrt(difference / std::max(size, 1e-30));
 }
+
+// The number of an e4m3 code.
+float e4m3(int code) {
+    const int   exponent = code >> 3 & 15, mantissa = code & 7;
+    const float x = exponent > 0 ? std::ldexp(1 + float(mantissa) / 8, exponent - 7) : std::ldexp(float(mantissa), -9);
+    return code & 128 ? -x : x;
+}
+
+// A row of K or V as the cache keeps it, by the definition of its type. Sets x to the numbers that it stands for.
+struct PlainRow {
+    std::vector<std::byte> bytes;
+    float                  scale = 0;
+};
+PlainRow plain_row(DType type, std::span<float> x) {
+    PlainRow row;
+    float    most = 0;
+    for (float v : x) most = std::max(most, std::abs(v));
+    const auto add = [&](const auto& element) {
+        const auto bytes = std::as_bytes(std::span(&element, 1));
+        row.bytes.insert(row.bytes.end(), bytes.begin(), bytes.end());
+    };
+    if (has_scales(type)) row.scale = most / (type == DType::I8 ? 127.0f : 448.0f);
+    for (float& v : x) {
+        if (type == DType::F32) add(v);
+        if (type == DType::F16) add(f32_to_f16(v)), v = f16_to_f32(f32_to_f16(v));
+        if (type == DType::BF16) add(f32_to_bf16(v)), v = bf16_to_f32(f32_to_bf16(v));
+        if (type == DType::I8) {
+            const auto code = most > 0 ? std::int8_t(std::nearbyint(v * (127.0f / most))) : std::int8_t(0);
+            add(code), v = float(code) * row.scale;
+        }
+        if (type == DType::F8) {
+            const float y = most > 0 ? v * (448.0f / most) : 0.0f;
+            // The nearest code, of two the even one: `code` is the last one that is not above y.
+            static const auto numbers = [] {
+                std::array<float, 127> all;
+                for (int c = 0; c < 127; c++) all[std::size_t(c)] = e4m3(c);
+                return all;
+            }();
+            int code = int(std::upper_bound(numbers.begin(), numbers.end(), std::abs(y)) - numbers.begin()) - 1;
+            if (code < 126) {
+                const float below = std::abs(y) - e4m3(code), above = e4m3(code + 1) - std::abs(y);
+                if (above < below || (above == below && code % 2 == 1)) code++;
+            }
+            code |= std::signbit(y) ? 128 : 0;
+            add(std::uint8_t(code)), v = e4m3(code) * row.scale;
+        }
+    }
+    return row;
+}
+
+// K and V of one head in contiguous blocks: rows of K, of V, scales of K, of V.
+class TestCache {
+public:
+    TestCache(DType k, DType v, int n_blocks, int block_size, int head_dim)
+        : types_{k, v}, block_size_(block_size), head_dim_(head_dim) {
+        const auto rows = std::size_t(block_size);
+        at_             = {0, rows * row_bytes(k, head_dim)};
+        at_[2]          = at_[1] + rows * row_bytes(v, head_dim);
+        at_[3]          = at_[2] + rows * sizeof(float);
+        stride_         = at_[3] + rows * sizeof(float);
+        memory_.resize(std::size_t(n_blocks) * stride_);
+    }
+    // Sets x to the numbers that the row stands for. which: 0 K, 1 V
+    void store(std::size_t which, int slot, std::span<float> x) {
+        const PlainRow    row   = plain_row(types_[which], x);
+        std::byte* const  block = memory_.data() + std::size_t(slot / block_size_) * stride_;
+        const std::size_t in    = std::size_t(slot % block_size_);
+        std::ranges::copy(row.bytes, block + at_[which] + in * row.bytes.size());
+        std::memcpy(block + at_[which + 2] + in * sizeof(float), &row.scale, sizeof(float));
+    }
+    void give(AttentionTask& task) const {
+        const auto rows = [&](std::size_t which) {
+            const std::byte* scales = has_scales(types_[which]) ? memory_.data() + at_[which + 2] : nullptr;
+            return KvRows{memory_.data() + at_[which], types_[which], scales};
+        };
+        task.k = rows(0), task.v = rows(1);
+        task.block_stride = stride_, task.block_size = block_size_;
+        task.head_dim = task.value_dim = head_dim_;
+    }
+
+private:
+    std::array<DType, 2>       types_;
+    int                        block_size_, head_dim_;
+    std::array<std::size_t, 4> at_; // of K, V and their scales in a block
+    std::size_t                stride_;
+    std::vector<std::byte>     memory_;
+};
+
+constexpr std::array<std::pair<DType, DType>, 7> kv_types{{{DType::F32, DType::F32},
+                                                           {DType::F16, DType::F16},
+                                                           {DType::BF16, DType::BF16},
+                                                           {DType::I8, DType::I8},
+                                                           {DType::F8, DType::F8},
+                                                           {DType::I8, DType::F16},
+                                                           {DType::F32, DType::F8}}};
 
 // out = x · wᵀ + bias by this kernel, rows first .. last-1 (0: all).
 void gemm(const CpuKernels* k, TensorView w, const float* bias, const float* x, float* out, std::int64_t n,
@@ -229,34 +325,23 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
         for (int D : {8, 32, 64, 80, 128})
             for (int block_size : {1, 5, 16})
                 for (int window : {0, 7, 100, -50}) // below 0: chunks
-                    for (DType type : {DType::F32, DType::F16})
+                    for (const auto& [k_type, v_type] : kv_types)
                         for (auto [first, n] :
                              {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
-                            CAPTURE(k->name, D, block_size, window, int(type), first, n);
+                            CAPTURE(k->name, D, block_size, window, int(k_type), int(v_type), first, n);
                             const int heads = 3, context = first + n,
-                                      n_blocks           = (context + block_size - 1) / block_size + 2;
-                            const std::size_t row        = row_bytes(type, D),
-                                              floats_per = std::size_t(n_blocks * block_size * D);
+                                      n_blocks            = (context + block_size - 1) / block_size + 2;
+                            const std::size_t  floats_per = std::size_t(n_blocks * block_size * D);
                             std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8),
                                                q = noise(std::size_t(n * heads * D), 9);
-                            if (type == DType::F16)
-                                for (auto* a : {&kf, &vf})
-                                    for (float& x : *a) x = f16_to_f32(f32_to_f16(x));
                             std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
                             std::iota(table.begin(), table.end(), 0);
                             std::shuffle(table.begin(), table.end(), random);
-                            // [block][offset][D], one kv head
-                            std::vector<std::byte> kc(floats_per * 4), vc(floats_per * 4);
+                            TestCache cache(k_type, v_type, n_blocks, block_size, D);
                             for (int p = 0; p < context; p++) {
                                 const int slot = table[std::size_t(p / block_size)] * block_size + p % block_size;
-                                for (auto [from, to] : {std::pair(&kf, &kc), std::pair(&vf, &vc)})
-                                    for (int d = 0; d < D; d++) {
-                                        const float         x  = (*from)[std::size_t(p * D + d)];
-                                        const std::uint16_t h  = f32_to_f16(x);
-                                        std::byte*          at = to->data() + std::size_t(slot) * row;
-                                        if (type == DType::F16) std::memcpy(at + 2 * d, &h, 2);
-                                        else std::memcpy(at + 4 * d, &x, 4);
-                                    }
+                                cache.store(0, slot, std::span(kf).subspan(std::size_t(p * D), std::size_t(D)));
+                                cache.store(1, slot, std::span(vf).subspan(std::size_t(p * D), std::size_t(D)));
                             }
                             std::vector<float>  out(q.size(), 1e9f), scratch(attention_scratch(n * heads, D));
                             std::vector<double> want(q.size());
@@ -283,10 +368,9 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                             const AttentionPart part{q.data(), out.data(), n, first, table.data()};
                             AttentionTask       task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
-                            task.n_heads = heads, task.head_dim = task.value_dim = D;
+                            task.n_heads = heads;
                             task.window = std::abs(window), task.chunked = window < 0, task.scale = 0.2f;
-                            task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
-                            task.block_size = block_size, task.kv_type = type, task.scratch = scratch.data();
+                            cache.give(task), task.scratch = scratch.data();
                             k->attention(task);
                             REQUIRE(error(out, want) < 2e-6);
                         }
@@ -297,24 +381,22 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
     for (const CpuKernels* k : all_kernels())
         for (int D : {8, 64, 80, 128})
             for (int heads : {1, 3, 8})
-                for (int window : {0, 100, -100}) // below 0: chunks
-                    for (DType type : {DType::F32, DType::F16})
+                for (int window : {0, 100, -100})                                          // below 0: chunks
+                    for (const auto& [k_type, v_type] : std::span(kv_types).subspan(1, 5)) // from F16 on
                         for (int first : {0, 63, 64, 130, 517}) {
-                            CAPTURE(k->name, D, heads, window, int(type), first);
-                            const int         block_size = 16, n_blocks = first / block_size + 2;
-                            const std::size_t row = row_bytes(type, D), n = std::size_t(n_blocks * block_size * D);
+                            CAPTURE(k->name, D, heads, window, int(k_type), int(v_type), first);
+                            const int                 block_size = 16, n_blocks = first / block_size + 2;
+                            const int                 n_slots = n_blocks * block_size;
                             std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
                             std::iota(table.begin(), table.end(), 0);
                             std::shuffle(table.begin(), table.end(), random);
-                            std::vector<std::byte> cache[2];
-                            for (int i = 0; i < 2; i++) {
-                                const auto values = noise(n, 7 + i);
-                                cache[i].resize(n * 4);
-                                for (std::size_t j = 0; j < n; j++) {
-                                    const std::uint16_t half = f32_to_f16(3 * values[j]);
-                                    if (type == DType::F16) std::memcpy(cache[i].data() + 2 * j, &half, 2);
-                                    else std::memcpy(cache[i].data() + 4 * j, &values[j], 4);
-                                }
+                            TestCache cache(k_type, v_type, n_blocks, block_size, D);
+                            for (std::size_t which : {0, 1}) {
+                                auto values = noise(std::size_t(n_slots * D), unsigned(7 + which));
+                                for (float& x : values) x *= 3;
+                                for (int slot = 0; slot < n_slots; slot++)
+                                    cache.store(which, slot,
+                                                std::span(values).subspan(std::size_t(slot * D), std::size_t(D)));
                             }
                             const auto q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
                             std::vector<float>  out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
@@ -323,13 +405,11 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             other.out                 = again.data();
                             AttentionTask task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
-                            task.n_heads = heads, task.head_dim = task.value_dim = D;
+                            task.n_heads = heads;
                             task.window = std::abs(window), task.chunked = window < 0, task.scale = 0.4f,
                             task.softcap = D == 80 ? 5.0f : 0.0f;
                             task.sinks   = D == 64 ? sinks.data() : nullptr;
-                            task.k = cache[0].data(), task.v = cache[1].data();
-                            task.block_stride = std::size_t(block_size) * row, task.block_size = block_size;
-                            task.kv_type = type, task.scratch = scratch.data();
+                            cache.give(task), task.scratch = scratch.data();
                             k->attention(task);
                             SplitAttention split;
                             split.n_chunks = attention_chunks(task, first);
@@ -347,6 +427,94 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             in_pieces(k->attention_values, D, first % 2 ? 16 : 32);
                             REQUIRE(std::memcmp(out.data(), again.data(), out.size() * sizeof(float)) == 0);
                         }
+}
+
+// A latent row of codes has two scales. Attention over codes is attention over the numbers that they stand for, bit for bit.
+TEST_CASE("attention over a latent cache of codes has the bits of attention over its numbers") {
+    constexpr int heads = 5, D = 40, Dv = 24, block_size = 4, context = 70, n_blocks = 18;
+    for (const CpuKernels* k : all_kernels())
+        for (DType type : {DType::I8, DType::F8}) {
+            CAPTURE(k->name, int(type));
+            std::vector<float> numbers = noise(n_blocks * block_size * D, 20);
+            // Of a block its codes, then its scales.
+            constexpr std::size_t  stride = block_size * (D + 8);
+            std::vector<std::byte> memory(n_blocks * stride);
+            for (int slot = 0; slot < n_blocks * block_size; slot++) {
+                const std::span<float> row   = std::span(numbers).subspan(std::size_t(slot * D), D);
+                const PlainRow         value = plain_row(type, row.first(Dv)), rest = plain_row(type, row.subspan(Dv));
+                std::byte* const       block = memory.data() + std::size_t(slot / block_size) * stride;
+                const int              in    = slot % block_size;
+                std::ranges::copy(value.bytes, block + in * D);
+                std::ranges::copy(rest.bytes, block + in * D + Dv);
+                std::memcpy(block + block_size * D + in * 8, &value.scale, 4);
+                std::memcpy(block + block_size * D + in * 8 + 4, &rest.scale, 4);
+            }
+            std::vector<std::int32_t> table(n_blocks);
+            std::iota(table.rbegin(), table.rend(), 0);
+            const auto         q = noise(2 * heads * D, 21);
+            std::vector<float> out(2 * heads * Dv), want(out.size()), scratch(attention_scratch(2 * heads, D));
+            AttentionPart      part{q.data(), out.data(), 2, context - 2, table.data()};
+            AttentionTask      task;
+            task.parts = std::span(&part, 1), task.q_stride = heads * D, task.out_stride = heads * Dv;
+            task.n_heads = heads, task.head_dim = D, task.value_dim = Dv, task.scale = 0.3f, task.latent = true;
+            task.block_size = block_size, task.scratch = scratch.data();
+            task.k = task.v = {memory.data(), type, memory.data() + block_size * D}, task.block_stride = stride;
+            k->attention(task);
+            part.out = want.data();
+            task.k = task.v   = {std::as_bytes(std::span(numbers)).data(), DType::F32};
+            task.block_stride = block_size * D * sizeof(float);
+            k->attention(task);
+            CHECK(out == want);
+        }
+}
+
+TEST_CASE("rows of K and V are stored as their types say, of any length") {
+    for (const CpuKernels* k : all_kernels())
+        for (DType type : {DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8})
+            for (int n : {1, 7, 16, 31, 64, 200})
+                for (float size : {0.0f, 1e-25f, 1.0f, 3000.0f}) {
+                    CAPTURE(k->name, int(type), n, size);
+                    auto x = noise(std::size_t(n), 10);
+                    for (float& v : x) v *= size * v * v; // some of a row are much smaller than others
+                    std::vector<std::byte> bytes(row_bytes(type, n));
+                    float                  scale = 0;
+                    k->store_kv(x.data(), type, bytes.data(), reinterpret_cast<std::byte*>(&scale), n);
+                    const PlainRow want = plain_row(type, x);
+                    CHECK(bytes == want.bytes);
+                    CHECK(scale == want.scale);
+                }
+    for (const CpuKernels* k : all_kernels())
+        for (DType type : {DType::I8, DType::F8})
+            for (float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+                std::vector<float> x(20, 1.0f);
+                x[3] = bad;
+                std::vector<std::byte> bytes(20);
+                float                  scale = 0;
+                k->store_kv(x.data(), type, bytes.data(), reinterpret_cast<std::byte*>(&scale), 20);
+                CHECK(std::isnan(scale));
+            }
+}
+
+TEST_CASE("a rotation is the product with a Hadamard matrix, and its own inverse") {
+    for (const CpuKernels* k : all_kernels())
+        for (auto [n, size] : {std::pair(7, 1), std::pair(6, 2), std::pair(24, 8), std::pair(80, 16),
+                               std::pair(192, 64), std::pair(256, 256)}) {
+            CAPTURE(k->name, n, size);
+            const auto          x   = noise(std::size_t(n), 13);
+            std::vector<float>  out = x;
+            std::vector<double> want(x.size()), same(x.begin(), x.end());
+            for (int i = 0; i < n; i++)
+                for (int j = i / size * size; j < i / size * size + size; j++)
+                    want[std::size_t(i)] += (std::popcount(unsigned(i % size & j % size)) % 2 ? -1 : 1) *
+                                            double(x[std::size_t(j)]) / std::sqrt(double(size));
+            k->rotate(out.data(), n, size);
+            CHECK(error(out, want) < 5e-7);
+            std::vector<float> plain = x;
+            cpu_kernels("plain")->rotate(plain.data(), n, size);
+            CHECK(plain == out);
+            k->rotate(out.data(), n, size);
+            CHECK(error(out, same) < 1e-6);
+        }
 }
 
 TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
@@ -369,7 +537,7 @@ TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
             k->activate(Activation::silu, gate.data(), w.data(), n);
             CHECK(error(gate, swiglu) < 1e-6);
             std::vector<std::uint16_t> half(static_cast<std::size_t>(n));
-            k->store_f16(x.data(), half.data(), n);
+            k->store_kv(x.data(), DType::F16, reinterpret_cast<std::byte*>(half.data()), nullptr, n);
             for (std::size_t i = 0; i < half.size(); i++) CHECK(half[i] == f32_to_f16(x[i]));
         }
 }

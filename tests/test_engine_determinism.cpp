@@ -17,12 +17,14 @@ using namespace quire;
 using namespace quire::testing;
 
 TEST_CASE("random mixes give every sequence the bits it gets alone") {
+    const KvTypes types = std::array<KvTypes, 4>{DType::F16, DType::I8, DType::F8,
+                                                 KvTypes(DType::BF16, DType::I8)}[std::size_t(GENERATE(0, 1, 2, 3))];
     for (const char* name : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "qwen2-Q4_0.gguf", "gemma2-Q8_0.gguf",
                              "qwen3moe-Q8_0.gguf", "deepseek2-Q8_0.gguf", "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf",
                              "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf"}) {
         const std::string path = reference(cat("models/", name));
         const unsigned    seed = 20261121;
-        CAPTURE(name, seed);
+        CAPTURE(name, name_of(types), seed);
         std::mt19937 random(seed);
         auto         below = [&](int n) { return int(random() % unsigned(n)); };
 
@@ -30,6 +32,7 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
         plain.threads       = 1;
         plain.max_sequences = 1;
         plain.prefix_cache  = false;
+        plain.kv_type       = types;
         Engine alone        = load(path, plain);
 
         // Prompts of odd lengths; some begin alike, so that the cache has something to find.
@@ -54,6 +57,7 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             o.max_batch_tokens = o.max_sequences + below(90);
             o.prefix_cache     = below(4) != 0;
             o.context          = 200;
+            o.kv_type          = types;
             o.pipeline         = round % 2 == 1;
             const int one      = (200 + o.block_size - 1) / o.block_size;
             o.kv_blocks        = one + below(one); // often too few for all that run at once
@@ -79,7 +83,7 @@ TEST_CASE("every instruction set agrees with the plain path within rounding") {
     const std::string path = reference("models/llama3-gqa-Q8_0.gguf");
     EngineOptions     o;
     o.isa                = "plain";
-    o.kv_type            = KvType::f32;
+    o.kv_type            = DType::F32;
     Engine       plain   = load(path, o);
     const auto   request = greedy({5, 6, 7, 8, 9, 10, 11, 300, 301, 302, 5, 5, 6}, 8);
     const Answer want    = run(plain, {request})[0];

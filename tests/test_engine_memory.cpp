@@ -30,6 +30,9 @@ std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
 constexpr std::array kinds{"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf",
                            "qwen3moe-Q8_0.gguf",   "deepseek2-Q8_0.gguf",   "gemma4-Q8_0.gguf"};
 
+// Types of K and V with and without scales.
+const std::array<KvTypes, 4> kv_choices{DType::F16, DType::I8, DType::F8, KvTypes(DType::I8, DType::BF16)};
+
 bool pipelined = false; // the engines to come: each test runs in both orders
 
 EngineOptions with_blocks(int n_blocks, int block_size = 16) {
@@ -48,7 +51,7 @@ TEST_CASE("beams are those of transformers") {
     pipelined = GENERATE(false, true);
     for (const auto& [name, type] : {std::pair("llama3-gqa", "F16"), std::pair("gpt2", "F32")}) {
         EngineOptions o     = with_blocks(64);
-        o.kv_type           = KvType::f32;
+        o.kv_type           = DType::F32;
         Engine       engine = load(reference(cat("models/", name, "-", type, ".gguf")), o);
         Result<Json> file   = json_parse(slurp(reference(cat("logits/", name, "/beams.json"))));
         REQUIRE(file);
@@ -360,10 +363,13 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
 TEST_CASE("in every preemption mode a preempted request goes on as if nothing had been") {
     pipelined               = GENERATE(false, true);
     const std::string model = reference(cat("models/", kinds[std::size_t(GENERATE(0, 3, 4))]));
-    CAPTURE(model); // but those whose windows leave room for both
+    const KvTypes     types = kv_choices[std::size_t(GENERATE(0, 1, 2, 3))];
+    CAPTURE(model, name_of(types)); // but those whose windows leave room for both
     // vLLM's output was once incomplete after a recomputation.
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
-    Engine        roomy  = load(model, with_blocks(64));
+    EngineOptions large  = with_blocks(64);
+    large.kv_type        = types;
+    Engine        roomy  = load(model, large);
     const Answers want_a = run_one(roomy, a), want_b = run_one(roomy, b);
     for (PreemptionMode mode : {PreemptionMode::automatic, PreemptionMode::swap, PreemptionMode::recompute})
         for (int block_size : {1, 8, 16, 32})
@@ -371,6 +377,7 @@ TEST_CASE("in every preemption mode a preempted request goes on as if nothing ha
                 EngineOptions o   = with_blocks((110 + block_size) / block_size + 1, block_size);
                 o.preemption_mode = mode;
                 o.prefix_cache    = cache;
+                o.kv_type         = types;
                 Engine     engine = load(model, o);
                 const auto got    = run_all(engine, {{a}, {b}});
                 CAPTURE(int(mode), block_size, cache);

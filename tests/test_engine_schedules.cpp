@@ -29,6 +29,8 @@ static constexpr std::array  kinds{"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.ggu
                                   "qwen3moe-Q8_0.gguf",   "deepseek2-Q8_0.gguf",   "lfm2-Q8_0.gguf",
                                   "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf"};
 static constexpr std::size_t first_with_states = 5;
+// Types of K and V with and without scales.
+static const std::array<KvTypes, 4> kv_choices{DType::F16, DType::I8, DType::F8, KvTypes(DType::I8, DType::BF16)};
 
 TEST_CASE("random schedules: every request answers as it does alone, bit for bit") {
     const bool     all    = std::getenv("QUIRE_LONG") != nullptr;
@@ -38,7 +40,8 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     const std::size_t kind   = std::size_t(GENERATE(0, 1, 2, 3, 4, 5, 6, 7));
     const bool        states = kind >= first_with_states;
     const std::string model  = reference(cat("models/", kinds[kind]));
-    CAPTURE(model);
+    const KvTypes     types  = kv_choices[std::size_t(GENERATE(0, 1, 2, 3))];
+    CAPTURE(model, name_of(types));
     std::mt19937 random(seed);
     auto         below = [&](int n) { return int(random() % unsigned(n)); };
 
@@ -47,6 +50,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     plain.threads            = 1;
     plain.prefix_cache       = false;
     plain.context            = 160;
+    plain.kv_type            = types;
     Engine             alone = load(model, plain);
     const int          vocab = alone.config().vocab_size;
     std::vector<Token> common(60);
@@ -70,7 +74,11 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     SchedulerStats sum;
     std::uint64_t  cached   = 0;
     int            compared = 0;
-    for (int schedule = 0, n = all ? 20'000 : kind == 0 ? 1000 : 200; schedule < n; schedule++) {
+    for (int schedule = 0, n = all                   ? 20'000
+                               : types != DType::F16 ? 60
+                               : kind == 0           ? 1000
+                                                     : 200;
+         schedule < n; schedule++) {
         EngineOptions o;
         o.threads         = 1 + schedule % 2;
         o.block_size      = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
@@ -81,6 +89,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         o.max_sequences = 4 + below(6);
         const int room  = below(60); // for tokens of prompts
         o.context       = 160;
+        o.kv_type       = types;
         o.pipeline      = schedule / 24 % 2 == 1;
         std::vector<Task>        tasks;
         std::vector<std::size_t> which;

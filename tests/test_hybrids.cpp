@@ -54,6 +54,7 @@ public:
                                  l.head_dim,
                                  l.value_dim};
                 kv_[i].stride = kv_[i].block_bytes();
+                kv_[i].v_type = DType::F32;
             }
             states_.push_back({nullptr, state_block, 1, bytes, l.state.bytes()});
             bytes += (l.state.bytes() + 255) / 256 * 256;

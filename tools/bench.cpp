@@ -32,6 +32,7 @@ int run(int argc, char** argv) {
     const auto model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
         add_device_flags(*c, a.engine);
+        add_kv_type_flag(*c, a.engine);
         c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
             ->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")

@@ -162,8 +162,8 @@ int show(const Arguments& a) {
     out["bytes"]   = file.file_bytes();
     if (const std::optional<ModelConfig>& config = checked->config) {
         const ModelConfig& c = *config;
-        out["kv_bytes_per_token"] =
-            Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
+        for (const KvTypeName& one : kv_type_names)
+            out["kv_bytes_per_token"][std::string(one.name)] = KvCache::bytes_per_token(c, one.type);
         if (const std::size_t bytes = KvCache::state_bytes(c); bytes > 0)
             out["state"] = Json{{"bytes_per_sequence", bytes}};
         out["model"]                        = Json{{"architecture", c.architecture_name},

@@ -30,17 +30,25 @@ struct Tensor {
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
 // block that one head reads is contiguous. From a block to the next one there are `stride` bytes. A latent cache (DeepSeek-V2, section 2.1)
 // has no V: the first value_dim numbers of K's row are the value.
+//
+// Codes (has_scales()) have scales, [block][kv_head][offset in block], with the same stride; a latent row has two, of the value and of the rest.
+// A row of codes is rotated before it is quantised: each `rotation()` numbers are multiplied by a Hadamard matrix, which spreads the largest of
+// them over all. Queries are rotated likewise, and the sums of V back.
 struct KvLayer {
     void* k        = nullptr;
     void* v        = nullptr;    // latent: null
-    DType type     = DType::F16; // or F32
+    DType type     = DType::F16; // of K: F32, F16, BF16, I8 or F8; on a GPU F16
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
-    std::size_t stride = 0;    // a multiple of tile_bytes()
+    std::size_t stride   = 0;  // on a GPU a multiple of tile_bytes()
+    DType       v_type   = DType::F16;
+    std::byte * k_scales = nullptr, *v_scales = nullptr; // float32, not aligned; null: numbers
 
     bool latent() const { return v == nullptr; }
-    // Of a KV head in a block; of K or of V in a block.
+    // The largest power of two up to 256 that divides head_dim and value_dim.
+    int rotation() const { return std::min(256, 1 << std::countr_zero(unsigned(head_dim | value_dim))); }
+    // Of K: of a KV head in a block; of all in a block.
     std::size_t tile_bytes() const { return std::size_t(block_size) * row_bytes(type, head_dim); }
     std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); }
 };

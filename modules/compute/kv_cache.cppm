@@ -6,21 +6,21 @@ export import quire.compute.backend;
 import quire.core.base;
 export import quire.core.tensor;
 export import quire.model_file.config;
-import quire.paging.cache_layout;
+export import quire.paging.cache_layout;
 
 export namespace quire {
 
-// The groups of a model's layers (quire.paging.cache_layout), with keys and values of a type, blocks of `block_size` tokens and sequences of
+// The groups of a model's layers (quire.paging.cache_layout), with keys and values of these types, blocks of `block_size` tokens and sequences of
 // at most `context` tokens. Where prompts are computed whole, all layers keep all positions. `config`: of one rank's part of the model; all
 // ranks have as many heads, and so the same layout.
-CacheLayout cache_layout(const ModelConfig& config, DType type, int context, int block_size = 16);
+CacheLayout cache_layout(const ModelConfig& config, KvTypes types, int context, int block_size = 16);
 
 class KvCache {
 public:
     // Allocates n_blocks blocks of block_size tokens on the device and n_swap on the host. A layout without layers means that every layer
     // keeps all positions. Error: how much did not fit.
-    static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
-                                  int n_swap = 0, const CacheLayout& layout = {});
+    static Result<KvCache> create(Backend& backend, const ModelConfig& config, KvTypes types, int n_blocks,
+                                  int block_size, int n_swap = 0, const CacheLayout& layout = {});
 
     std::span<const KvLayer>    layers() const { return layers_; } // of the model
     std::span<const StateLayer> states() const { return states_; } // likewise; empty where no layer has a state
@@ -30,14 +30,14 @@ public:
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;
 
-    // The bytes of one token's K and V across all layers (the paper, section 3).
-    static std::size_t bytes_per_token(const ModelConfig& config, DType type);
+    // The bytes of one token's K and V, and of their scales, across all layers (the paper, section 3).
+    static std::size_t bytes_per_token(const ModelConfig& config, KvTypes types);
     // The bytes of a sequence's recurrent state across all layers.
     static std::size_t state_bytes(const ModelConfig& config);
-    static std::size_t block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size);
+    static std::size_t block_bytes(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int block_size);
 
 private:
-    void place(const ModelConfig& config, DType type, const CacheLayout& layout, int n_blocks, int block_size);
+    void place(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int n_blocks, int block_size);
 
     Buffer                  memory_, swap_memory_;
     std::vector<KvLayer>    layers_;
@@ -51,22 +51,31 @@ module :private;
 
 namespace quire {
 
-CacheLayout cache_layout(const ModelConfig& config, DType type, int context, int block_size) {
+// K and V of a layer, then the scales of those that have some. A latent row has the type of K and two scales: of the value, and of the rest.
+std::vector<CacheArray> arrays_of(const ModelConfig& config, const LayerConfig& l, KvTypes types) {
+    std::vector<CacheArray> arrays{{types.k, l.n_kv_heads, l.head_dim}};
+    if (!config.latent) arrays.push_back({types.v, l.n_kv_heads, l.value_dim});
+    if (has_scales(types.k)) arrays.push_back({DType::F32, l.n_kv_heads, config.latent ? 2 : 1});
+    if (has_scales(types.v) && !config.latent) arrays.push_back({DType::F32, l.n_kv_heads, 1});
+    return arrays;
+}
+
+CacheLayout cache_layout(const ModelConfig& config, KvTypes types, int context, int block_size) {
     std::vector<LayerCache> layers;
     for (const LayerConfig& l : config.layers) {
         LayerCache& cache = layers.emplace_back();
         cache.window      = config.family && config.family->encoder ? 0 : l.window;
         cache.state       = l.state.bytes();
-        if (!l.keeps_kv()) continue;
-        cache.arrays.push_back({type, l.n_kv_heads, l.head_dim});
-        if (!config.latent) cache.arrays.push_back({type, l.n_kv_heads, l.value_dim});
+        if (l.keeps_kv()) cache.arrays = arrays_of(config, l, types);
     }
     return make_cache_layout(layers, context, block_size);
 }
 
-std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
+std::size_t KvCache::bytes_per_token(const ModelConfig& config, KvTypes types) {
     std::size_t bytes = 0;
-    for (const LayerConfig& l : config.layers) bytes += row_bytes(type, config.cache_width(l));
+    for (const LayerConfig& l : config.layers)
+        if (l.keeps_kv())
+            for (const CacheArray& array : arrays_of(config, l, types)) bytes += array.bytes(1);
     return bytes;
 }
 
@@ -76,11 +85,13 @@ std::size_t KvCache::state_bytes(const ModelConfig& config) {
     return bytes;
 }
 
-std::size_t KvCache::block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size) {
+std::size_t KvCache::block_bytes(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int block_size) {
     if (layout.block_bytes > 0) return layout.block_bytes;
     const CacheGroup&  group = layout.groups[0];
     const LayerConfig& one   = config.layers.at(std::size_t(group.layers.at(0)));
-    return std::size_t(group.layers_per_block) * row_bytes(type, config.cache_width(one)) * std::size_t(block_size);
+    std::size_t        layer = 0;
+    for (const CacheArray& array : arrays_of(config, one, types)) layer += array.bytes(block_size);
+    return std::size_t(group.layers_per_block) * layer;
 }
 
 // The arrays of a pool, for copies. Where blocks are contiguous they are cut into equal parts, which are copied side by side.
@@ -97,10 +108,10 @@ std::vector<BlockArray> arrays_of(const CacheLayout& layout, std::size_t block_b
     return arrays;
 }
 
-Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
-                                int n_swap, const CacheLayout& given) {
-    const CacheLayout layout = given.groups[0].layers.empty() ? cache_layout(config, type, 1, block_size) : given;
-    const std::size_t block  = block_bytes(config, type, layout, block_size);
+Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, KvTypes types, int n_blocks,
+                                int block_size, int n_swap, const CacheLayout& given) {
+    const CacheLayout layout = given.groups[0].layers.empty() ? cache_layout(config, types, 1, block_size) : given;
+    const std::size_t block  = block_bytes(config, types, layout, block_size);
     KvCache           cache;
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
@@ -116,12 +127,12 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
                       static_cast<std::byte*>(memory->data()), n, swap);
         (swap ? cache.swap_memory_ : cache.memory_) = std::move(*memory);
     }
-    cache.place(config, type, layout, n_blocks, block_size);
+    cache.place(config, types, layout, n_blocks, block_size);
     return cache;
 }
 
 // Where each layer's memory lies: layer i of a group has place i % layers_per_block in the blocks of part i / layers_per_block.
-void KvCache::place(const ModelConfig& config, DType type, const CacheLayout& layout, int n_blocks, int block_size) {
+void KvCache::place(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int n_blocks, int block_size) {
     auto* const memory     = static_cast<std::byte*>(memory_.data());
     const bool  contiguous = layout.block_bytes > 0;
     layers_.resize(config.layers.size());
@@ -137,13 +148,24 @@ void KvCache::place(const ModelConfig& config, DType type, const CacheLayout& la
             }
             const auto per_block = std::size_t(group.layers_per_block);
             KvLayer&   to        = layers_[layer];
-            to                   = {nullptr,      nullptr,    type,        n_blocks, block_size,
+            to                   = {nullptr,      nullptr,    types.k,     n_blocks, block_size,
                                     l.n_kv_heads, l.head_dim, l.value_dim, int(g),   int(i / per_block)};
-            // A layer's K, then its V; of one block, or of all blocks.
-            const std::size_t array = to.block_bytes(), each = contiguous ? array : array * std::size_t(n_blocks);
-            to.k      = memory + i % per_block * each * (config.latent ? 1 : 2);
-            to.v      = config.latent ? nullptr : static_cast<std::byte*>(to.k) + each;
-            to.stride = contiguous ? layout.block_bytes : array;
+            to.v_type            = config.latent ? types.k : types.v;
+            to.stride            = contiguous ? layout.block_bytes : to.block_bytes();
+            // A layer's K, V and scales, one after the other; of one block, or of all blocks.
+            const auto arrays   = arrays_of(config, l, types);
+            const auto bytes_of = [&](const CacheArray& array) {
+                return array.bytes(block_size) * (contiguous ? 1 : std::size_t(n_blocks));
+            };
+            std::size_t layer_bytes = 0;
+            for (const CacheArray& array : arrays) layer_bytes += bytes_of(array);
+            std::byte* at   = memory + i % per_block * layer_bytes;
+            auto       next = arrays.begin();
+            const auto take = [&] { return std::exchange(at, at + bytes_of(*next++)); };
+            to.k            = take();
+            if (!config.latent) to.v = take();
+            if (has_scales(to.type)) to.k_scales = take();
+            if (has_scales(to.v_type) && to.v) to.v_scales = take();
         }
     }
     for (std::size_t i = 0; i < layers_.size(); i++)

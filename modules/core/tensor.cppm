@@ -36,6 +36,9 @@ enum class DType : std::uint32_t {
     NVFP4   = 40,
     Q1_0    = 41,
     Q2_0    = 42,
+    // Codes of quantised K and V, each row with a scale; no tensor of a file has these types. F8 is e4m3 without a number in GGUF.
+    I8 = 24,
+    F8 = 0x10000,
 };
 
 // A type stores `items` neighbouring elements of a row in one block of `bytes` bytes.
@@ -58,6 +61,8 @@ inline constexpr std::array<DTypeInfo, 29> dtype_table{{
     {DType::MXFP4, "MXFP4", 32, 17},    {DType::NVFP4, "NVFP4", 64, 36},   {DType::Q1_0, "Q1_0", 128, 18},
     {DType::Q2_0, "Q2_0", 64, 18},      {DType::Q8_K, "Q8_K", 256, 292},
 }};
+
+inline constexpr std::array<DTypeInfo, 2> code_dtypes{{{DType::I8, "I8", 1, 1}, {DType::F8, "F8", 1, 1}}};
 
 // The entry of a type id read from a file, or nullptr.
 const DTypeInfo* dtype_find(std::uint32_t id);
@@ -120,6 +125,8 @@ std::string dtype_refusal(std::uint32_t id) {
 
 const DTypeInfo& dtype_info(DType type) {
     const DTypeInfo* info = dtype_find(std::uint32_t(type));
+    for (const DTypeInfo& code : code_dtypes)
+        if (code.type == type) info = &code;
     check(info != nullptr, "a DType outside the table");
     return *info;
 }

@@ -223,11 +223,10 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
         for (std::size_t at : {std::size_t(0), (t.bytes - sample) / 2, t.bytes - sample}) bytes(t.data + at, sample);
     }
     return cat("has a model file with the fingerprint ", hash, "\nhas --tensor-parallel ", o.tensor_parallel,
-               "\nhas KV of the type ", o.kv_type == KvType::f16 ? "f16" : "f32", "\nhas --kv-blocks ", o.kv_blocks,
-               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ",
-               o.block_size, "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens,
-               " tokens\nhas steps of ", o.max_sequences, " sequences\n",
-               o.deterministic ? "is deterministic" : "is not deterministic");
+               "\nhas KV of the type ", name_of(o.kv_type), "\nhas --kv-blocks ", o.kv_blocks, "\nhas --swap-blocks ",
+               o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ", o.block_size,
+               "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens, " tokens\nhas steps of ",
+               o.max_sequences, " sequences\n", o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,

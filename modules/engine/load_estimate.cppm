@@ -99,7 +99,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     estimate.active_bytes      = std::size_t(active_bytes);
     estimate.types.assign(types.begin(), types.end());
     std::ranges::sort(estimate.types, std::greater<>(), &std::pair<DType, std::size_t>::second);
-    estimate.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type == KvType::f16 ? DType::F16 : DType::F32);
+    estimate.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type);
     estimate.state_bytes        = KvCache::state_bytes(c);
     estimate.trained            = c.context_length;
     for (const auto& [key, value] : file.metadata())
@@ -117,7 +117,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     }
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
-    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == DType::F16 && o.isa.empty())) {
         if (o.tensor_parallel > 1) announce_cuda_ranks();
         Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({});
         if (!gpu && o.device == "cuda") return std::unexpected(gpu.error());

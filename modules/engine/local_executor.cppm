@@ -226,7 +226,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         return fail(path, ": the model has vectors for ", config.context_length, " positions, not for a context of ",
                     o.context);
     const auto create_cache = [&](std::size_t r) -> Result<void> {
-        Result<KvCache> cache = KvCache::create(*ranks[r].backend, shape_of(r).config, memory.kv_type(), o.kv_blocks,
+        Result<KvCache> cache = KvCache::create(*ranks[r].backend, shape_of(r).config, o.kv_type, o.kv_blocks,
                                                 o.block_size, o.host_blocks(), o.layout);
         if (!cache) return std::unexpected(cache.error());
         ranks[r].cache = std::move(*cache);

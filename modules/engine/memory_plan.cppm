@@ -16,8 +16,6 @@ public:
     MemoryPlan(EngineOptions& options, const ModelConfig& config, const ModelConfig& rank_config,
                std::vector<Backend*> ranks, const std::shared_ptr<ProcessGroup>& processes);
 
-    DType kv_type() const { return kv_type_; }
-
     // Before the weights are loaded. Error: how much memory the pools that the options ask for would need, and how much there is.
     Result<void> check_asked();
     // Once the weights are there: the longest sequence that the workspaces of a step have to hold. Workspaces come before the pool, so that
@@ -39,8 +37,7 @@ private:
     EngineOptions&                o_;
     const ModelConfig&            config_;
     std::vector<Backend*>         ranks_;
-    std::shared_ptr<ProcessGroup> processes_; // or null
-    DType                         kv_type_;
+    std::shared_ptr<ProcessGroup> processes_;      // or null
     std::size_t                   block_bytes_;    // of one rank's part of a block
     std::size_t                   swap_asked_ = 0; // swap blocks
 };
@@ -70,19 +67,19 @@ int tokens_of_step(const EngineOptions& o, const ModelConfig& c, const Backend& 
 
 MemoryPlan::MemoryPlan(EngineOptions& options, const ModelConfig& config, const ModelConfig& rank_config,
                        std::vector<Backend*> ranks, const std::shared_ptr<ProcessGroup>& processes)
-    : o_(options), config_(config), ranks_(std::move(ranks)), processes_(processes),
-      kv_type_(options.kv_type == KvType::f16 ? DType::F16 : DType::F32) {
+    : o_(options), config_(config), ranks_(std::move(ranks)), processes_(processes) {
     if (o_.max_batch_tokens == 0)
         o_.max_batch_tokens = std::max(o_.max_sequences, tokens_of_step(o_, config, *ranks_[0]));
     // Systems that reserve contiguous memory give nothing back: as if no window were shorter than the context.
     const int longest = o_.context > 0 ? o_.context : config.context_length;
-    o_.layout         = cache_layout(rank_config, kv_type_, o_.reservations ? 1 : longest, o_.block_size);
-    block_bytes_      = KvCache::block_bytes(rank_config, kv_type_, o_.layout, o_.block_size);
+    o_.layout         = cache_layout(rank_config, o_.kv_type, o_.reservations ? 1 : longest, o_.block_size);
+    block_bytes_      = KvCache::block_bytes(rank_config, o_.kv_type, o_.layout, o_.block_size);
     // On a CPU it takes some hundred times as long to compute tokens again: the states may take more memory than K and V.
     const std::size_t share = o_.device == "cpu" ? 4 : 1;
     if (o_.checkpoint_interval == 0)
-        o_.checkpoint_interval = checkpoint_interval(
-            KvCache::state_bytes(rank_config), share * KvCache::bytes_per_token(rank_config, kv_type_), o_.block_size);
+        o_.checkpoint_interval =
+            checkpoint_interval(KvCache::state_bytes(rank_config),
+                                share * KvCache::bytes_per_token(rank_config, o_.kv_type), o_.block_size);
 }
 
 std::size_t MemoryPlan::blocks_for(int tokens) const {

@@ -3,12 +3,28 @@ export module quire.engine.options;
 
 import quire.core.std;
 export import quire.engine.ranks.process_group; // ProcessSpec
+export import quire.core.tensor;
 export import quire.paging.block;
+export import quire.paging.cache_layout;
 import quire.schedule.scheduler;
 
 export namespace quire {
 
-enum class KvType { f16, f32 };
+// The types of K and V, by llama.cpp's names.
+struct KvTypeName {
+    std::string_view name;
+    DType            type;
+};
+inline constexpr std::array<KvTypeName, 5> kv_type_names{
+    {{"f16", DType::F16}, {"bf16", DType::BF16}, {"f32", DType::F32}, {"q8_0", DType::I8}, {"fp8", DType::F8}}};
+
+constexpr std::string_view name_of(DType kv_type) {
+    for (const KvTypeName& one : kv_type_names)
+        if (one.type == kv_type) return one.name;
+    return {};
+}
+// "q8_0", or of two types "q8_0 (V: f16)".
+std::string name_of(KvTypes types);
 
 struct EngineOptions {
     std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
@@ -42,7 +58,7 @@ struct EngineOptions {
     int         host_blocks() const { return swap_blocks + tier_blocks; }
     // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.
     MakeReservations reservations = {};
-    KvType           kv_type      = KvType::f16;
+    KvTypes          kv_type      = DType::F16; // of K and V; on a GPU F16
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to
     // some 9 billion weights, else 2048; 256 on a CPU, where the activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;
@@ -65,5 +81,17 @@ struct EngineOptions {
     // The clock of all that depends on time: costs of moves, sizes of chunks, the time limits of masks. None: the machine's.
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::string name_of(KvTypes types) {
+    std::string text(name_of(types.k));
+    if (types.v != types.k) text += " (V: " + std::string(name_of(types.v)) + ")";
+    return text;
+}
 
 } // namespace quire

@@ -118,11 +118,6 @@ struct ModelConfig {
     std::optional<LatentConfig> latent;
     RecurrentConfig             recurrent; // of the layers that recur
     std::vector<LayerConfig>    layers;
-
-    // The numbers of K and V that a layer's cache holds for one token.
-    std::int64_t cache_width(const LayerConfig& l) const {
-        return l.keeps_kv() ? std::int64_t(l.n_kv_heads) * (l.head_dim + (latent ? 0 : l.value_dim)) : 0;
-    }
 };
 
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.

@@ -8,6 +8,18 @@ import quire.core.tensor;
 
 export namespace quire {
 
+// The element types of K and V: F32, F16 and BF16 are numbers. I8 and F8 (e4m3) are codes: a float32 scale times a row's codes, those of one
+// token and KV head, are its numbers.
+struct KvTypes {
+    DType k = DType::F16, v = DType::F16;
+
+    KvTypes() = default;
+    KvTypes(DType both) : k(both), v(both) {}
+    KvTypes(DType k_type, DType v_type) : k(k_type), v(v_type) {}
+    bool operator==(const KvTypes&) const = default;
+};
+constexpr bool has_scales(DType type) { return type == DType::I8 || type == DType::F8; }
+
 // An array that a layer keeps for each block: [heads][block_size][width] elements: K, V, or the scales of quantised ones.
 struct CacheArray {
     DType type  = DType::F16;
@@ -21,8 +33,9 @@ struct CacheArray {
 
 // The memory of one layer for a sequence: arrays for each block of tokens, or a state, or nothing.
 struct LayerCache {
-    int                     window = 0; // positions that the layer sees, with its own; 0: all
-    std::vector<CacheArray> arrays;     // K and V; of a latent cache (DeepSeek-V2, section 2.1) one
+    int window = 0; // positions that the layer sees, with its own; 0: all
+    // K and V, of a latent cache (DeepSeek-V2, section 2.1) one array; then the scales of those that have some.
+    std::vector<CacheArray> arrays;
     std::size_t             state                               = 0; // bytes of a recurrent state
     bool                    operator==(const LayerCache&) const = default;
 
@@ -48,7 +61,7 @@ struct CacheGroup {
 // The groups of a model. All of them take blocks from one pool, so that what one group does not use another one can.
 struct CacheLayout {
     std::vector<CacheGroup> groups = {CacheGroup{}}; // those that see all positions first, a state last
-    // Where all layers keep arrays of one shape, each of these has memory of its own for all blocks (0). Else a block is contiguous: so many
+    // Where all arrays of all layers have one shape, each of these has memory of its own for all blocks (0). Else a block is contiguous: so many
     // bytes, for layers of whichever group.
     std::size_t block_bytes = 0;
 
@@ -250,8 +263,10 @@ CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context, i
         layers_to.insert(layers_to.end(), layers_from.begin(), layers_from.end());
         layout.groups.erase(layout.groups.begin() + from);
     }
-    const bool one_shape =
-        std::ranges::all_of(layout.groups, [&](const CacheGroup& g) { return same(g, layout.groups[0]); });
+    const bool one_shape = std::ranges::all_of(layout.groups, [&](const CacheGroup& g) {
+        return same(g, layout.groups[0]) &&
+               std::ranges::all_of(g.layer.arrays, [&](const CacheArray& array) { return array == g.layer.arrays[0]; });
+    });
     if (state.keeps_state()) layout.groups.push_back(std::move(state));
     check(!layout.groups.empty(), "a model whose layers remember nothing");
     if (one_shape && !layout.keeps_state()) divide_layers(layout);

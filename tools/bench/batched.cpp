@@ -49,7 +49,7 @@ int batched_constrained(Engine& engine, const Arguments& a, const ConstraintSpec
 int batched(const Arguments& a) {
     Result<std::optional<ConstraintSpec>> spec = constraint_of(a.constraint);
     if (!spec) return complain(spec.error());
-    Result<Work> work = work_of(a.model);
+    Result<Work> work = work_of(a.model, a.engine.kv_type);
     if (!work) return complain(work.error());
     const int     most    = *std::max_element(a.npl.begin(), a.npl.end());
     EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp, step_tokens(a)));

@@ -101,7 +101,7 @@ struct Work {
     double active_parameters() const { return parameters - expert_parameters * (1 - used); }
 };
 
-Result<Work>       work_of(const std::string& path);
+Result<Work>       work_of(const std::string& path, KvTypes types);
 std::vector<Token> random_prompt(const Engine& engine, int n, unsigned seed);
 
 struct Timed {

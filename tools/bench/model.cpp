@@ -10,7 +10,7 @@ namespace quire::bench {
 // llama-bench's columns and the fraction of the limit: the bytes of weights and KV over --bandwidth, or the operations over --tflops.
 // On a CPU --bandwidth is measured: the rate of the same threads in a plain sum over the weights.
 int model(Arguments a) {
-    Result<Work> work = work_of(a.model);
+    Result<Work> work = work_of(a.model, a.engine.kv_type);
     if (!work) return complain(work.error());
     const int longest =
         a.depth + std::max(*std::max_element(a.pp.begin(), a.pp.end()), *std::max_element(a.tg.begin(), a.tg.end())) +

@@ -15,7 +15,7 @@ int complain(const Error& error) {
     return 1;
 }
 
-Result<Work> work_of(const std::string& path) {
+Result<Work> work_of(const std::string& path, KvTypes types) {
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
     Result<ModelConfig> config = read_config(*file);
@@ -30,7 +30,7 @@ Result<Work> work_of(const std::string& path) {
         work.expert_parameters += double(t.view().rows * t.view().cols);
     }
     if (config->experts.n > 0) work.used = double(config->experts.used) / config->experts.n;
-    work.kv_bytes_per_token = double(KvCache::bytes_per_token(*config, DType::F16));
+    work.kv_bytes_per_token = double(KvCache::bytes_per_token(*config, types));
     return work;
 }
 

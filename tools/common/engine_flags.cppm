@@ -33,9 +33,9 @@ void add_model_flag(CLI::App& app, std::string& model);
 void add_device_flags(CLI::App& app, EngineOptions& options);
 // --block-size
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
-// --kv-type
+// --kv-type, --cache-type-k, --cache-type-v
 void add_kv_type_flag(CLI::App& app, EngineOptions& options);
-// --kv-type, --no-prefix-cache
+// these and --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
 // --chat-template, --chat-template-file, --chat-template-kwargs, --reasoning.
 struct ChatTemplateFlags {
@@ -110,13 +110,24 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options) {
     add_number(app, "--block-size", options.block_size, 1, 256, "tokens in a KV block");
 }
 
+DType kv_type(std::string_view name) { return std::ranges::find(kv_type_names, name, &KvTypeName::name)->type; }
+
 void add_kv_type_flag(CLI::App& app, EngineOptions& options) {
+    std::vector<std::string> kv_types;
+    for (const KvTypeName& one : kv_type_names) kv_types.emplace_back(one.name);
     app.add_option_function<std::string>(
-           "--kv-type",
-           [&options](const std::string& type) { options.kv_type = type == "f32" ? KvType::f32 : KvType::f16; },
+           "--kv-type", [&options](const std::string& name) { options.kv_type = kv_type(name); },
            "element type of the KV cache")
-        ->check(CLI::IsMember({"f16", "f32"}))
+        ->check(CLI::IsMember(kv_types))
         ->default_str("f16");
+    app.add_option_function<std::string>(
+           "--cache-type-k", [&options](const std::string& name) { options.kv_type.k = kv_type(name); },
+           "likewise, of K alone (short: -ctk)")
+        ->check(CLI::IsMember(kv_types));
+    app.add_option_function<std::string>(
+           "--cache-type-v", [&options](const std::string& name) { options.kv_type.v = kv_type(name); },
+           "likewise, of V alone (short: -ctv)")
+        ->check(CLI::IsMember(kv_types));
 }
 
 void add_cache_flags(CLI::App& app, EngineOptions& options) {

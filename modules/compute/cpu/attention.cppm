@@ -94,11 +94,15 @@ void CpuAttention::group_tiles() {
 
 void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q, const Tensor& out,
                        const KvLayer& cache) {
-    const int         K = cache.n_kv_heads, group = op.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
-    const GroupPlan&  tables     = plan_->groups[std::size_t(cache.group)];
-    const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
-    std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
+    const int        K = cache.n_kv_heads, group = op.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
+    const GroupPlan& tables = plan_->groups[std::size_t(cache.group)];
+    std::int64_t     work   = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * op.n_heads * D;
+    const auto rows_of = [&](const void* array, DType type, const std::byte* scales, int h) {
+        const std::size_t first = std::size_t(h) * std::size_t(cache.block_size);
+        return KvRows{static_cast<const std::byte*>(array) + first * row_bytes(type, D), type,
+                      scales ? scales + first * sizeof(float) : nullptr}; // a latent cache has one head
+    };
     const auto task_of = [&](int item, std::array<AttentionPart, group_size>& parts) {
         const TileGroup& tiles  = groups_[std::size_t(item / K)];
         const int        h      = item % K;
@@ -115,23 +119,23 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
             shared                = std::min(shared, part.first_position + 1);
         }
         AttentionTask task;
-        task.parts      = std::span(parts).first(std::size_t(tiles.n));
-        task.shared     = op.window > 0 || cache.group > 0 ? 0 : shared / attention_chunk * attention_chunk;
-        task.q_stride   = q.cols;
-        task.out_stride = out.cols;
-        task.n_heads    = group;
-        task.head_dim   = D;
-        task.value_dim  = Dv;
-        task.window     = op.window;
-        task.chunked    = op.chunked;
-        task.scale      = op.scale;
-        task.softcap    = op.softcap;
-        task.sinks      = sinks ? sinks + h * group : nullptr;
-        task.k          = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
-        task.v = cache.latent() ? task.k : static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
+        task.parts        = std::span(parts).first(std::size_t(tiles.n));
+        task.shared       = op.window > 0 || cache.group > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.q_stride     = q.cols;
+        task.out_stride   = out.cols;
+        task.n_heads      = group;
+        task.head_dim     = D;
+        task.value_dim    = Dv;
+        task.window       = op.window;
+        task.chunked      = op.chunked;
+        task.scale        = op.scale;
+        task.softcap      = op.softcap;
+        task.sinks        = sinks ? sinks + h * group : nullptr;
+        task.k            = rows_of(cache.k, cache.type, cache.k_scales, h);
+        task.v            = cache.latent() ? task.k : rows_of(cache.v, cache.v_type, cache.v_scales, h);
+        task.latent       = cache.latent();
         task.block_stride = cache.stride;
         task.block_size   = cache.block_size;
-        task.kv_type      = cache.type;
         return task;
     };
     const auto one_head = [&](int item, int thread) {

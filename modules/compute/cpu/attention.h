@@ -19,22 +19,49 @@ struct Chunk {
     int    padded, padded_v;
 };
 
+// Bytes of a number or code of K or V.
+INLINE std::size_t kv_bytes(DType type) {
+    return type == DType::F32 ? 4 : type == DType::F16 || type == DType::BF16 ? 2 : 1;
+}
+
+// Where a position's row lies, and its scales or null.
+struct KvRow {
+    const std::byte* row;
+    const std::byte* scales;
+};
+INLINE KvRow kv_row(const AttentionTask& task, const KvRows& rows, const std::int32_t* table, int p) {
+    const std::size_t block = std::size_t(table[p / task.block_size]) * task.block_stride;
+    const auto        in    = std::size_t(p % task.block_size);
+    return {rows.data + block + in * std::size_t(task.head_dim) * kv_bytes(rows.type),
+            rows.scales ? rows.scales + block + in * sizeof(float) * (task.latent ? 2 : 1) : nullptr};
+}
+
+template <bool Fma>
+INLINE void key_row(const AttentionTask& task, const std::int32_t* table, int p, float* out) {
+    const auto [row, scales] = kv_row(task, task.k, table, p);
+    const int first          = task.latent && scales ? task.value_dim : task.head_dim; // numbers of the first scale
+    widen_kv<Fma>(task.k.type, row, scales, out, first);
+    if (first < task.head_dim)
+        widen_kv<Fma>(task.k.type, row + std::size_t(first) * kv_bytes(task.k.type), scales + sizeof(float),
+                      out + first, task.head_dim - first);
+}
+
+// Numbers first .. first + n - 1.
+template <bool Fma>
+INLINE void value_row(const AttentionTask& task, const std::int32_t* table, int p, int first, int n, float* out) {
+    const auto [row, scales] = kv_row(task, task.v, table, p);
+    widen_kv<Fma>(task.v.type, row + std::size_t(first) * kv_bytes(task.v.type), scales, out, n);
+}
+
 template <bool Fma>
 INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
                        const Chunk& c) {
-    const int         D         = task.head_dim;
-    const auto        width     = std::size_t(c.padded);
-    const std::size_t row_size  = row_bytes(task.kv_type, D);
-    const auto        offset_of = [&](int p) __attribute__((always_inline)) {
-        return std::size_t(table[p / task.block_size]) * task.block_stride +
-               std::size_t(p % task.block_size) * row_size;
-    };
+    const auto width = std::size_t(c.padded);
     for (int p = from; p < to && c.v; p++)
-        widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * std::size_t(c.padded_v),
-                       task.value_dim);
+        value_row<Fma>(task, table, p, 0, task.value_dim, c.v + std::size_t(p - chunk) * std::size_t(c.padded_v));
     for (int first = from / 16 * 16; first < to; first += 16) {
         for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
-            widen_row<Fma>(task.kv_type, task.k + offset_of(p), c.rows + std::size_t(p - first) * width, D);
+            key_row<Fma>(task, table, p, c.rows + std::size_t(p - first) * width);
         for (int d = 0; d < c.padded; d += 4) {
             i32x16 transposed[4];
             transpose(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), transposed);
@@ -330,8 +357,7 @@ INLINE void head_values(const SplitAttention& split, int i, int h, const float* 
 
 template <bool Fma, int Q, int V>
 INLINE void attention_values_body(const AttentionTask& task, const SplitAttention& split, int first, int last) {
-    const AttentionPart& part     = task.parts[0];
-    const std::size_t    row_size = row_bytes(task.kv_type, task.head_dim);
+    const AttentionPart& part = task.parts[0];
     const int            n = last - first, padded = (n + 15) / 16 * 16;
     float* const         v   = task.scratch;
     float* const         acc = v + attention_chunk * padded;
@@ -339,10 +365,7 @@ INLINE void attention_values_body(const AttentionTask& task, const SplitAttentio
     for (int i = 0; i < split.n_chunks; i++) {
         const SeenChunk seen = seen_chunk(task, i);
         for (int p = seen.from; p < seen.to; p++)
-            widen_row<Fma>(task.kv_type,
-                           task.v + std::size_t(part.table[p / task.block_size]) * task.block_stride +
-                               std::size_t(p % task.block_size) * row_size + row_bytes(task.kv_type, first),
-                           v + (p - seen.chunk) * padded, n);
+            value_row<Fma>(task, part.table, p, first, n, v + (p - seen.chunk) * padded);
         const int low = seen.from - seen.chunk, high = seen.to - seen.chunk;
         int       h = 0;
         for (; h + Q <= task.n_heads; h += Q) head_values<Fma, Q, V>(split, i, h, v, padded, low, high, acc);

@@ -98,9 +98,8 @@ private:
     void execute(const HeadGemm& op) { stacks_.heads(op, at(op.x), at(op.out)); }
     void execute(const RopeAndStore& op);
     void execute(const PositionScale& op);
-    void execute(const Attention& op) {
-        attention_.run(op, weights_.vector(op.sinks), at(op.q), at(op.out), layers_[std::size_t(op.layer)]);
-    }
+    void execute(const Attention& op);
+    void rotate(const Tensor& x, std::int64_t columns, int size);
     void execute(const Route& op) { stacks_.route(op, at(op.x), at(op.out)); }
     void execute(const ExpertGatedGemm& op) {
         stacks_.gated(op, at(op.x), at(op.routes), at(op.gate.out), at(op.up.out));
@@ -372,6 +371,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
         });
     }
     workers_.split(T, std::max<std::int64_t>(1, 4096 / q.cols), [&](std::int64_t first, std::int64_t last) {
+        std::vector<float> turned; // a row of codes before it is quantised
         for (std::int64_t t = first; t < last; t++) {
             const float* angles = angles_.data() + t * half * 2;
             for (const auto& [x, dim, start] : {std::tuple(&q, op.q_dim, op.q_first), std::tuple(&k, k_dim, 0)})
@@ -385,23 +385,49 @@ void CpuBackend::execute(const RopeAndStore& op) {
                         a                   = rotated;
                     }
             if (!stores) continue;
-            const int         slot     = slots[std::size_t(t)];
-            const std::size_t row      = row_bytes(cache.type, D);
-            const std::size_t in_block = std::size_t(slot % cache.block_size);
-            const auto        store    = [&](const Tensor& from, int h, int dim, void* array, int first) {
-                std::byte* to = static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.stride +
-                                (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row +
-                                row_bytes(cache.type, first);
+            const int         slot  = slots[std::size_t(t)];
+            const std::size_t block = std::size_t(slot / cache.block_size) * cache.stride;
+            // `first`: where the numbers begin in the row; `part`: the row's scale that is theirs, of `parts`.
+            const auto store = [&](const Tensor& from, int h, int dim, void* array, DType type, int first,
+                                   std::byte* scales, int part, int parts) {
+                const std::size_t at = std::size_t(h * cache.block_size + slot % cache.block_size);
+                std::byte*        to =
+                    static_cast<std::byte*>(array) + block + at * row_bytes(type, D) + row_bytes(type, first);
                 const float* x = floats(from) + t * from.cols + h * dim;
-                if (cache.type == DType::F16) kernels_.store_f16(x, reinterpret_cast<std::uint16_t*>(to), dim);
-                else std::memcpy(to, x, row_bytes(cache.type, dim));
+                if (!scales) return kernels_.store_kv(x, type, to, nullptr, dim);
+                turned.assign(x, x + dim);
+                kernels_.rotate(turned.data(), dim, cache.rotation());
+                const std::size_t scale = at * std::size_t(parts) + std::size_t(part);
+                kernels_.store_kv(turned.data(), type, to, scales + block + scale * sizeof(float), dim);
             };
             for (int h = 0; h < K; h++) {
-                store(k, h, k_dim, cache.k, cache.latent() ? v_dim : 0);
-                store(v, h, v_dim, cache.latent() ? cache.k : cache.v, 0);
+                if (cache.latent()) {
+                    store(v, h, v_dim, cache.k, cache.type, 0, cache.k_scales, 0, 2);
+                    store(k, h, k_dim, cache.k, cache.type, v_dim, cache.k_scales, 1, 2);
+                } else {
+                    store(k, h, k_dim, cache.k, cache.type, 0, cache.k_scales, 0, 1);
+                    store(v, h, v_dim, cache.v, cache.v_type, 0, cache.v_scales, 0, 1);
+                }
             }
         }
     });
+}
+
+// The first columns of each row.
+void CpuBackend::rotate(const Tensor& x, std::int64_t columns, int size) {
+    workers_.split(x.rows, std::max<std::int64_t>(1, 8192 / columns), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++) kernels_.rotate(floats(x) + t * x.cols, columns, size);
+    });
+}
+
+// Where K is rotated, the queries are; where V is, so are its sums, and turned back.
+void CpuBackend::execute(const Attention& op) {
+    const KvLayer& cache = layers_[std::size_t(op.layer)];
+    const Tensor   q = at(op.q), out = at(op.out);
+    if (cache.k_scales) rotate(q, std::int64_t(op.n_heads) * cache.head_dim, cache.rotation());
+    attention_.run(op, weights_.vector(op.sinks), q, out, cache);
+    if (cache.latent() ? cache.k_scales : cache.v_scales)
+        rotate(out, std::int64_t(op.n_heads) * cache.value_dim, cache.rotation());
 }
 
 void CpuBackend::execute(const Add& op) {

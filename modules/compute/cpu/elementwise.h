@@ -133,13 +133,106 @@ INLINE void add_body(float* x, const float* y, std::int64_t n) {
 }
 
 template <bool Wide>
-INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
+INLINE void store_f16_body(const float* x, std::byte* out, std::int64_t n) {
     std::int64_t i = 0;
     for (; Wide && i + 16 <= n; i += 16) {
         f32x16 f;
         LOAD16(f, x + i);
         f16x16 h = __builtin_convertvector(f, f16x16);
-        STORE16(out + i, h);
+        STORE16(out + 2 * i, h);
     }
-    for (; i < n; i++) out[i] = f32_to_f16(x[i]);
+    for (; i < n; i++) {
+        const std::uint16_t h = f32_to_f16(x[i]);
+        __builtin_memcpy(out + 2 * i, &h, sizeof h);
+    }
+}
+
+// 16 numbers up to 448 → e4m3, rounded to nearest, ties to even: sign, 4 bits of exponent (bias 7), 3 of mantissa. Below 2^-6 the code counts
+// 512ths.
+INLINE void round_to_e4m3(const f32x16* x, u8x16* codes) {
+    const u32x16 bits = (u32x16)*x, magnitude = bits & 0x7fffffff;
+    const u32x16 normal = ((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+    const f32x16 small  = __builtin_elementwise_roundeven((f32x16)magnitude * 512.0f);
+    const u32x16 few    = (u32x16) __builtin_convertvector(__builtin_elementwise_min(small, f32x16{} + 8.0f), i32x16);
+    const u32x16 is_few = (u32x16)((i32x16)magnitude < 0x3c800000); // 2^-6
+    const u32x16 all    = (is_few & few) | (~is_few & normal) | (bits >> 24 & 0x80);
+    *codes              = __builtin_convertvector(all, u8x16);
+}
+
+// The largest magnitude becomes the largest code: 127, or 448 as e4m3.
+INLINE void store_codes(const float* x, DType type, std::byte* out, std::byte* scale_out, std::int64_t n) {
+    std::int32_t largest = 0; // as bits, which are ordered like the magnitudes, NaN above infinity
+    for (std::int64_t i = 0; i < n; i++) largest = std::max(largest, std::bit_cast<std::int32_t>(x[i]) & 0x7fffffff);
+    const float most = std::bit_cast<float>(largest), top = type == DType::I8 ? 127.0f : 448.0f;
+    const bool  usual = largest < 0x7f800000 && most >= 1e-30f;
+    const float scale = usual ? most / top : most < 1e-30f ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    __builtin_memcpy(scale_out, &scale, sizeof scale);
+    if (!usual) {
+        std::memset(out, 0, std::size_t(n));
+        return;
+    }
+    const float inverse = top / most;
+    for (std::int64_t i = 0; i < n; i += 16) {
+        const auto count = std::size_t(std::min<std::int64_t>(16, n - i));
+        f32x16     v{};
+        u8x16      codes;
+        if (count == 16) LOAD16(v, x + i);
+        else __builtin_memcpy(&v, x + i, count * sizeof(float));
+        v *= inverse;
+        if (type == DType::I8) {
+            const i32x16 whole = __builtin_convertvector(__builtin_elementwise_roundeven(v), i32x16);
+            codes              = (u8x16) __builtin_convertvector(whole, i8x16);
+        } else {
+            round_to_e4m3(&v, &codes);
+        }
+        if (count == 16) STORE16(out + i, codes);
+        else __builtin_memcpy(out + i, &codes, count);
+    }
+}
+
+template <bool Wide>
+INLINE void store_kv_body(const float* x, DType type, std::byte* out, std::byte* scale_out, std::int64_t n) {
+    switch (type) {
+        case DType::F16: store_f16_body<Wide>(x, out, n); break;
+        case DType::BF16:
+            for (std::int64_t i = 0; i < n; i++) {
+                const std::uint16_t b = f32_to_bf16(x[i]);
+                __builtin_memcpy(out + 2 * i, &b, sizeof b);
+            }
+            break;
+        case DType::I8:
+        case DType::F8: store_codes(x, type, out, scale_out, n); break;
+        default: std::memcpy(out, x, std::size_t(n) * sizeof(float));
+    }
+}
+
+// log2(size) steps of sums and differences of numbers that are 1, 2, 4 ... apart.
+INLINE void rotate_body(float* x, std::int64_t n, int size) {
+    if (size == 1) return;
+    const float factor = 1 / std::sqrt(float(size));
+    for_each_16(x, nullptr, n, [&](f32x16* v, const f32x16*) __attribute__((always_inline)) {
+        const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#define SUMS(apart, ...)                                                                         \
+    if (size > (apart)) {                                                                        \
+        const f32x16 other = __builtin_shufflevector(*v, *v, __VA_ARGS__);                       \
+        const i32x16 minus = ((lane & (apart)) != 0) & std::numeric_limits<std::int32_t>::min(); \
+        *v                 = other + (f32x16)((i32x16) * v ^ minus);                             \
+    }
+        SUMS(1, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+        SUMS(2, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+        SUMS(4, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+        SUMS(8, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#undef SUMS
+        *v *= factor;
+    });
+    for (int apart = 16; apart < size; apart *= 2)
+        for (std::int64_t i = 0; i < n; i += 16) {
+            if (i & apart) continue;
+            f32x16 a, b;
+            LOAD16(a, x + i);
+            LOAD16(b, x + i + apart);
+            const f32x16 sum = a + b, difference = a - b;
+            STORE16(x + i, sum);
+            STORE16(x + i + apart, difference);
+        }
 }

@@ -87,23 +87,30 @@ struct AttentionPart {
     int                 last  = -1;      // the last position that every token sees; -1: its own
 };
 
+// K or V of a kv head: rows of head_dim numbers, or of codes with a scale each.
+struct KvRows {
+    const std::byte* data   = nullptr; // of block 0
+    DType            type   = DType::F16;
+    const std::byte* scales = nullptr; // float32, of block 0; null: numbers
+};
+
 // Queries of some sequences that share a kv head. Blocks with which all sequences begin are read once.
 struct AttentionTask {
     std::span<const AttentionPart> parts;
-    int              shared   = 0; // leading positions in the same blocks: whole chunks, seen by all queries
-    std::int64_t     q_stride = 0, out_stride = 0; // floats from one token to the next
-    int              n_heads = 0, head_dim = 0, value_dim = 0;
-    int              window       = 0;     // 0: all; else nothing is shared
-    bool             chunked      = false; // Attention::chunked
-    float            scale        = 1;
-    float            softcap      = 0;       // 0: none
-    const float*     sinks        = nullptr; // a score of each head that has no value, or null
-    const std::byte* k            = nullptr; // this kv head's part of block 0
-    const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as k's
-    std::size_t      block_stride = 0;       // bytes from a block's part to the next block's
-    int              block_size   = 0;
-    DType            kv_type      = DType::F16;
-    float*           scratch      = nullptr; // attention_scratch() floats
+    int          shared   = 0; // leading positions in the same blocks: whole chunks, seen by all queries
+    std::int64_t q_stride = 0, out_stride = 0; // floats from one token to the next
+    int          n_heads = 0, head_dim = 0, value_dim = 0;
+    int          window  = 0;     // 0: all; else nothing is shared
+    bool         chunked = false; // Attention::chunked
+    float        scale   = 1;
+    float        softcap = 0;       // 0: none
+    const float* sinks   = nullptr; // a score of each head that has no value, or null
+    KvRows       k, v;              // of v value_dim numbers count
+    // The rows of v are the first value_dim numbers of those of k. Each has two scales: of these numbers, and of the rest.
+    bool        latent       = false;
+    std::size_t block_stride = 0; // bytes from a block's part to the next block's, of rows and of scales
+    int         block_size   = 0;
+    float*      scratch      = nullptr; // attention_scratch() floats
 };
 inline constexpr int attention_chunk        = 64; // positions
 inline constexpr int attention_query_floats = 4;  // floats that attention keeps for a query
@@ -193,9 +200,13 @@ struct CpuKernels {
     void (*activate)(Activation activation, float* gate, const float* up, std::int64_t n) = nullptr;
     void (*convolve)(const ConvTask&)                                                     = nullptr;
     void (*recur)(const RecurrenceTask&)                                                  = nullptr;
-    void (*softcap)(float* x, float cap, std::int64_t n)                  = nullptr; // x = cap · tanh(x / cap)
-    void (*add)(float* x, const float* y, std::int64_t n)                 = nullptr;
-    void (*store_f16)(const float* x, std::uint16_t* out, std::int64_t n) = nullptr;
+    void (*softcap)(float* x, float cap, std::int64_t n)  = nullptr; // x = cap · tanh(x / cap)
+    void (*add)(float* x, const float* y, std::int64_t n) = nullptr;
+    // A row of K or V in a type of the cache; of codes also its scale. A row with a NaN or an infinity becomes NaN, one whose numbers are all
+    // below 1e-30 zero.
+    void (*store_kv)(const float* x, DType type, std::byte* out, std::byte* scale, std::int64_t n) = nullptr;
+    // Each `size` numbers of x [n], a power of two, times the Hadamard matrix of that size over √size, its own inverse.
+    void (*rotate)(float* x, std::int64_t n, int size) = nullptr;
 
     void gemm(const GemmTask& task) const { (uses_integer_gemm(task.weight->type) ? integer_gemm : float_gemm)(task); }
 };

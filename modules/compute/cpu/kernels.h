@@ -46,5 +46,8 @@ void convolve(const ConvTask& task) { convolve_body<FUSED>(task); }
 void recur(const RecurrenceTask& task) { recur_body<FUSED>(task); }
 void softcap(float* x, float cap, std::int64_t n) { softcap_body<FUSED>(x, cap, n); }
 void add(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }
-void store_f16(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FUSED>(x, out, n); }
+void store_kv(const float* x, DType type, std::byte* out, std::byte* scale, std::int64_t n) {
+    store_kv_body<FUSED>(x, type, out, scale, n);
+}
+void rotate(float* x, std::int64_t n, int size) { rotate_body(x, n, size); }
 #endif

@@ -23,6 +23,7 @@ void use_float_kernels(CpuKernels& to) {
     to.recur             = recur;
     to.softcap           = softcap;
     to.add               = add;
-    to.store_f16         = store_f16;
+    to.store_kv          = store_kv;
+    to.rotate            = rotate;
 }
 #endif

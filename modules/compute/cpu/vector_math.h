@@ -97,3 +97,38 @@ INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t
     }
     dequantize_inline(type, row, out + k, cols - k);
 }
+
+// Likewise a row of K or V; of codes with its scale.
+template <bool Wide>
+INLINE void widen_kv(DType type, const std::byte* row, const std::byte* scale_at, float* out, std::int64_t n) {
+    if (!scale_at) return widen_row<Wide>(type, row, out, n);
+    // e4m3 → fp16: the bits of a number that is 256 times smaller.
+    float factor;
+    __builtin_memcpy(&factor, scale_at, sizeof factor);
+    if (type == DType::F8) factor *= 256;
+    const auto numbers = [&](const u8x16& codes, f32x16* v) __attribute__((always_inline)) {
+        if (type == DType::I8) {
+            *v = __builtin_convertvector((i8x16)codes, f32x16);
+        } else if constexpr (Wide) {
+            const u16x16 wide = __builtin_convertvector(codes, u16x16);
+            *v                = __builtin_convertvector((f16x16)((wide & 0x80) << 8 | (wide & 0x7f) << 7), f32x16);
+        } else {
+            const u32x16 wide = __builtin_convertvector(codes, u32x16);
+            *v                = (f32x16)((wide & 0x80) << 24 | (wide & 0x7f) << 20) * 0x1p112f;
+        }
+        *v *= factor;
+    };
+    std::int64_t i = 0;
+    u8x16        codes{};
+    f32x16       v;
+    for (; i + 16 <= n; i += 16) {
+        LOAD16(codes, row + i);
+        numbers(codes, &v);
+        STORE16(out + i, v);
+    }
+    if (i == n) return;
+    codes = u8x16{};
+    __builtin_memcpy(&codes, row + i, std::size_t(n - i));
+    numbers(codes, &v);
+    __builtin_memcpy(out + i, &v, std::size_t(n - i) * sizeof(float));
+}

@@ -25,6 +25,14 @@ module :private;
 
 namespace quire {
 
+// As vLLM names it.
+std::string dtype_label(KvTypes types) {
+    return types == DType::F16    ? "float16"
+           : types == DType::BF16 ? "bfloat16"
+           : types == DType::F32  ? "float32"
+                                  : name_of(types);
+}
+
 // Writes the text format (version 0.0.4), one family after another.
 class MetricsText {
 public:
@@ -224,7 +232,7 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
               double(dropped_log_lines));
     t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
             {{"block_size", cat(o.block_size)},
-             {"cache_dtype", o.kv_type == KvType::f32 ? "float32" : "float16"},
+             {"cache_dtype", dtype_label(o.kv_type)},
              {"enable_prefix_caching", o.prefix_cache ? "True" : "False"},
              {"gpu_memory_utilization", cat(o.gpu_memory_utilization)},
              {"num_cpu_blocks", cat(o.swap_blocks)},
