@@ -124,6 +124,27 @@ int run(int argc, char** argv) {
                      "GGUF file whose tokenizer it gets; default: words without a meaning")
         ->check(CLI::ExistingFile);
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();
+    QualityArguments quality_arguments;
+    CLI::App*        quality_command =
+        app.add_subcommand("quality", "what types of the KV cache, or other weights, change in a model's predictions");
+    quality_command->add_option("-m,--model", quality_arguments.model, "GGUF file")->required();
+    add_device_flags(*quality_command, quality_arguments.engine);
+    add_number(*quality_command, "-t,--threads", quality_arguments.engine.threads, 0, 1024,
+               "threads; 0: one per physical core");
+    quality_command->add_option("--text", quality_arguments.text, "a text to predict; default: one about quire")
+        ->check(CLI::ExistingFile);
+    quality_command
+        ->add_option("--against", quality_arguments.against,
+                     "the GGUF file of other weights to compare with, instead of types of the KV cache")
+        ->check(CLI::ExistingFile);
+    quality_command->add_option("--reference", quality_arguments.reference, "the type of the KV cache to compare with")
+        ->check(CLI::IsMember({"f32", "f16"}))
+        ->capture_default_str();
+    add_kv_type_flag(*quality_command, quality_arguments.engine);
+    add_number(*quality_command, "--tokens", quality_arguments.tokens, 2, 1 << 20, "of the text, at most");
+    add_number(*quality_command, "-c,--ctx-size", quality_arguments.window, 3, 1 << 20,
+               "tokens of a window, which is predicted from its beginning");
+    quality_command->add_flag("--json", quality_arguments.json, "print JSON instead of a Markdown table");
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
@@ -162,6 +183,7 @@ int run(int argc, char** argv) {
     if (serve_command->parsed()) return serve(std::move(serving));
     if (replicas_command->parsed()) return replicas(replicas_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
+    if (quality_command->parsed()) return quality(quality_arguments);
     if (make_command->parsed()) return make_model(a);
     if (windows_command->parsed()) return windows(json);
     return blocks(repetitions, json);

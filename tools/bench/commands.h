@@ -31,6 +31,13 @@ struct Arguments {
     bool            no_fast_forward = false;
 };
 
+struct QualityArguments {
+    EngineOptions engine;
+    std::string   model, text, against, reference = "f32"; // text: a file; empty: ours. reference: a type of K and V
+    int           tokens = 4096, window = 512;
+    bool          json = false;
+};
+
 struct ServeArguments {
     std::string              base_url = "http://127.0.0.1:8080", endpoint = "/v1/completions", api_key, model, dataset;
     std::string              extra_body;
@@ -68,6 +75,7 @@ int  compare(const Arguments& a);
 int  throughput(const Arguments& a);
 int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
+int  quality(const QualityArguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
 int  replicas(const ReplicasArguments& a);
