@@ -650,7 +650,7 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-hf", "x/y"},
                                                                                          {"-no-cnv"},
                                                                                          {"--adaptive-target", "0.5"},
-                                                                                         {"-ctk", "q4_0"},
+                                                                                         {"--kv-cache-dtype", "q4"},
                                                                                          {"-ngx", "3"},
                                                                                          {"-nglx"},
                                                                                          {"-hf"},
