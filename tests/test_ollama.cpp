@@ -133,6 +133,16 @@ TEST_CASE("Ollama's requests that cannot be answered are refused by name", "[oll
         INFO(bad);
         CHECK(wrong(parse_ollama_chat(bad, limits())) == "messages");
     }
+    for (const auto& [first, second] : {std::pair{1025, 0}, {1000, 25}}) { // in one message, or in two
+        const auto calls = [](int n) {
+            std::string text;
+            for (int i = 0; i < n; i++) text += cat(i ? "," : "", R"({"function":{"name":"f"}})");
+            return cat(R"({"role":"assistant","tool_calls":[)", text, "]}");
+        };
+        const auto r = parse_ollama_chat(cat(R"({"messages":[)", calls(first), ",", calls(second), "]}"), limits());
+        REQUIRE(!r);
+        CHECK(r.error().message.contains("1025 calls of tools without a result; 1024 are allowed"));
+    }
     CHECK(wrong(parse_ollama_chat(R"({"messages":[{"role":"user","content":"a","images":["x"]}]})", limits())) ==
           "messages[0].images");
     for (const char* bad : {"", "[", "[]", "3"}) {

@@ -5,6 +5,7 @@ export module quire.serve.ollama.request;
 import quire.core.base;
 import quire.serve.api.request_fields;
 import quire.serve.openai.request;
+import quire.serve.openai.tool_request;
 import quire.serve.openai.translated_fields;
 
 export namespace quire {
@@ -79,6 +80,9 @@ private:
         Json out{{"role", role}, {"content", m.contains("content") ? m["content"] : Json("")}};
         if (const std::string thoughts = text_in(m, "thinking"); !thoughts.empty()) out["reasoning_content"] = thoughts;
         if (const auto calls = m.find("tool_calls"); calls != m.end() && calls->is_array() && !calls->empty()) {
+            if (const std::size_t n = open_.size() + calls->size(); n > most_calls)
+                return f_.fail("messages", cat("up to ", where, " there are ", n, " calls of tools without a result; ",
+                                               most_calls, " are allowed"));
             out["tool_calls"] = Json::array();
             for (const Json& call : *calls) {
                 if (!call.is_object() || !call.contains("function") || !call["function"].is_object())

@@ -14,6 +14,8 @@ ToolUse parse_tool_use(JsonFields& f);
 // Checks the calls and the results of all messages, which are objects with a role, and makes the arguments of the calls objects, as
 // templates take them. Arguments that are no JSON, as in an answer that was cut off, stay a text, and need no result.
 void check_tool_messages(JsonFields& f, std::vector<Json>& messages);
+// Calls of one message, and calls that wait for their results.
+constexpr std::size_t most_calls = 1024;
 
 } // namespace quire
 
@@ -21,7 +23,7 @@ module :private;
 
 namespace quire {
 
-constexpr std::size_t most_tools = 1024, most_calls = 1024, longest_name = 256;
+constexpr std::size_t most_tools = 1024, longest_name = 256;
 
 bool is_name(std::string_view name) {
     return !name.empty() && name.size() <= longest_name && std::all_of(name.begin(), name.end(), [](char c) {
