@@ -41,6 +41,9 @@ static void* allocate(std::size_t size) {
 
 void* operator new(std::size_t size) { return quire::simulation::allocate(size); }
 void* operator new[](std::size_t size) { return quire::simulation::allocate(size); }
+// The library's sorts take memory by these; operator delete gives it back.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
 void  operator delete(void* p) noexcept { std::free(p); }
 void  operator delete[](void* p) noexcept { std::free(p); }
 void  operator delete(void* p, std::size_t) noexcept { std::free(p); }
