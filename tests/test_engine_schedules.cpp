@@ -40,7 +40,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     const std::size_t kind   = std::size_t(GENERATE(0, 1, 2, 3, 4, 5, 6, 7));
     const bool        states = kind >= first_with_states;
     const std::string model  = reference(cat("models/", kinds[kind]));
-    const KvTypes     types  = kv_choices[std::size_t(GENERATE(0, 1, 2, 3))];
+    const KvTypes     types  = states ? kv_choices[0] : kv_choices[std::size_t(GENERATE(0, 1, 2, 3))]; // states are F32
     CAPTURE(model, name_of(types));
     std::mt19937 random(seed);
     auto         below = [&](int n) { return int(random() % unsigned(n)); };
@@ -74,11 +74,8 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     SchedulerStats sum;
     std::uint64_t  cached   = 0;
     int            compared = 0;
-    for (int schedule = 0, n = all                   ? 20'000
-                               : types != DType::F16 ? 60
-                               : kind == 0           ? 1000
-                                                     : 200;
-         schedule < n; schedule++) {
+    const int      n        = all ? 20'000 : types != DType::F16 ? 60 : kind == 0 ? 1000 : 200;
+    for (int schedule = 0; schedule < n; schedule++) {
         EngineOptions o;
         o.threads         = 1 + schedule % 2;
         o.block_size      = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
@@ -137,6 +134,6 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     CHECK(sum.priority_preemptions > 3);
     CHECK(sum.copied_blocks > 100);
     CHECK(sum.forks > 100);
-    CHECK(cached > 1000);
+    CHECK(cached > 5u * unsigned(n));
     CHECK(compared > 200);
 }
