@@ -1,0 +1,91 @@
+// The tier in host memory: what it keeps, for whom, and how it shares its pool with swapped requests.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "process.h"
+
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.paging.cache_layout;
+import quire.core.tensor;
+import quire.paging.block_hash;
+import quire.paging.block_index;
+import quire.paging.prefix_cache;
+import quire.paging.block;
+import quire.core.std;
+
+#include "block_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+TEST_CASE("what the pool evicts comes back from host memory") {
+    BlockManager             m({.n_blocks = 4, .block_size = 4, .n_tier = 8});
+    const std::vector<Token> a = text(16), b = text(16, 100);
+    m.close_table(filled(m, a));
+    m.close_table(filled(m, b)); // takes all four blocks
+    CHECK(m.n_on_host() == 4);
+    CHECK(m.host_stats().stored == 4);
+
+    const TableId t = m.open_table();
+    REQUIRE(m.allocate(t, a));
+    CHECK(m.n_loaded(t) == 3); // the last token is computed, with its block
+    CHECK(m.next_unwritten(t, 0, 16) == 12);
+    BlockMoves moves;
+    m.take_moves(moves);
+    CHECK(moves.swap_out.size() == 4); // b leaves for a
+    REQUIRE(moves.swap_in.size() == 3);
+    std::set<BlockId> sources;
+    for (std::size_t i = 0; i < 3; i++) {
+        CHECK(moves.swap_in[i].to == m.blocks(t)[i]);
+        sources.insert(moves.swap_in[i].from);
+    }
+    CHECK(sources.size() == 3);
+    for (auto [from, to] : moves.swap_out)
+        CHECK_FALSE(sources.contains(to)); // nothing is written over before it is read
+    m.check_invariants();
+    m.close_table(t);
+    CHECK(m.n_on_host() == 8);
+    CHECK(found(m, b) == 12);
+    CHECK(m.host_stats().dropped == 0); // all of both is there, so nothing more had to be moved out
+
+    m.drop_cache();
+    CHECK(m.n_on_host() == 0);
+    CHECK(found(m, a) == 0);
+}
+
+TEST_CASE("host memory keeps what was used last, and nothing without a tier") {
+    BlockManager m({.n_blocks = 2, .block_size = 4, .n_tier = 4}), none({.n_blocks = 2, .block_size = 4});
+    for (BlockManager* manager : {&m, &none})
+        for (Token i = 0; i < 5; i++) manager->close_table(filled(*manager, text(8, 100 * i)));
+    CHECK(m.host_stats().dropped == 4); // of eight blocks
+    CHECK(found(m, text(8, 300)) == 4);
+    CHECK(found(m, text(8, 0)) == 0);
+    CHECK(none.host_stats().stored == 0);
+    CHECK(found(none, text(8, 300)) == 0);
+}
+
+TEST_CASE("a namespace finds nothing of another one in host memory") {
+    BlockManager         m({.n_blocks = 2, .block_size = 4, .n_tier = 8});
+    const CacheNamespace mine = cache_namespace("mine"), yours = cache_namespace("yours");
+    m.close_table(filled(m, text(8), mine));
+    m.close_table(filled(m, text(8, 50)));
+    CHECK(found(m, text(8), yours) == 0);
+    CHECK(found(m, text(8)) == 0);
+    CHECK(found(m, text(8), mine) == 4);
+}
+
+TEST_CASE("swapped requests and the tier share the pool in host memory") {
+    BlockManager m({.n_blocks = 4, .block_size = 4, .n_swap = 0, .n_tier = 4});
+    m.close_table(filled(m, text(16)));
+    const TableId t = filled(m, text(16, 50));
+    CHECK(m.n_on_host() == 4);
+    REQUIRE(m.swap_out(std::array{t}));
+    CHECK(m.n_on_host() == 0); // it gave way
+    CHECK(m.n_swap_free() == 0);
+    step(m);
+    REQUIRE(m.swap_in(std::array{t}));
+    step(m);
+    m.close_table(t);
+    CHECK(m.n_swap_free() == 4);
+}
