@@ -36,8 +36,7 @@ struct Arguments {
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
-    bool                     no_log = false, verbose = false;
-    std::string              log_level = "info";
+    bool                     no_log = false;
     LogOptions               log;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
@@ -146,7 +145,7 @@ public:
         }).detach();
     }
     static void serving() { serving_ = true; }
-    // What SIGHUP does; {}: nothing. It is not running any more when this returns.
+    // SIGHUP calls `reload`; {}: SIGHUP does nothing. The last `reload` is not running any more when on_hangup() returns.
     static void on_hangup(std::function<void()> reload) {
         const std::scoped_lock lock(mutex_);
         reload_ = std::move(reload);
@@ -442,10 +441,13 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
     app.add_flag("--log-json", a.log.json, "write all lines of the log as JSON");
     app.add_option("--log-file", a.log.file, "append the log to this file; SIGHUP opens it again");
-    app.add_option("--log-level", a.log_level,
+    app.add_option("--log-level", a.log.most,
                    "error, warning, info or debug; info: a line for each request; debug: for probes of /health too")
-        ->check(CLI::IsMember({"error", "warning", "info", "debug"}));
-    app.add_flag("-v,--verbose", a.verbose, "as --log-level debug");
+        ->transform(CLI::CheckedTransformer(std::map<std::string, LogLevel>{{"error", LogLevel::error},
+                                                                            {"warning", LogLevel::warning},
+                                                                            {"info", LogLevel::info},
+                                                                            {"debug", LogLevel::debug}}));
+    app.add_flag_callback("-v,--verbose", [&a] { a.log.most = LogLevel::debug; }, "as --log-level debug");
     app.add_flag("--no-log", a.no_log, "write no access log");
     add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
     add_number(app, "--max-connections", h.connections, 1, 1 << 20, "most connections at once");
@@ -516,11 +518,6 @@ int main(int argc, char** argv) {
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
-    a.log.most                     = a.verbose                  ? LogLevel::debug
-                                     : a.log_level == "error"   ? LogLevel::error
-                                     : a.log_level == "warning" ? LogLevel::warning
-                                     : a.log_level == "debug"   ? LogLevel::debug
-                                                                : LogLevel::info;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
         a.engine.max_batch_tokens = a.engine.max_sequences;
     return run(a);

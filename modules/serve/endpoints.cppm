@@ -88,11 +88,10 @@ void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
 
 void answer_loading(HttpExchange& e, double loaded) {
     if (e.request.path == "/health/live") return answer_live(e);
-    const int         percent = int(loaded * 100);
-    const std::string message = cat("Loading model: ", percent, " %"); // llama.cpp's words
-    const ErrorForm   form    = error_form(e.request.path);
-    Json              body    = Json::parse(error_body(ApiError{503, message, "", "loading_model"}, form));
-    if (form == ErrorForm::openai) body["progress"] = double(percent) / 100;
+    const ErrorForm form = error_form(e.request.path);
+    // llama.cpp's words, which its clients recognise.
+    Json body = Json::parse(error_body(ApiError{503, "Loading model", "", "loading_model"}, form));
+    if (form == ErrorForm::openai) body["progress"] = int(loaded * 100) / 100.0;
     e.response.status = 503;
     e.response.body   = json_dump(body);
     e.response.headers.emplace_back("Retry-After", "1");

@@ -30,7 +30,6 @@ class ServerLog {
 public:
     // Error: a file that cannot be opened.
     static Result<std::unique_ptr<ServerLog>> open(LogOptions options);
-    ~ServerLog();
     ServerLog(const ServerLog&)            = delete;
     ServerLog& operator=(const ServerLog&) = delete;
 
@@ -48,7 +47,7 @@ private:
     ServerLog(LogOptions options, int file);
 
     LogOptions options_;
-    int        file_; // or -1
+    int        file_; // or -1; never closed: a writer that hangs may outlive the log
     LineWriter out_, err_;
 };
 
@@ -137,10 +136,6 @@ Result<std::unique_ptr<ServerLog>> ServerLog::open(LogOptions options) {
         file = *opened;
     }
     return std::unique_ptr<ServerLog>(new ServerLog(std::move(options), file));
-}
-
-ServerLog::~ServerLog() {
-    flush(); // the file stays open: a writer that hangs may still have it
 }
 
 Result<void> ServerLog::reopen() {

@@ -59,7 +59,7 @@ bool reserve_last(BlockTables& tables, BlockTable& table, std::span<const Token>
     return true;
 }
 
-// What the cache has for a prompt, in host memory as well if the device has room for it.
+// The units that the cache has for a prompt; units in host memory only if the device has room for all of them.
 CacheHit match(const BlockTables& tables, const BlockTable& table, std::span<const Token> tokens, bool whole) {
     const CacheHit hit = tables.cache.match(table.space, tokens, whole, tables.host.keeps());
     // The entries that are on the device do not need a marker, but they are few where others have left it.
@@ -130,7 +130,7 @@ bool allocate_table(BlockTables& tables, TableId id, std::span<const Token> toke
     const auto need_of = [&](const CacheHit& h) {
         return (all - h.n_entries()) * tables.blocks_per_entry + tables.blocks_per_unit + h.n_free;
     };
-    // What comes back can take more room than to compute it: a state besides the one that the first step writes.
+    // A chain from host memory can take more room than its tokens to compute: a state besides the one that the first step writes.
     if (hit.from_host && need_of(hit) + keep_free > pool.n_free()) hit = tables.cache.match(table.space, tokens, whole);
     const int n_hit = hit.n_entries(), need = need_of(hit);
     // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.

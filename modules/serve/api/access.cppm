@@ -16,7 +16,7 @@ public:
         : api_keys_(std::make_shared<Keys>(std::move(api_keys))), cors_origins_(std::move(cors_origins)),
           local_only_(local_only) {}
 
-    // Other keys, from the next request on. Any thread. There may be keys only if there were some.
+    // Replaces the keys, from the next request on. Any thread. An Access without keys gets none: local_only depends on that.
     void set_keys(std::vector<std::string> keys) {
         const std::scoped_lock lock(mutex_);
         api_keys_ = std::make_shared<Keys>(std::move(keys));

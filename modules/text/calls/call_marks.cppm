@@ -54,7 +54,7 @@ struct ElementMarks {
     std::string begin_mark() const { return open + name + end; }
     std::string end_mark() const { return close + name + end; }
 };
-// Those of the element that stands between the two texts; nothing: there is none.
+// The marks of an element around a text, between the template's words before and behind that text; nothing: there is no element.
 std::optional<ElementMarks> element_between(std::string_view before, std::string_view behind);
 
 // Conversations as a template renders them: a question, then an answer.

@@ -133,7 +133,7 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
         r.advance(end);
         return true;
     }
-    // What may stand behind a value: another parameter, or the end of the call.
+    // A value may be followed by another parameter, or by the end of the call.
     const std::string separator = m.parameter_separator.empty() ? m.parameter_open : m.parameter_separator;
     const std::array<std::string, 2> next{
         std::string(without_white_begin(separator.empty() ? m.call_close : separator)),
