@@ -185,6 +185,9 @@ TEST_CASE("a log can be quiet or tell everything", "[server]") {
         run_program("server", {"-m", shipped, "--device", "cpu", "--log-level", "error", "--host", "256.1.1.1"});
     CHECK(quiet.code == 1);
     CHECK(std::ranges::count(quiet.err, '\n') == 1);
+    const Finished odd = run_program("server", {"--log-level", "loud"});
+    CHECK(odd.code == 2);
+    CHECK(odd.err == "server: --log-level: loud not in {error,warning,info,debug}\n");
     CHECK(run_program("server", {"--log-file", "/none/log", "-m", shipped}).err ==
           "server: cannot write the log '/none/log': No such file or directory\n");
 }

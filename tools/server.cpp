@@ -441,12 +441,14 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
     app.add_flag("--log-json", a.log.json, "write all lines of the log as JSON");
     app.add_option("--log-file", a.log.file, "append the log to this file; SIGHUP opens it again");
-    app.add_option("--log-level", a.log.most,
-                   "error, warning, info or debug; info: a line for each request; debug: for probes of /health too")
-        ->transform(CLI::CheckedTransformer(std::map<std::string, LogLevel>{{"error", LogLevel::error},
-                                                                            {"warning", LogLevel::warning},
-                                                                            {"info", LogLevel::info},
-                                                                            {"debug", LogLevel::debug}}));
+    const std::vector<std::string> levels{"error", "warning", "info", "debug"}; // as LogLevel has them
+    app.add_option_function<std::string>(
+           "--log-level",
+           [&a, levels](const std::string& level) {
+               a.log.most = LogLevel(std::ranges::find(levels, level) - levels.begin());
+           },
+           "error, warning, info or debug; info: a line for each request; debug: for probes of /health too")
+        ->check(CLI::IsMember(levels));
     app.add_flag_callback("-v,--verbose", [&a] { a.log.most = LogLevel::debug; }, "as --log-level debug");
     app.add_flag("--no-log", a.no_log, "write no access log");
     add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
