@@ -16,35 +16,21 @@ import quire.serve.ollama.api;
 import quire.serve.ollama.request;
 import quire.text.calls.tool_calls;
 
+#include "dialect_tools.h"
+
 using namespace quire;
 using namespace quire::testing;
 using Plain = nlohmann::json;
 
 namespace {
 
-ApiLimits limits() {
-    ApiLimits l;
-    l.models       = {"tiny"};
-    l.strict_model = true;
-    l.vocab_size   = 100;
-    l.context      = 64;
-    return l;
-}
-
-Json json_of(const std::string& text) {
-    Result<Json> json = json_parse(text);
-    INFO(text);
-    REQUIRE(json.has_value());
-    return *json;
-}
-
 Parsed<OllamaRequest> chat(const std::string& fields) {
     return parse_ollama_chat(R"({"model":"tiny:latest","messages":[{"role":"user","content":"a"}])" +
                                  (fields.empty() ? "" : "," + fields) + "}",
-                             limits());
+                             limits(true));
 }
 Parsed<OllamaRequest> generate(const std::string& fields) {
-    return parse_ollama_generate(R"({"model":"tiny")" + (fields.empty() ? "" : "," + fields) + "}", limits());
+    return parse_ollama_generate(R"({"model":"tiny")" + (fields.empty() ? "" : "," + fields) + "}", limits(true));
 }
 
 std::vector<Plain> lines_of(const std::string& body) {
@@ -52,13 +38,6 @@ std::vector<Plain> lines_of(const std::string& body) {
     std::stringstream  text(body);
     for (std::string line; std::getline(text, line);) lines.push_back(Plain::parse(line));
     return lines;
-}
-
-AnswerPart part(AnswerPart::Kind kind, const std::string& text) { return {kind, text, {}}; }
-AnswerPart call(const std::string& name, const std::string& arguments, bool more = false) {
-    AnswerPart out{AnswerPart::Kind::call, "", {name, arguments}};
-    out.call.more = more;
-    return out;
 }
 
 } // namespace
@@ -73,7 +52,7 @@ TEST_CASE("Ollama's requests become chats", "[ollama]") {
             "tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],
             "options":{"num_predict":7,"temperature":0.5,"top_k":3,"seed":9,"num_ctx":4096,"stop":["x"],"luck":1,
               "repeat_penalty":null,"mirostat":0}})",
-        limits());
+        limits(true));
     INFO((r ? "" : r.error().message));
     REQUIRE(r.has_value());
     const GenerationRequest& g = r->generation;
@@ -98,7 +77,7 @@ TEST_CASE("Ollama's requests become chats", "[ollama]") {
     CHECK(chat(R"("options":{"num_predict":-1})")->generation.max_tokens == std::nullopt);
     CHECK(!chat(R"("truncate":false)")->generation.trim);
     CHECK(chat(R"("format":"","think":null,"tools":[])").has_value());
-    CHECK(parse_ollama_chat(R"({"model":"tiny"})", limits())->empty);
+    CHECK(parse_ollama_chat(R"({"model":"tiny"})", limits(true))->empty);
 
     const auto asked = generate(R"("prompt":"p","system":"s","context":[1,2])");
     REQUIRE(asked.has_value());
@@ -115,7 +94,7 @@ TEST_CASE("Ollama's requests become chats", "[ollama]") {
 
 TEST_CASE("Ollama's requests that cannot be answered are refused by name", "[ollama]") {
     const auto wrong = [](const auto& r) { return r ? std::string("fine") : r.error().param; };
-    CHECK(parse_ollama_chat(R"({"model":"other","messages":[]})", limits()).error().status == 404);
+    CHECK(parse_ollama_chat(R"({"model":"other","messages":[]})", limits(true)).error().status == 404);
     CHECK(wrong(chat(R"("options":3)")) == "options");
     CHECK(wrong(chat(R"("options":{"num_predict":-3})")) == "options.num_predict");
     CHECK(wrong(chat(R"("options":{"temperature":"hot"})")) == "temperature");
@@ -131,7 +110,7 @@ TEST_CASE("Ollama's requests that cannot be answered are refused by name", "[oll
           R"({"messages":[{"role":"user","content":"a","tool_calls":[{}]}]})",
           R"({"messages":[{"role":"x","content":"a"}]})"}) {
         INFO(bad);
-        CHECK(wrong(parse_ollama_chat(bad, limits())) == "messages");
+        CHECK(wrong(parse_ollama_chat(bad, limits(true))) == "messages");
     }
     for (const auto& [first, second] : {std::pair{1025, 0}, {1000, 25}}) { // in one message, or in two
         const auto calls = [](int n) {
@@ -139,29 +118,28 @@ TEST_CASE("Ollama's requests that cannot be answered are refused by name", "[oll
             for (int i = 0; i < n; i++) text += cat(i ? "," : "", R"({"function":{"name":"f"}})");
             return cat(R"({"role":"assistant","tool_calls":[)", text, "]}");
         };
-        const auto r = parse_ollama_chat(cat(R"({"messages":[)", calls(first), ",", calls(second), "]}"), limits());
+        const auto r = parse_ollama_chat(cat(R"({"messages":[)", calls(first), ",", calls(second), "]}"), limits(true));
         REQUIRE(!r);
         CHECK(r.error().message.contains("1025 calls of tools without a result; 1024 are allowed"));
     }
-    CHECK(wrong(parse_ollama_chat(R"({"messages":[{"role":"user","content":"a","images":["x"]}]})", limits())) ==
+    CHECK(wrong(parse_ollama_chat(R"({"messages":[{"role":"user","content":"a","images":["x"]}]})", limits(true))) ==
           "messages[0].images");
     for (const char* bad : {"", "[", "[]", "3"}) {
-        CHECK(!parse_ollama_chat(bad, limits()).has_value());
-        CHECK(!parse_ollama_generate(bad, limits()).has_value());
+        CHECK(!parse_ollama_chat(bad, limits(true)).has_value());
+        CHECK(!parse_ollama_generate(bad, limits(true)).has_value());
     }
     CHECK(error_body({404, "why", "model", ""}, error_form("/api/chat")) == R"({"error":"why"})");
 }
 
 TEST_CASE("Ollama's lines add up to the whole answer", "[ollama]") {
-    using Kind = AnswerPart::Kind;
     ResponseHead head;
     head.id    = "1";
     head.model = "tiny";
     const Usage usage{10, 5, 4};
     Choice      thoughts, text, more, last, whole;
-    thoughts.parts     = {part(Kind::reasoning, "I see")};
-    text.parts         = {part(Kind::content, "It "), part(Kind::content, "is"), call("f", R"({"city":)")};
-    more.parts         = {call("", R"("Ulm"})", true), call("g", R"({"cut)")};
+    thoughts.parts     = {thought("I see")};
+    text.parts         = {text_part("It "), text_part("is"), call("f", R"({"city":)")};
+    more.parts         = {quire::testing::more(R"("Ulm"})"), call("g", R"({"cut)")};
     last.finish_reason = "tool_calls";
     last.timings       = Timings{10, 4, 5, 2, 3};
     for (const Choice& c : {thoughts, text, more, last}) append(whole, c);
