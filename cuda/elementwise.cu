@@ -586,6 +586,7 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Context& gpu) {
+    if (args.coded) return rope_and_store_codes(args, plan, n, gpu);
     if (can_add_biases(args)) {
         const int words = ((args.q_bias ? args.n_heads : 0) + 2 * args.n_kv_heads) * args.head_dim / 8;
         run_kernel(store_kernel, dim3(unsigned(n), unsigned(ctas_for(words, 256))), 256, 0, gpu, args, plan);

@@ -209,6 +209,18 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
                  Context& gpu);
 // RoPE and KV store: rotates q in place, from dimension q_first of each head on, and k on its way into the cache, where v goes
 // as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k. Without KV heads only q is rotated.
+// What stands in a row of K or V: fp16 numbers; or codes, int8 with 128 added or e4m3, which a float32 scale is multiplied with.
+enum class KvType : int { f16, i8, e4m3 };
+// K or V of a layer where some of them are codes. `rows` as paged_kv.cuh says; scales: [block][kv_head][offset][parts]. A latent row has two
+// parts: its first value_dim numbers, and the rest.
+struct KvArray {
+    void*  rows    = nullptr;
+    float* scales  = nullptr; // null: fp16
+    KvType type    = KvType::f16;
+    int row_stride = 0, scale_stride = 0; // from a block to the next, in block_size rows; in block_size · parts scales
+    int parts = 1;
+};
+
 struct RopeStore {
     Half *q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·q_dim], [T × kv_heads·D]; latent: v [T × value_dim]
     Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
@@ -218,14 +230,20 @@ struct RopeStore {
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
+    // K and V have codes: these are their arrays, in place of cache_k and cache_v (latent: v_array has no rows). Each `rotation` numbers of q
+    // and k, a power of two, are multiplied by a Hadamard matrix over its root.
+    bool    coded = false;
+    KvArray k_array, v_array;
+    int     rotation = 1;
     // Added to q, k and v first; only where can_add_biases().
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
 };
 inline bool can_add_biases(const RopeStore& args) {
-    return args.n_pairs == 0 && args.cache_v != nullptr && args.head_dim % 8 == 0 && args.q_dim == args.head_dim &&
-           args.q_first == 0;
+    return !args.coded && args.n_pairs == 0 && args.cache_v != nullptr && args.head_dim % 8 == 0 &&
+           args.q_dim == args.head_dim && args.q_first == 0;
 }
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n_tokens, Context& gpu);
+void rope_and_store_codes(const RopeStore& args, const Plan& plan, std::int64_t n_tokens, Context& gpu); // codes.cu
 // Copies of KV blocks: `pairs` (from, to), on the device; one launch makes all of them in all layers. Pools may be pinned host
 // memory.
 struct BlockPools {
@@ -328,6 +346,9 @@ struct Attention {
     int          chunk        = 0; // prefill sees only the chunk of so many positions that a tile lies in; 0: all
     float        softcap      = 0; // 0: none
     const float* sinks        = nullptr; // [heads] scores without a value that take part in the softmax, or null
+    bool         coded        = false;   // K and V have codes: k_array and v_array in place of cache_k and cache_v
+    KvArray      k_array, v_array;
+    bool         latent() const { return coded ? v_array.rows == nullptr : cache_v == nullptr; }
 };
 
 // Split lengths that suit a step: `work` is the number of positions times KV heads that its queries attend to. With
@@ -340,8 +361,8 @@ struct SplitLengths {
 // The number of splits of a launch, beyond one for each sequence, that keeps all SMs busy whatever the shape. The workspace has room for
 // so many; longer contexts get longer splits.
 int most_splits(const Context& gpu);
-// value_dim: less than head_dim in a latent cache.
-SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
+// value_dim: less than head_dim in a latent cache. coded: K and V are codes.
+SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work, bool coded = false);
 // Whether SplitKvItems::one_warp suits a step with so many sequences of one query, each in one split; `positions`: of all together.
 // shared: SharedTiles have their other positions.
 bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
@@ -368,6 +389,14 @@ int prefill_tile(const Context& gpu, int head_dim, int value_dim);
 struct PrefillTile {
     std::int32_t sequence, first_row, n_rows; // consecutive tokens of one sequence
 };
+// Prompts read K and V in many tiles of queries, so codes are first made into fp16, once for all. Item i: `n` entries of a sequence's block
+// table, from `first` on, become blocks `at` .. of k and v [block][kv_head][offset][head_dim].
+struct UnpackedBlocks {
+    std::int32_t sequence, first, n, at;
+};
+void unpack_codes(const Attention& args, const Plan& plan, const UnpackedBlocks* items, int n_items, int most_entries,
+                  Half* k, Half* v, Context& gpu);
+// Of codes only latent rows: the others are unpacked before.
 void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Context& gpu);
 // prefill_tile() and attention_prefill() for Hopper; a tile of 0: not on this GPU, or not for this head_dim.
 int  prefill_tile_sm90(const Context& gpu, int head_dim);

@@ -19,7 +19,7 @@ void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
 int          most_splits(const Context&) { return 0; }
-SplitLengths split_lengths(const Context&, int, int, std::int64_t) { return {}; }
+SplitLengths split_lengths(const Context&, int, int, std::int64_t, bool) { return {}; }
 int          shared_tile_rows(int, int) { return 0; }
 int          shared_split_length(const Context&, std::int64_t) { return 0; }
 bool         one_warp_each(const Context&, int, int, int, int, std::int64_t, int, bool) { return false; }
@@ -78,6 +78,7 @@ void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Cont
 int  prefill_tile(const Context&, int, int) { return 0; }
 int  prefill_tile_sm90(const Context&, int) { return 0; }
 void attention_prefill_sm90(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
+void unpack_codes(const Attention&, const Plan&, const UnpackedBlocks*, int, int, Half*, Half*, Context&) {}
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
 
 void gemm_plain(const Half*, std::int64_t, std::int64_t, const Projection*, int, Context&) {}

@@ -12,6 +12,7 @@ import quire.engine.engine;
 import quire.model_file.config;
 import quire.model_file.gguf_writer;
 import quire.model_file.quants;
+import quire.paging.cache_layout;
 import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
@@ -272,6 +273,62 @@ TEST_CASE("GPU: models of odd shapes and every type answer as on the CPU", "[cud
                     }
                     CHECK(std::abs(got[i].logprobs[k].chosen.logprob - want[i].logprobs[k].chosen.logprob) < 0.2f);
                 }
+            }
+        }
+    }
+    unlink(path.c_str());
+}
+
+TEST_CASE("GPU: KV caches of codes answer as on the CPU, at all head sizes", "[cuda]") {
+    if (no_gpu()) return;
+    const std::string        path = temporary();
+    std::vector<std::string> files;
+    for (int D : {10, 16, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256, 512}) files.push_back(cat(D));
+    for (const char* name : {"models/gemma2-Q8_0.gguf", "models/gemma4-F16.gguf", "models/deepseek2-Q8_0.gguf",
+                             "models/gpt-oss-MXFP4.gguf", "models/qwen35-F16.gguf", "models/gpt2-F32.gguf"})
+        files.emplace_back(name);
+    const std::array<KvTypes, 4> types{{DType::I8, DType::F8, {DType::I8, DType::F16}, {DType::F16, DType::F8}}};
+    for (const std::string& name : files) {
+        const bool own = name.find('/') == std::string::npos;
+        if (own)
+            write_odd_model(path, {"codes", DType::F16, 128, 4, 2, std::stoi(name), std::stoi(name) / 2 * 2, 96, 389});
+        else if (!has_reference(name)) continue;
+        EngineOptions plain;
+        plain.context            = 500;
+        plain.swap_blocks        = 8;
+        plain.device             = "cpu";
+        Engine               f16 = load(own ? path : reference(name), plain);
+        std::mt19937         random(3);
+        std::vector<Request> requests;
+        for (int n : {1, 7, 40, 130, 480, 33}) {
+            std::vector<Token> prompt;
+            for (int i = 0; i < n; i++) prompt.push_back(int(random() % unsigned(f16.config().vocab_size)));
+            requests.push_back(greedy(prompt, 8));
+        }
+        requests.back().n = 2; // blocks are copied when the answers part
+        const auto exact  = run(f16, requests);
+        for (const KvTypes& kv : types) {
+            CAPTURE(name, int(kv.k), int(kv.v));
+            EngineOptions o = plain;
+            o.kv_type       = kv;
+            o.block_size    = kv == types[1] ? 4 : 16;
+            Engine cpu      = load(own ? path : reference(name), o);
+            o.device        = "cuda";
+            Engine     gpu  = load(own ? path : reference(name), o);
+            const auto want = run(cpu, requests), got = run(gpu, requests), alone = run(gpu, {requests[4]});
+            int        may_turn = f16.config().experts.n > 0 ? 2 : 0; // between two experts of almost equal scores
+            for (std::size_t i = 0; i < requests.size(); i++) {
+                CAPTURE(i);
+                const auto in_doubles = [](const std::vector<float>& x) {
+                    return std::vector<double>(x.begin(), x.end());
+                };
+                // A last bit can turn a code into the next one: both are as far from the exact logits, in any direction.
+                const auto   codes = in_doubles(want[i].prompt_logits);
+                const double bound = std::max(0.05, 2 * relative_error(exact[i].prompt_logits, codes)),
+                             miss  = relative_error(got[i].prompt_logits, codes);
+                if (miss >= bound && may_turn-- > 0) continue;
+                CHECK(miss < bound);
+                if (i == 4) CHECK(relative_error(alone[0].prompt_logits, codes) < bound);
             }
         }
     }

@@ -16,6 +16,34 @@ using namespace quire::testing;
 
 constexpr int item_words = sizeof(cuda::SplitKvItem) / 4;
 
+namespace {
+
+// K or V as codes with scales that are powers of two, so that fp16 holds their products exactly: `numbers` are these, rows of `cols`.
+struct Codes {
+    std::vector<std::uint8_t> codes;
+    std::vector<float>        scales; // `parts` of a row: of the first `first` numbers, and of the rest
+};
+Codes random_codes(std::vector<std::uint16_t>& numbers, int cols, int parts, int first, cuda::KvType type,
+                   std::mt19937& random) {
+    Codes to{std::vector<std::uint8_t>(numbers.size()),
+             std::vector<float>(numbers.size() / std::size_t(cols) * std::size_t(parts))};
+    for (float& scale : to.scales) scale = std::ldexp(type == cuda::KvType::i8 ? 1.0f : 0.25f, -int(5 + random() % 3));
+    for (std::size_t i = 0; i < numbers.size(); i++) {
+        auto& code = to.codes[i];
+        do code = std::uint8_t(random());
+        while (type == cuda::KvType::i8 ? code == 0 : (code & 0x7f) > 0x68); // e4m3: up to 16
+        const int   exponent = code >> 3 & 15, mantissa = code & 7;
+        const float e4m3 = std::ldexp(float(exponent > 0 ? 8 + mantissa : mantissa), std::max(exponent, 1) - 10) *
+                           (code & 0x80 ? -1.0f : 1.0f);
+        const auto part = std::size_t(parts > 1 && int(i % std::size_t(cols)) >= first);
+        numbers[i]      = f32_to_f16((type == cuda::KvType::i8 ? float(code) - 128 : e4m3) *
+                                     to.scales[i / std::size_t(cols) * std::size_t(parts) + part]);
+    }
+    return to;
+}
+
+} // namespace
+
 TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     if (no_gpu()) return;
     const Gpu    gpu;
@@ -76,9 +104,27 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                        std::size_t(c.D) +
                    std::size_t(d);
         };
+        // A third of the cases as codes, K or V or both.
+        const int            parts = c.value_dim > 0 ? 2 : 1;
+        const bool           coded = c.block % 4 == 0 && random() % 3 == 0;
+        std::array<bool, 2>  has_codes{};
+        std::array           types{cuda::KvType(1 + random() % 2), cuda::KvType(1 + random() % 2)};
+        std::array<Codes, 2> codes;
+        for (std::size_t i = 0; i < 2 && coded; i++) {
+            has_codes[i] = c.value_dim > 0 ? i == 0 : random() % 4 != 0;
+            if (has_codes[i]) codes[i] = random_codes(i == 0 ? k : v, c.D, parts, V, types[i], random);
+        }
+        if (c.value_dim > 0) v = k;
+        CAPTURE(coded, has_codes[0], has_codes[1], int(types[0]), int(types[1]));
         for (int position = c.context; position < n_blocks * c.block; position++) // nobody may read what is not written
-            for (int head = 0; head < c.kv_heads; head++)
+            for (int head = 0; head < c.kv_heads; head++) {
                 for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = fp16_nan;
+                for (std::size_t i = 0; i < 2; i++)
+                    for (int part = 0; part < parts && has_codes[i]; part++)
+                        codes[i]
+                            .scales[at(position, head, 0) / std::size_t(c.D) * std::size_t(parts) + std::size_t(part)] =
+                            std::numeric_limits<float>::quiet_NaN();
+            }
         std::vector<double> want;
         for (int t = 0; t < c.n_queries; t++) {
             const int last = c.context - c.n_queries + t, first = c.chunked      ? last / c.window * c.window
@@ -123,6 +169,17 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         const OnDevice<float> there_sinks(gpu, sink);
         if (sinks) a.sinks = there_sinks.data;
         if (c.value_dim > 0) a.cache_v = nullptr;
+        const std::vector            none_of{std::uint8_t(0)};
+        const OnDevice<std::uint8_t> k_codes(gpu, has_codes[0] ? codes[0].codes : none_of),
+            v_codes(gpu, has_codes[1] ? codes[1].codes : none_of);
+        const OnDevice<float> k_scales(gpu, codes[0].scales), v_scales(gpu, codes[1].scales);
+        a.coded   = coded;
+        a.k_array = has_codes[0] ? cuda::KvArray{k_codes.data, k_scales.data, types[0], stride, stride, parts}
+                                 : cuda::KvArray{dk.data, nullptr, cuda::KvType::f16, stride};
+        a.v_array = c.value_dim > 0 ? cuda::KvArray{}
+                    : has_codes[1]  ? cuda::KvArray{v_codes.data, v_scales.data, types[1], stride, stride, parts}
+                                    : cuda::KvArray{dv.data, nullptr, cuda::KvType::f16, stride};
+        if (coded) a.cache_k = a.cache_v = nullptr;
         const int tile = cuda::prefill_tile(gpu, c.D, V);
         if (c.decodes && tile > 0) {
             // Short splits, of the lengths that the device is given, and long ones, as very long contexts have them.
@@ -173,6 +230,22 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 tiles.insert(tiles.end(), {0, row, n});
             }
             OnDevice<std::int32_t> list(gpu, tiles);
+            // Codes as fp16, their table behind the one of the cache.
+            std::vector<std::int32_t> unpack{0, 0, (c.context + c.block - 1) / c.block, 0};
+            const std::size_t n_unpacked = coded && c.value_dim == 0 ? std::size_t(unpack[2]) * std::size_t(c.block) *
+                                                                           std::size_t(c.kv_heads * c.D)
+                                                                     : 1;
+            OnDevice<std::uint16_t> unpacked_k(gpu, std::vector<std::uint16_t>(n_unpacked)),
+                unpacked_v(gpu, std::vector<std::uint16_t>(n_unpacked));
+            std::vector<std::int32_t> identity(std::size_t(unpack[2]), 0);
+            std::iota(identity.begin(), identity.end(), 0);
+            OnDevice<std::int32_t> there_unpack(gpu, unpack), there_identity(gpu, identity);
+            if (coded && c.value_dim == 0) {
+                cuda::unpack_codes(a, plan, reinterpret_cast<const cuda::UnpackedBlocks*>(there_unpack.data), 1,
+                                   unpack[2], unpacked_k.data, unpacked_v.data, gpu);
+                plan.block_tables = there_identity.data;
+                a.coded = false, a.cache_k = unpacked_k.data, a.cache_v = unpacked_v.data, a.block_stride = c.kv_heads;
+            }
             cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
                                     int(tiles.size() / 3), gpu);
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);

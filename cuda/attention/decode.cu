@@ -1,4 +1,4 @@
-// Decode attention over a paged KV cache, split-KV: one query per sequence. A CTA takes one split of the positions of one KV
+// Decode attention over a paged KV cache, split-KV: one query per item. A CTA takes one split of the positions of one KV
 // head for all query heads of its group, so that K and V are read once; the last CTA of a sequence to arrive reduces its
 // splits. Limited by memory bandwidth. Scores and sums are float32, the softmax is online. head_dim: see attention_decode();
 // any block size.
@@ -14,6 +14,7 @@
 #include "../paged_kv.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
+#include "codes.cuh"
 #include "decode.cuh"
 #include "latent.cuh"
 #include "shared.cuh"
@@ -30,8 +31,8 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
-// D: head_dim, a multiple of 8; G: query heads of a KV head that a CTA takes.
-template <int D, int G>
+// D: head_dim, a multiple of 8; G: query heads of a KV head that a CTA takes; Coded: K or V are codes.
+template <int D, int G, bool Coded>
 __global__ void __launch_bounds__(decode_warps * 32)
     decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* arrivals) {
     wait_for_inputs();
@@ -87,7 +88,16 @@ __global__ void __launch_bounds__(decode_warps * 32)
             valid[u]           = position >= begin && position < end;
 #pragma unroll
             for (int w = 0; w < words; w++) k[u][w] = v[u][w] = make_uint4(0, 0, 0, 0);
-            if (valid[u] && active) {
+            if (Coded && valid[u] && active) {
+                const int   block = position / a.block_size, offset = position - block * a.block_size;
+                const KvRow k_row(a.k_array, segment[block], kv_head, offset, a.block_size, D),
+                    v_row(a.v_array, segment[block], kv_head, offset, a.block_size, D);
+#pragma unroll
+                for (int w = 0; w < words; w++) {
+                    k[u][w] = k_row.eight((w * lanes + in) * 8);
+                    v[u][w] = v_row.eight((w * lanes + in) * 8);
+                }
+            } else if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
                     kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
@@ -182,7 +192,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 
     TableSegment  segment(plan.block_tables + item.table, begin, end, a.block_size);
     std::uint32_t q[D / 8];
-    MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
+    MmaHeads<D>::template load_q<false>(query_of<D>(a, item, head0), n_heads, q);
     const BlockOf block_of{a.block_size};
     const auto    row_of = [&](int position) { // of this KV head
         const int block = block_of(position);
@@ -236,20 +246,25 @@ __device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int cta, i
 
 #endif
 
-template <int D>
+// Coded: K and V are codes.
+template <int D, bool Coded>
 struct KvTiles {
-    static constexpr int tile_bytes  = 16 * D * 2 * 2; // K, then V, of 16 positions
-    static constexpr int stages      = 2;
+    static constexpr int row_bytes = Coded ? D : 2 * D;
+    static constexpr int v_at = 16 * row_bytes, scales_at = 2 * v_at; // K, then V, of 16 positions; then their scales
+    static constexpr int tile_bytes  = scales_at + (Coded ? 2 * 16 * int(sizeof(float)) : 0);
+    static constexpr int stages      = Coded ? 4 : 2;
     static constexpr int ctas_per_sm = D <= 64 ? 5 : D <= 128 ? 3 : 1; // CTAs per SM
     static constexpr int warp_bytes  = stages * tile_bytes;            // at the end, the outputs of the warp's heads
 };
 
 // OneWarp: an item is a whole sequence, and each warp of a CTA has an item and a KV head of its own (SplitKvItems::one_warp).
-template <int D, bool OneWarp>
-__global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
+// Type: of K and V.
+template <int D, bool OneWarp, KvType Type>
+__global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::f16>::ctas_per_sm)
     decode_tma_kernel(Attention a, Plan plan, int long_slots, int n_slots, float* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
-    using Tiles         = KvTiles<D>;
+    constexpr bool Coded = Type != KvType::f16;
+    using Tiles          = KvTiles<D, Coded>;
     constexpr int     G = max_heads, step = OneWarp ? 16 : decode_warps * 16; // from a tile of a warp to its next one
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
@@ -259,8 +274,8 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     if (cta < 0) { // the first CTAs have the positions that sequences share
         static_assert(SharedAttention<D>::bytes <= decode_warps * Tiles::warp_bytes &&
                       SharedAttention<D>::warps == decode_warps);
-        attend_shared<D>(a, plan, int(blockIdx.x) % plan.items.shared.n, int(blockIdx.x) / plan.items.shared.n,
-                         reinterpret_cast<__half*>(memory), partial);
+        attend_shared<D, Coded>(a, plan, int(blockIdx.x) % plan.items.shared.n, int(blockIdx.x) / plan.items.shared.n,
+                                reinterpret_cast<__half*>(memory), partial);
         return;
     }
     const int         warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
@@ -296,15 +311,36 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
         std::uint64_t* b = &ready[warp][t % Tiles::stages];
-        if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * D * 4);
+        // Scales are copied by four, which are 16 bytes; a block has a multiple of four.
+        const unsigned n_scales = Coded ? unsigned((high + 3) / 4 * 4 - low / 4 * 4) : 0;
+        if (lane == 0)
+            mbarrier_arrive_expect_tx(b, unsigned(high - low) * Tiles::row_bytes * 2 + n_scales * 2 * sizeof(float));
         __syncwarp();
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
-            const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-            const auto     at    = kv_row(block, kv_head, offset, a.block_stride, a.block_size) * D;
-            unsigned char* to    = tiles + t % Tiles::stages * Tiles::tile_bytes + (position - from) * D * 2;
-            tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
-            tma_copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
+            const int      n     = min(high - position, a.block_size - offset);
+            const unsigned bytes = unsigned(n) * Tiles::row_bytes;
+            unsigned char *tile  = tiles + t % Tiles::stages * Tiles::tile_bytes,
+                          *to    = tile + (position - from) * Tiles::row_bytes;
+            if constexpr (Coded) {
+                const auto copy = [&](const KvArray& array, int which) {
+                    tma_copy_bulk(to + which * Tiles::v_at,
+                                           static_cast<const unsigned char*>(array.rows) +
+                                               kv_row(block, kv_head, offset, array.row_stride, a.block_size) * D,
+                                           bytes, b, policy);
+                    const int first = offset / 4 * 4, some = (offset + n + 3) / 4 * 4 - first;
+                    auto*     scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + which * 16;
+                    tma_copy_bulk(scale + (position - from) / 4 * 4,
+                                           array.scales + kv_row(block, kv_head, first, array.scale_stride, a.block_size),
+                                           unsigned(some) * sizeof(float), b, policy);
+                };
+                copy(a.k_array, 0);
+                copy(a.v_array, 1);
+            } else {
+                const auto at = kv_row(block, kv_head, offset, a.block_stride, a.block_size) * D;
+                tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
+                tma_copy_bulk(to + Tiles::v_at, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
+            }
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
@@ -313,33 +349,63 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     wait_for_inputs();
     for (; loaded < Tiles::stages; loaded++) load_tile(loaded);
     std::uint32_t q[D / 8];
-    MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
+    MmaHeads<D>::template load_q<Coded>(query_of<D>(a, item, head0), n_heads, q);
     MmaHeads<D> heads;
     for (int t = 0; t < n_tiles; t++) {
         const int            from = start + t * step;
         const unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
         const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
-        uint4                k[2][MmaHeads<D>::k_words], v[4][MmaHeads<D>::v_words];
+        uint4                k[2][MmaHeads<D>::k_words];
+        const unsigned char* row[4]; // where this lane's part of V begins in its four rows
+#pragma unroll
+        for (int h = 0; h < 4; h++)
+            row[h] = tile + Tiles::v_at + (2 * j + h % 2 + h / 2 * 8) * Tiles::row_bytes + i * (Tiles::row_bytes / 8);
+        const auto sees_row = [&](int h) { return seen(from + 2 * j + h % 2 + h / 2 * 8); };
         mbarrier_wait(&ready[warp][t % Tiles::stages], unsigned(t / Tiles::stages) & 1);
+        if constexpr (Type == KvType::f16) {
+            uint4 v[4][MmaHeads<D>::v_words];
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+            for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int w = 0; w < MmaHeads<D>::k_words; w++)
-                k[h][w] = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D * 2 + (j + 4 * w) * 16);
+                for (int w = 0; w < MmaHeads<D>::k_words; w++)
+                    k[h][w] = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D * 2 + (j + 4 * w) * 16);
 #pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int row = 2 * j + h % 2 + h / 2 * 8;
+            for (int h = 0; h < 4; h++)
 #pragma unroll
-            for (int w = 0; w < MmaHeads<D>::v_words; w++)
-                v[h][w] = seen(from + row)
-                              ? *reinterpret_cast<const uint4*>(tile + (16 + row) * D * 2 + i * (D / 4) + w * 16)
-                              : make_uint4(0, 0, 0, 0);
+                for (int w = 0; w < MmaHeads<D>::v_words; w++)
+                    v[h][w] = sees_row(h) ? *reinterpret_cast<const uint4*>(row[h] + w * 16) : make_uint4(0, 0, 0, 0);
+            heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
+        } else {
+            KvScales      scales;
+            uint2         v[4][MmaHeads<D>::v_words];
+            std::uint32_t p[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const auto* at = reinterpret_cast<const float*>(tile + Tiles::scales_at) + i + 8 * h;
+                scales.k[h]    = at[0];
+                scales.v[h]    = seen(from + i + 8 * h) ? at[16] * top_code(Type) : 0.0f; // else not written
+#pragma unroll
+                for (int w = 0; w < MmaHeads<D>::k_words; w += 2) { // a word of 16 codes is two of fp16
+                    const uint4 codes = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D + (j + 2 * w) * 16);
+                    const uint2 c[4]  = {as_fp16<Type>(codes.x), as_fp16<Type>(codes.y), as_fp16<Type>(codes.z),
+                                         as_fp16<Type>(codes.w)};
+                    k[h][w]           = {c[0].x, c[0].y, c[1].x, c[1].y};
+                    k[h][w + 1]       = {c[2].x, c[2].y, c[3].x, c[3].y};
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < 4; h++)
+#pragma unroll
+                for (int w = 0; w < MmaHeads<D>::v_words; w++)
+                    v[h][w] = sees_row(h) ? *reinterpret_cast<const uint2*>(row[h] + w * 8) : uint2{};
+            heads.softmax(a, q, k, seen(from + i), seen(from + i + 8), p, scales);
+            heads.template accumulate_codes<Type>(p, v);
         }
-        heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
         __syncwarp(); // all have read the tile
         load_tile(t + Tiles::stages);
     }
-    heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles));
+    heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles),
+                Coded ? 1 / top_code(Type) : 1);
     if constexpr (OneWarp) {
         __syncwarp();
         float* const to = partial + ((std::int64_t(work.item) + item.moved) * a.n_heads + head0) * (D + 2);
@@ -364,59 +430,67 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
 #endif
 }
 
-template <int D, int G>
+template <int D, int G, bool Coded>
 void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     const int per_kv = (a.n_heads / a.n_kv_heads + G - 1) / G;
-    run_kernel(decode_kernel<D, G>, dim3(unsigned(plan.items.n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0,
-               gpu, a, plan, partial, arrivals);
+    run_kernel(decode_kernel<D, G, Coded>, dim3(unsigned(plan.items.n), unsigned(a.n_kv_heads * per_kv)),
+               decode_warps * 32, 0, gpu, a, plan, partial, arrivals);
+}
+
+// With shared positions.
+template <int D, KvType Type>
+void launch_tma(const Attention& a, const Plan& plan, int slots, float* partial, std::int32_t* arrivals, Context& gpu) {
+    constexpr int bytes       = decode_warps * KvTiles < D, Type != KvType::f16 > ::warp_bytes;
+    const int     shared_ctas = plan.items.shared.n * a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
+    if (plan.items.one_warp) {
+        prepare_kernel(gpu, decode_tma_kernel<D, true, Type>, decode_warps * 32, bytes);
+        return run_kernel(decode_tma_kernel<D, true, Type>,
+                          dim3(unsigned(shared_ctas + (n * slots + decode_warps - 1) / decode_warps)),
+                          decode_warps * 32, bytes, gpu, a, plan, 0, slots, partial, arrivals);
+    }
+    prepare_kernel(gpu, decode_tma_kernel<D, false, Type>, decode_warps * 32, bytes);
+    // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
+    // are more than two waves.
+    const int ctas        = gpu.n_sms * KvTiles < D, Type != KvType::f16 > ::ctas_per_sm;
+    const int short_slots = n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
+    return run_kernel(decode_tma_kernel<D, false, Type>,
+                      dim3(unsigned(n * (slots - short_slots) + n_short * short_slots + shared_ctas)),
+                      decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
 }
 
 template <int D>
 void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
-    const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
+    const int group = a.n_heads / a.n_kv_heads;
     if constexpr (D == 64 || D == 128 || D == 192 || D == 256) {
-        const int slots       = a.n_kv_heads * ((group + max_heads - 1) / max_heads),
-                  shared_ctas = plan.items.shared.n * a.n_kv_heads;
-        if (gpu.sm90) {
-            constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
-            if (plan.items.one_warp) {
-                prepare_kernel(gpu, decode_tma_kernel<D, true>, decode_warps * 32, bytes);
-                return run_kernel(decode_tma_kernel<D, true>,
-                                  dim3(unsigned(shared_ctas + (n * slots + decode_warps - 1) / decode_warps)),
-                                  decode_warps * 32, bytes, gpu, a, plan, 0, slots, partial, arrivals);
-            }
-            prepare_kernel(gpu, decode_tma_kernel<D, false>, decode_warps * 32, bytes);
-            // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
-            // are more than two waves.
-            const int ctas = gpu.n_sms * KvTiles<D>::ctas_per_sm;
-            const int short_slots =
-                n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
-            return run_kernel(decode_tma_kernel<D, false>,
-                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots + shared_ctas)),
-                              decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
-        }
-        if (group > 1) {
+        const int slots = a.n_kv_heads * ((group + max_heads - 1) / max_heads);
+        if (gpu.sm90 && !a.coded) return launch_tma<D, KvType::f16>(a, plan, slots, partial, arrivals, gpu);
+        if (gpu.sm90 && a.k_array.type == a.v_array.type && a.k_array.type != KvType::f16)
+            return a.k_array.type == KvType::i8 ? launch_tma<D, KvType::i8>(a, plan, slots, partial, arrivals, gpu)
+                                                : launch_tma<D, KvType::e4m3>(a, plan, slots, partial, arrivals, gpu);
+        if (group > 1 && !a.coded) {
             if (plan.items.shared.n > 0) attend_shared(a, plan, partial, gpu);
-            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, gpu, a,
-                              plan, partial, arrivals);
+            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(plan.items.n), unsigned(slots)), decode_warps * 32, 0,
+                              gpu, a, plan, partial, arrivals);
         }
     }
     if (plan.items.shared.n > 0) attend_shared(a, plan, partial, gpu);
-    if (group == 1) launch_decode<D, 1>(a, plan, partial, arrivals, gpu);
-    else if (group == 2) launch_decode<D, 2>(a, plan, partial, arrivals, gpu);
-    else launch_decode<D, 4>(a, plan, partial, arrivals, gpu);
+    if (a.coded) launch_decode<D, 4, true>(a, plan, partial, arrivals, gpu);
+    else if (group == 1) launch_decode<D, 1, false>(a, plan, partial, arrivals, gpu);
+    else if (group == 2) launch_decode<D, 2, false>(a, plan, partial, arrivals, gpu);
+    else launch_decode<D, 4, false>(a, plan, partial, arrivals, gpu);
 }
 
 } // namespace
 
 int most_splits(const Context& gpu) { return 16 * gpu.n_sms; }
 
-SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work) {
+SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work, bool coded) {
     SplitLengths lengths;
     if (value_dim != head_dim) return latent_split_lengths(gpu, head_dim, value_dim, work);
     if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 192 && head_dim != 256)) return lengths;
-    // Start and end of a split cost a CTA as much as 500 positions: splits as long as they can be with work for all SMs.
-    while (lengths.length < 1024 && work / (2 * lengths.length) >= std::int64_t(gpu.n_sms) * 15 / 8)
+    // Start and end of a split cost a CTA as much as 500 positions, or 1000 of codes: splits as long as they can be with work for all SMs.
+    const int most = coded ? 2048 : 1024;
+    while (lengths.length < most && work / (2 * lengths.length) >= std::int64_t(gpu.n_sms) * 15 / 8)
         lengths.length *= 2;
     if (lengths.length > fixed_split_length) lengths.short_length = fixed_split_length;
     return lengths;
@@ -425,8 +499,8 @@ SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std:
 bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
                    std::int64_t positions, int longest, bool shared) {
     if (!gpu.sm90 || value_dim != head_dim || n_sequences == 0) return false;
-    const int ctas = head_dim == 64                       ? KvTiles<64>::ctas_per_sm
-                     : head_dim == 128                    ? KvTiles<128>::ctas_per_sm
+    const int ctas = head_dim == 64                       ? KvTiles<64, false>::ctas_per_sm
+                     : head_dim == 128                    ? KvTiles<128, false>::ctas_per_sm
                      : head_dim == 192 || head_dim == 256 ? 1
                                                           : 0;
     // At least two waves of warps, or a warp for each SM where CTAs of shared positions keep the SMs busy, too; and no sequence so
@@ -439,7 +513,7 @@ bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_hea
 
 void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     if (plan.items.n == 0) return;
-    if (!a.cache_v) return latent_decode(a, plan, partial, gpu);
+    if (a.latent()) return latent_decode(a, plan, partial, gpu);
     switch (a.head_dim) {
         case 16: launch_decode_for<16>(a, plan, partial, arrivals, gpu); break;
         case 32: launch_decode_for<32>(a, plan, partial, arrivals, gpu); break;

@@ -7,6 +7,7 @@
 #include "../kernels.h"
 #include "../ptx/mma.cuh"
 #include "../warp.cuh"
+#include "codes.cuh"
 
 namespace quire::cuda {
 
@@ -138,34 +139,40 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
 // + 1.
 constexpr int max_heads = 8;
 
+// Of positions i and i + 8: what their K and V are multiplied by.
+struct KvScales {
+    float k[2] = {1, 1}, v[2] = {1, 1};
+};
+
 template <int D>
 struct MmaHeads {
     static constexpr int k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
     float                out[D / 16][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
 
-    // heads: [n_heads][D]. Words of head i, in the order of K's.
+    // heads: [n_heads][D]. Words of head i, in the order of K's; Coded: where a lane has 16 codes of K side by side.
+    template <bool Coded>
     static __device__ void load_q(const __half* heads, int n_heads, std::uint32_t (&q)[D / 8]) {
         const int   i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
         const auto* from = heads + i * D;
 #pragma unroll
         for (int w = 0; w < k_words; w++) {
-            const uint4 v =
-                i < n_heads ? *reinterpret_cast<const uint4*>(from + (j + 4 * w) * 8) : make_uint4(0, 0, 0, 0);
+            const int   word = Coded ? (j + 4 * (w / 2)) * 2 + w % 2 : j + 4 * w;
+            const uint4 v    = i < n_heads ? *reinterpret_cast<const uint4*>(from + word * 8) : make_uint4(0, 0, 0, 0);
             q[4 * w] = v.x, q[4 * w + 1] = v.y, q[4 * w + 2] = v.z, q[4 * w + 3] = v.w;
         }
     }
 
     // Attends to 16 more positions. visible0, visible8: whether positions i and i + 8 are visible; K and V of others are zeros.
     __device__ void add(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
-                        const uint4 (&v)[4][v_words], bool visible0, bool visible8) {
+                        const uint4 (&v)[4][v_words], bool visible0, bool visible8, const KvScales& scales = {}) {
         std::uint32_t p[2];
-        softmax(a, q, k, visible0, visible8, p);
+        softmax(a, q, k, visible0, visible8, p, scales);
         accumulate_values(p, v);
     }
 
     // The first half of add(): scores and one step of the online softmax; p gets the weights of the positions.
     __device__ void softmax(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
-                            bool visible0, bool visible8, std::uint32_t (&p)[2]) {
+                            bool visible0, bool visible8, std::uint32_t (&p)[2], const KvScales& scales = {}) {
         const float scale    = a.scale * 1.4426950408889634f;
         float       score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
 #pragma unroll
@@ -175,14 +182,15 @@ struct MmaHeads {
             mma_m16n8k16(score, first, q[4 * w], q[4 * w + 1]);
             mma_m16n8k16(score, second, q[4 * w + 2], q[4 * w + 3]);
         }
-        float e[4];
+        float e[4], rescales[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float new_max = row_max[h];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float x = score[2 * r + h] * scale;
-                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(score[2 * r + h] * a.scale / a.softcap);
+                const float s = score[2 * r + h] * scales.k[r];
+                float       x = s * scale;
+                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(s * a.scale / a.softcap);
                 e[2 * r + h] = (r == 0 ? visible0 : visible8) ? x : -INFINITY;
                 new_max      = fmaxf(new_max, e[2 * r + h]);
             }
@@ -194,12 +202,17 @@ struct MmaHeads {
             e[h]                = exp2f(e[h] - base);
             e[2 + h]            = exp2f(e[2 + h] - base);
             row_sum[h]          = row_sum[h] * rescale + (e[h] + e[2 + h]);
-#pragma unroll
-            for (int m = 0; m < D / 16; m++) out[m][h] *= rescale, out[m][2 + h] *= rescale;
+            rescales[h]         = rescale;
         }
+        // The maximum seldom changes.
+        if (__any_sync(~0u, rescales[0] != 1 || rescales[1] != 1))
+#pragma unroll
+            for (int m = 0; m < D / 16; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) out[m][h] *= rescales[h], out[m][2 + h] *= rescales[h];
         // Pᵀ has positions in its rows; the mma with V wants heads there.
 #pragma unroll
-        for (int r = 0; r < 2; r++) p[r] = movmatrix(pack(e[2 * r], e[2 * r + 1]));
+        for (int r = 0; r < 2; r++) p[r] = movmatrix(pack(e[2 * r] * scales.v[r], e[2 * r + 1] * scales.v[r]));
     }
 
     __device__ void accumulate_values(const std::uint32_t (&p)[2], const uint4 (&v)[4][v_words]) {
@@ -219,8 +232,26 @@ struct MmaHeads {
         }
     }
 
-    // row_maxes and row_sums: [max_heads], values: [n_heads][D], in shared memory.
-    __device__ void store(int n_heads, float* row_maxes, float* row_sums, float* values) {
+    // The same of codes, v: eight of a row in a word. Bytes of two rows become neighbours first, and then pairs of fp16.
+    template <KvType Type>
+    __device__ void accumulate_codes(const std::uint32_t (&p)[2], const uint2 (&v)[4][v_words]) {
+#pragma unroll
+        for (int w = 0; w < v_words; w++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) { // two dimensions of four
+                    const auto  of               = [&](int h) { return half == 0 ? v[h][w].x : v[h][w].y; };
+                    const int   two              = e == 0 ? 0x5140 : 0x7362;
+                    const uint2 first            = as_fp16<Type>(__byte_perm(of(0), of(1), two)),
+                                last             = as_fp16<Type>(__byte_perm(of(2), of(3), two));
+                    const std::uint32_t pairs[4] = {first.x, first.y, last.x, last.y};
+                    mma_m16n8k16(out[4 * w + 2 * half + e], pairs, p[0], p[1]);
+                }
+    }
+
+    // row_maxes and row_sums: [max_heads], values: [n_heads][D], times `factor`, in shared memory.
+    __device__ void store(int n_heads, float* row_maxes, float* row_sums, float* values, float factor = 1) {
         const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -233,8 +264,8 @@ struct MmaHeads {
             if (2 * j + h >= n_heads) continue;
 #pragma unroll
             for (int m = 0; m < D / 16; m++) {
-                values[(2 * j + h) * D + i * (D / 8) + 2 * m]     = out[m][h];
-                values[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = out[m][2 + h];
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m]     = out[m][h] * factor;
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = out[m][2 + h] * factor;
             }
         }
     }

@@ -15,6 +15,7 @@
 #include "../paged_kv.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
+#include "codes.cuh"
 #include "decode.cuh"
 #include "latent.cuh"
 
@@ -30,7 +31,7 @@ constexpr int p_stride = N + 8, warps = 8, tile_tokens = 16;
 constexpr int shared_bytes(int groups) { return ((2 * N + groups * 16) * stride + groups * 16 * p_stride) * 2; }
 
 // tiles: of prefill; null: decode. A query of the CTA is a token and a head; heads of a token are neighbours.
-template <int Groups>
+template <int Groups, bool Coded>
 __global__ void __launch_bounds__(warps * 32, 1)
     latent_kernel(Attention a, Plan plan, const PrefillTile* tiles, float* partial) {
     wait_for_inputs();
@@ -61,9 +62,18 @@ __global__ void __launch_bounds__(warps * 32, 1)
     const BlockOf block_of{a.block_size};
     const auto    load = [&](int t) { // a row a warp
         for (int n = warp; n < N; n += warps) {
-            const int          position = first + t * N + n;
-            const bool         valid    = position >= item.begin && position < item.end;
-            const int          block    = valid ? block_of(position) : 0;
+            const int  position = first + t * N + n;
+            const bool valid    = position >= item.begin && position < item.end;
+            const int  block    = valid ? block_of(position) : 0;
+            if constexpr (Coded) {
+                for (int w = lane; w < D / 8; w += 32)
+                    *reinterpret_cast<uint4*>(kv + (t % 2 * N + n) * stride + w * 8) =
+                        valid ? KvRow(a.k_array, plan.block_tables[item.table + block], 0,
+                                         position - block * a.block_size, a.block_size, D)
+                                    .eight(w * 8, w * 8 < V ? 0 : 1)
+                                 : make_uint4(0, 0, 0, 0);
+                continue;
+            }
             const std::int64_t at = valid ? kv_row_of_position(position, block, plan.block_tables[item.table + block],
                                                                   0, a.block_stride, a.block_size) *
                                                 D
@@ -272,8 +282,12 @@ __global__ void __launch_bounds__(reduce_threads) latent_reduce_kernel(Attention
 
 template <int Groups>
 void launch(dim3 grid, const Attention& a, const Plan& plan, const PrefillTile* tiles, float* partial, Context& gpu) {
-    prepare_kernel(gpu, latent_kernel<Groups>, warps * 32, shared_bytes(Groups));
-    run_kernel(latent_kernel<Groups>, grid, warps * 32, shared_bytes(Groups), gpu, a, plan, tiles, partial);
+    const auto run = [&](auto kernel) {
+        prepare_kernel(gpu, kernel, warps * 32, shared_bytes(Groups));
+        run_kernel(kernel, grid, warps * 32, shared_bytes(Groups), gpu, a, plan, tiles, partial);
+    };
+    if (a.coded) run(latent_kernel<Groups, true>);
+    else run(latent_kernel<Groups, false>);
 }
 
 } // namespace

@@ -9,6 +9,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "../warp.cuh"
+#include "codes.cuh"
 #include "latent.cuh"
 
 namespace quire::cuda {
@@ -26,9 +27,11 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
     wait_for_inputs();
     const PrefillTile tile = tiles[blockIdx.y];
     const int         lane = threadIdx.x % 32, D = a.head_dim, V = a.value_dim, head = blockIdx.x,
-              kv_head              = head / (a.n_heads / a.n_kv_heads);
-    const auto*             values = reinterpret_cast<const __half*>(a.cache_v ? a.cache_v : a.cache_k);
-    const auto*             table  = plan.block_tables + plan.table_start[tile.sequence];
+              kv_head   = head / (a.n_heads / a.n_kv_heads);
+    const auto*   table = plan.block_tables + plan.table_start[tile.sequence];
+    const KvArray fp16_k{const_cast<Half*>(a.cache_k), nullptr, KvType::f16, a.block_stride},
+        fp16_v{const_cast<Half*>(a.cache_v), nullptr, KvType::f16, a.block_stride};
+    const KvArray &         k_array = a.coded ? a.k_array : fp16_k, &v_array = a.coded ? a.v_array : fp16_v;
     extern __shared__ float memory[]; // per warp: q, then acc
     float *                 q = memory + threadIdx.x / 32 * 2 * D, *acc = q + D;
     for (int r = threadIdx.x / 32; r < tile.n_rows; r += blockDim.x / 32) {
@@ -41,19 +44,18 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
         __syncwarp();
         float row_max = a.sinks ? a.sinks[head] : -INFINITY, row_sum = row_max > -INFINITY ? 1 : 0;
         for (int position = first_seen(a, last); position <= last; position++) {
-            const std::int64_t at =
-                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.block_stride, a.block_size) *
-                D;
-            float score = 0;
-            for (int d = lane; d < D; d += 32)
-                score += q[d] * __half2float(reinterpret_cast<const __half*>(a.cache_k)[at + d]);
+            const int   block = table[position / a.block_size], offset = position % a.block_size;
+            const KvRow k(k_array, block, kv_head, offset, a.block_size, D);
+            const KvRow v     = v_array.rows ? KvRow(v_array, block, kv_head, offset, a.block_size, D) : k;
+            float       score = 0;
+            for (int d = lane; d < D; d += 32) score += q[d] * k.number(d, d >= V ? k_array.parts - 1 : 0);
             score               = softcapped(warp_sum(score), a.softcap);
             const float new_max = fmaxf(row_max, score),
                         base    = new_max == -INFINITY ? 0.0f : new_max; // NaN stays NaN
             const float rescale = __expf(row_max - base), p = __expf(score - base);
             row_max = new_max;
             row_sum = row_sum * rescale + p;
-            for (int d = lane; d < V; d += 32) acc[d] = acc[d] * rescale + p * __half2float(values[at + d]);
+            for (int d = lane; d < V; d += 32) acc[d] = acc[d] * rescale + p * v.number(d);
         }
         for (int d = lane; d < V; d += 32)
             reinterpret_cast<__half*>(a.out)[(row * a.n_heads + head) * V + d] = __float2half(acc[d] / row_sum);
@@ -243,7 +245,7 @@ int prefill_tile(const Context& gpu, int head_dim, int value_dim) {
 
 void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     if (n == 0) return;
-    if (!a.cache_v)
+    if (a.latent())
         return latent_tile(gpu, a.head_dim, a.value_dim) > 0 ? latent_prefill(a, plan, tiles, n, gpu)
                                                              : run_fallback(a, plan, tiles, n, gpu);
     if (prefill_tile_sm90(gpu, a.head_dim) > 0) {

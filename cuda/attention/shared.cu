@@ -12,12 +12,12 @@ namespace quire::cuda {
 
 namespace {
 
-template <int D>
+template <int D, bool Coded>
 __global__ void __launch_bounds__(SharedAttention<D>::warps * 32)
     shared_kernel(Attention a, Plan plan, float* partial) {
     reads_early(); // the plan, and K and V of readable positions; attend_shared() calls wait_for_inputs()
     extern __shared__ __align__(16) __half memory[];
-    attend_shared<D>(a, plan, int(blockIdx.x), int(blockIdx.y), memory, partial);
+    attend_shared<D, Coded>(a, plan, int(blockIdx.x), int(blockIdx.y), memory, partial);
 }
 
 // Adds up the splits of a query, for some heads. A thread has two numbers of a head.
@@ -83,9 +83,13 @@ int shared_split_length(const Context& gpu, std::int64_t work) {
 void attend_shared(const Attention& a, const Plan& plan, float* partial, Context& gpu) {
     with_head_dim(a.head_dim, [&]<int D>(std::integral_constant<int, D>) {
         constexpr int bytes = SharedAttention<D>::bytes, threads = SharedAttention<D>::warps * 32;
-        prepare_kernel(gpu, shared_kernel<D>, threads, bytes);
-        run_kernel(shared_kernel<D>, dim3(unsigned(plan.items.shared.n), unsigned(a.n_kv_heads)), threads, bytes, gpu,
-                   a, plan, partial);
+        const auto    run = [&](auto kernel) {
+            prepare_kernel(gpu, kernel, threads, bytes);
+            run_kernel(kernel, dim3(unsigned(plan.items.shared.n), unsigned(a.n_kv_heads)), threads, bytes, gpu, a,
+                          plan, partial);
+        };
+        if (a.coded) run(shared_kernel<D, true>);
+        else run(shared_kernel<D, false>);
     });
 }
 

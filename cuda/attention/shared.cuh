@@ -5,6 +5,7 @@
 
 #include "../paged_kv.cuh"
 #include "../ptx/cp_async.cuh"
+#include "codes.cuh"
 #include "decode.cuh"
 
 namespace quire::cuda {
@@ -21,7 +22,7 @@ struct SharedAttention {
 
 // By all threads of a CTA; waits for the inputs. Row r of the tile is head r % group of query r / group. `memory`:
 // SharedAttention::bytes.
-template <int D>
+template <int D, bool Coded>
 __device__ void attend_shared(const Attention& a, const Plan& plan, int nth_tile, int kv_head, __half* memory,
                               float* partial) {
     using Shape     = SharedAttention<D>;
@@ -42,9 +43,19 @@ __device__ void attend_shared(const Attention& a, const Plan& plan, int nth_tile
         __half* const k = k_of(t);
         segment.move_to(tile.begin + t * N);
         for (int i = int(threadIdx.x); i < N * words; i += threads) {
-            const int          n = i / words, w = i % words, position = tile.begin + t * N + n;
-            const bool         valid = position < tile.end;
-            const int          block = valid ? block_of(position) : 0;
+            const int  n = i / words, w = i % words, position = tile.begin + t * N + n;
+            const bool valid = position < tile.end;
+            const int  block = valid ? block_of(position) : 0;
+            if constexpr (Coded) {
+                const auto eight = [&](const KvArray& array) {
+                    if (!valid) return make_uint4(0, 0, 0, 0);
+                    return KvRow(array, segment[block], kv_head, position - block * a.block_size, a.block_size, D)
+                        .eight(w * 8);
+                };
+                *reinterpret_cast<uint4*>(k + n * stride + w * 8)       = eight(a.k_array);
+                *reinterpret_cast<uint4*>(k + (N + n) * stride + w * 8) = eight(a.v_array);
+                continue;
+            }
             const std::int64_t at =
                 valid ? kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
                             w * 8

@@ -219,7 +219,7 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
         }
         if (warp < n_parts) {
             std::uint32_t q[D / 8];
-            MmaHeads<D>::load_q(s.q[0], unit.n_heads, q);
+            MmaHeads<D>::template load_q<false>(s.q[0], unit.n_heads, q);
             MmaHeads<D>   heads;
             std::uint32_t weights[2];
             if (has_newest) cache.put_k(from, s.k, k), cache.put_v(from, s.v, v);

@@ -32,22 +32,22 @@ struct Tensor {
 // has no V: the first value_dim numbers of K's row are the value.
 //
 // Codes (has_scales()) have scales, [block][kv_head][offset in block], with the same stride; a latent row has two, of the value and of the rest.
-// A row of codes is rotated before it is quantised: each `rotation()` numbers are multiplied by a Hadamard matrix, which spreads the largest of
-// them over all. Queries are rotated likewise, and the sums of V back.
+// K's rows of codes are rotated before they are quantised: each `rotation()` numbers are multiplied by a Hadamard matrix, which spreads the
+// largest of them over all. Queries are rotated likewise.
 struct KvLayer {
     void* k        = nullptr;
     void* v        = nullptr;    // latent: null
-    DType type     = DType::F16; // of K: F32, F16, BF16, I8 or F8; on a GPU F16
+    DType type     = DType::F16; // of K: F32, F16, BF16, I8 or F8; on a GPU F16, I8 or F8
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
-    std::size_t stride   = 0;  // on a GPU a multiple of tile_bytes()
+    std::size_t stride   = 0;  // on a GPU a multiple of every array's bytes of a KV head in a block
     DType       v_type   = DType::F16;
     std::byte * k_scales = nullptr, *v_scales = nullptr; // float32, not aligned; null: numbers
 
     bool latent() const { return v == nullptr; }
-    // The largest power of two up to 256 that divides head_dim and value_dim.
-    int rotation() const { return std::min(256, 1 << std::countr_zero(unsigned(head_dim | value_dim))); }
+    // The largest power of two up to 256 that divides head_dim; 1: nothing is rotated, because the value is a part of K's row.
+    int rotation() const { return latent() ? 1 : std::min(256, 1 << std::countr_zero(unsigned(head_dim))); }
     // Of K: of a KV head in a block; of all in a block.
     std::size_t tile_bytes() const { return std::size_t(block_size) * row_bytes(type, head_dim); }
     std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); }
@@ -91,13 +91,15 @@ struct StateLayer {
 
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
-    int              max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
-    int              n_layers = 0, n_heads = 0, n_kv_heads = 0, value_dim = 0, vocab_size = 0;
-    int              n_attentions = 1;   // that differ in their window or in the number or size of their KV heads
-    std::vector<int> parts        = {1}; // of each cache group: GroupPlan::parts
-    int              unit         = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
+    int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0, block_size = 0;
+    int n_layers = 0, n_heads = 0, n_kv_heads = 0, value_dim = 0, vocab_size = 0;
+    int n_attentions           = 1;   // that differ in their window or in the number or size of their KV heads
+    std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
+    int              unit      = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
     int              n_experts = 0, experts_used = 0, hidden_size = 0;
-    int              n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
+    int              coded_cols =
+        0; // numbers of a token's K, and of its V, in a layer, at most, where they are codes; 0: they are not
+    int n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not

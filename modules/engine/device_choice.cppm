@@ -29,7 +29,7 @@ namespace quire {
 
 // Whether these options run on a GPU, if there is one.
 bool wants_gpu(const EngineOptions& o) {
-    return o.device == "cuda" || (o.device == "auto" && o.kv_type == DType::F16 && o.isa.empty());
+    return o.device == "cuda" || (o.device == "auto" && gpu_has(o.kv_type) && o.isa.empty());
 }
 
 using Backends = std::vector<std::unique_ptr<Backend>>;
@@ -72,16 +72,19 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const 
     if (config.family->encoder) o.device = "cpu";
     if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
         return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
-    // F32 is asked for to compare; the other types for speed, which the CPU in a GPU's place would not give.
-    const bool refused = o.device == "cuda" ? o.kv_type != DType::F16
-                                            : o.device == "auto" && o.kv_type != DType::F16 &&
-                                                  o.kv_type != DType::F32 && o.isa.empty() && n_cuda_devices() > 0;
+    // F32 is asked for to compare; BF16 for speed, which the CPU in a GPU's place would not give.
+    const bool refused = !gpu_has(o.kv_type) && (o.device == "cuda" || (o.device == "auto" && o.kv_type != DType::F32 &&
+                                                                        o.isa.empty() && n_cuda_devices() > 0));
     if (refused)
-        return fail("on a GPU the KV cache is f16; the type ", name_of(o.kv_type), " needs the CPU: --device cpu");
+        return fail("on a GPU the KV cache is f16, q8_0 or fp8; the type ", name_of(o.kv_type),
+                    " needs the CPU: --device cpu");
     const int        n_local  = o.tensor_parallel / o.processes.n;
     Result<Backends> backends = wants_gpu(o) ? gpu_backends(o, n_local) : Backends();
     if (!backends) return std::unexpected(backends.error());
-    o.device           = backends->empty() ? "cpu" : "cuda";
+    o.device = backends->empty() ? "cpu" : "cuda";
+    if (o.device == "cuda" && o.kv_type != DType::F16 && o.block_size % 4 != 0)
+        return fail("on a GPU a KV cache of the type ", name_of(o.kv_type),
+                    " needs a --block-size that is a multiple of 4, not ", o.block_size);
     const double usual = o.device == "cpu" ? 60 : processes ? 20 : 10;
     const auto   group = std::make_shared<RankGroup>(o.tensor_parallel, o.rank_seconds > 0 ? o.rank_seconds : usual,
                                                      o.processes.rank * n_local, n_local, processes);

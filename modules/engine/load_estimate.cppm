@@ -117,7 +117,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     }
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
-    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == DType::F16 && o.isa.empty())) {
+    if (o.device == "cuda" || (o.device == "auto" && gpu_has(o.kv_type) && o.isa.empty())) {
         if (o.tensor_parallel > 1) announce_cuda_ranks();
         Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({});
         if (!gpu && o.device == "cuda") return std::unexpected(gpu.error());

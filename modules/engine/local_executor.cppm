@@ -159,6 +159,10 @@ StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const Ra
         if (l.attends()) attentions.insert({l.window, l.n_kv_heads, l.head_dim, l.value_dim});
     const ModelConfig& mine = shape.config;
     StepLimits         limits;
+    for (const LayerConfig& l : mine.layers)
+        if (l.keeps_kv() && !mine.latent && (has_scales(o.kv_type.k) || has_scales(o.kv_type.v)))
+            limits.coded_cols = std::max(limits.coded_cols, l.n_kv_heads * l.head_dim);
+    limits.block_size              = o.block_size;
     limits.max_tokens              = o.max_batch_tokens;
     limits.max_logit_rows          = max_logit_rows;
     limits.max_sequences           = o.max_sequences;

@@ -396,7 +396,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
                 const float* x = floats(from) + t * from.cols + h * dim;
                 if (!scales) return kernels_.store_kv(x, type, to, nullptr, dim);
                 turned.assign(x, x + dim);
-                kernels_.rotate(turned.data(), dim, cache.rotation());
+                if (array == cache.k) kernels_.rotate(turned.data(), dim, cache.rotation());
                 const std::size_t scale = at * std::size_t(parts) + std::size_t(part);
                 kernels_.store_kv(turned.data(), type, to, scales + block + scale * sizeof(float), dim);
             };
@@ -420,14 +420,12 @@ void CpuBackend::rotate(const Tensor& x, std::int64_t columns, int size) {
     });
 }
 
-// Where K is rotated, the queries are; where V is, so are its sums, and turned back.
+// Where K is rotated, the queries are.
 void CpuBackend::execute(const Attention& op) {
     const KvLayer& cache = layers_[std::size_t(op.layer)];
     const Tensor   q = at(op.q), out = at(op.out);
-    if (cache.k_scales) rotate(q, std::int64_t(op.n_heads) * cache.head_dim, cache.rotation());
+    if (cache.k_scales && !cache.latent()) rotate(q, std::int64_t(op.n_heads) * cache.head_dim, cache.rotation());
     attention_.run(op, weights_.vector(op.sinks), q, out, cache);
-    if (cache.latent() ? cache.k_scales : cache.v_scales)
-        rotate(out, std::int64_t(op.n_heads) * cache.value_dim, cache.rotation());
 }
 
 void CpuBackend::execute(const Add& op) {

@@ -1,4 +1,4 @@
-// quire.compute.cuda.attention_plan: how a step's attention is cut for the GPU: split-KV items for sequences with one query, tiles of
+// quire.compute.cuda.attention_plan: how a step's attention is cut for the GPU: split-KV items for sequences that decode, tiles of
 // queries for prompts, tiles of queries that share a beginning.
 module;
 
@@ -15,10 +15,13 @@ export namespace quire {
 struct AttentionShape {
     int  head_dim = 0, value_dim = 0, n_heads = 0, n_kv_heads = 0;
     int  block_size    = 0;     // 0: blocks that sequences share are read for each of them
+    int  most_queries  = 0;     // of a step in split-KV items, where it is not deterministic
     int  window        = 0;     // sliding window; 0: none
     bool chunked       = false; // Attention::chunked
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
+    int  unpacked      = 0;     // blocks of codes that a launch of prompts can have as fp16; 0: K and V are no codes
+    int  entry         = 0;     // tokens of one
     // Reading K and V once for all sequences that share them costs a launch: worth it where it saves so many bytes in a layer.
     std::int64_t least_saved = 80 << 20;
 };
@@ -40,9 +43,18 @@ AttentionRoom attention_room(const AttentionShape& shape, const cuda::Context& g
 // Where the launches of a deterministic step begin, of at most `most` items each, and the end; no row is in two of them.
 void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector<int>& begins);
 
-// The lists of a step, as words of 4 bytes, with room for most_shared_tiles() SharedTiles and most_shared_queries() SharedQueries.
+// Tiles of prompts that are computed together, and the blocks of codes that are unpacked for them.
+struct PrefillLaunch {
+    int first_tile = 0, n_tiles = 0;
+    int first_unpack = 0, n_unpacks = 0, most_entries = 0, n_blocks = 0;
+};
+
+// The lists of a step, as words of 4 bytes, with room for most_shared_tiles() SharedTiles, most_shared_queries() SharedQueries, and an UnpackedBlocks and
+// the place of a table for each sequence.
 struct AttentionLists {
-    std::int32_t *items = nullptr, *tiles = nullptr, *shared = nullptr, *queries = nullptr;
+    std::int32_t *items = nullptr, *tiles = nullptr, *shared = nullptr, *queries = nullptr, *unpacks = nullptr,
+                 *unpacked_starts        = nullptr;
+    std::vector<PrefillLaunch>* prefills = nullptr; // in order; null: without codes there is one launch of all
 };
 int most_shared_tiles(const cuda::Context& gpu);
 int most_shared_queries(int max_sequences);
@@ -113,6 +125,7 @@ int most_shared_queries(int max_sequences) { return rounded_items(max_sequences)
 int most_shared_tiles(const cuda::Context& gpu) { return rounded_items(cuda::most_splits(gpu)); }
 
 constexpr int least_shared = 64; // positions that are worth a split
+constexpr int few_queries  = 8;  // of a sequence that decodes
 
 int AttentionPlanner::shared_length(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
                                     const cuda::Context& gpu, int n_queries) {
@@ -168,6 +181,23 @@ int AttentionPlanner::write_shared(const StepPlan& plan, const GroupPlan& tables
     return n_tiles;
 }
 
+// The entries of a sequence's table that its tiles read go behind those of the sequences before, or begin another launch. Kernels read up to
+// 256 positions before those that a tile sees. A table of 0, 1, 2 ... leads to the unpacked blocks.
+void unpack(int s, int first_position, int last_position, const AttentionShape& shape, const AttentionWork& work,
+            const AttentionLists& lists) {
+    const int first = std::max(0, first_position - 256) / shape.entry, n = last_position / shape.entry + 1 - first;
+    check(n <= shape.unpacked, "a sequence longer than the room for unpacked blocks");
+    std::vector<PrefillLaunch>& all    = *lists.prefills;
+    const int                   before = all.empty() ? 0 : all.back().first_unpack + all.back().n_unpacks;
+    if (all.empty() || all.back().n_blocks + n > shape.unpacked) all.push_back({work.n_tiles, 0, before, 0, 0, 0});
+    PrefillLaunch& launch = all.back();
+    put(lists.unpacks, before, cuda::UnpackedBlocks{s, first, n, launch.n_blocks});
+    lists.unpacked_starts[s] = launch.n_blocks - first;
+    launch.n_unpacks++;
+    launch.n_blocks += n;
+    launch.most_entries = std::max(launch.most_entries, n);
+}
+
 AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
                                      const cuda::Context& gpu, const AttentionLists& lists) {
     check(plan.readable.size() == std::size_t(plan.n_seqs()), "a plan that does not say what is readable");
@@ -180,6 +210,7 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
                                   : rows / (shape.n_heads / shape.n_kv_heads);
     const int     shared    = shared_length(plan, tables, shape, gpu, n_queries);
     beginnings_.assign(std::size_t(plan.n_seqs()), {});
+    if (lists.prefills) lists.prefills->clear();
     if (shared > 0)
         for (const SharedPrefix& p : prefixes_.prefixes())
             for (int i = 0; i < p.n; i++) {
@@ -194,17 +225,23 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
                : shape.chunked   ? position / shape.window * shape.window
                                  : std::max(0, position - shape.window + 1);
     };
-    const auto single = [&](int s) { // a sequence of one query
-        return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
+    // Sequences of one query, and of the few that check a draft, are decoded; longer ones are prompts.
+    const auto rows_of = [&](int s) { return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)]; };
+    int        n_few   = 0; // queries
+    for (int s = 0; s < plan.n_seqs(); s++) n_few += rows_of(s) <= few_queries ? rows_of(s) : 0;
+    const auto decodes = [&](int s) {
+        return rows_of(s) == 1 || (rows_of(s) <= few_queries && n_few <= shape.most_queries);
     };
     cuda::SplitLengths lengths;
-    std::int64_t       positions = 0; // of the sequences of one query
+    std::int64_t       positions = 0; // of the sequences that decode
     if (!shape.deterministic) {
         for (int s = 0; s < plan.n_seqs(); s++)
-            if (const int row = plan.token_start[std::size_t(s)]; single(s))
+            for (int row = plan.token_start[std::size_t(s)]; decodes(s) && row < plan.token_start[std::size_t(s) + 1];
+                 row++)
                 positions +=
                     plan.positions[std::size_t(row)] + 1 - std::max(seen_from(row), beginnings_[std::size_t(s)].end);
-        lengths        = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
+        lengths =
+            cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads, shape.unpacked > 0);
         lengths.length = bounded(lengths.length, positions, gpu);
         if (lengths.short_length > 0) lengths.short_length = bounded(lengths.short_length, positions, gpu);
         if (lengths.short_length >= lengths.length || shared > 0) lengths.short_length = 0;
@@ -229,10 +266,12 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
     };
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
-        if (tile > 0 && (single(s) || shape.deterministic)) {
+        if (tile > 0 && (decodes(s) || shape.deterministic)) {
             for (int row = first; row < end; row++) one_query(row, s, lengths.length);
             continue;
         }
+        if (shape.unpacked > 0 && first < end)
+            unpack(s, seen_from(first), plan.positions[std::size_t(end) - 1], shape, work, lists);
         for (int row = first; row < end;) {
             std::int32_t* to = lists.tiles + std::size_t(work.n_tiles++) * 3;
             int           n  = std::min(std::max(tile, 16), end - row);
@@ -240,6 +279,8 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
             to[0] = s, to[1] = row, to[2] = n;
             row += n;
         }
+        if (shape.unpacked > 0 && first < end)
+            lists.prefills->back().n_tiles = work.n_tiles - lists.prefills->back().first_tile;
     }
     const auto round_up = [&](int from) {
         const int n = shape.rounded ? rounded_items(n_items - from) : n_items - from;
@@ -252,7 +293,9 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
     work.n_items = round_up(0);
     if (lengths.short_length > 0 && tile > 0) {
         for (int s = 0; s < plan.n_seqs(); s++)
-            if (single(s)) one_query(plan.token_start[std::size_t(s)], s, lengths.short_length);
+            for (int row = plan.token_start[std::size_t(s)]; decodes(s) && row < plan.token_start[std::size_t(s) + 1];
+                 row++)
+                one_query(row, s, lengths.short_length);
         work.n_short = round_up(work.n_items);
     }
     if (shared > 0) {

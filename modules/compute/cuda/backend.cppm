@@ -9,6 +9,7 @@ module;
 export module quire.compute.cuda.backend;
 
 export import quire.compute.backend;
+import quire.compute.cuda.attention_plan;
 import quire.compute.cuda.block_copies;
 import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
@@ -191,8 +192,9 @@ private:
     void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
 
-    float*        partial_     = nullptr; // of split-KV attention
-    std::int32_t* arrivals_    = nullptr;
+    float*        partial_    = nullptr; // of split-KV attention
+    std::int32_t* arrivals_   = nullptr;
+    Half *        unpacked_k_ = nullptr, *unpacked_v_ = nullptr; // blocks of codes as fp16, of one layer
     std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write into it
     float*        logits_      = nullptr; // pinned
     std::size_t   logits_size_ = 0;
@@ -279,6 +281,13 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     bool       ok = step_.prepare(limits_, memory_, pinned_);
     partial_      = static_cast<float*>(
         memory_.take(std::size_t(step_.most_items()) * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
+    const std::size_t unpacked =
+        std::size_t(step_.unpacked_blocks()) * std::size_t(l.block_size) * std::size_t(l.coded_cols) * 2;
+    if (unpacked > 0) {
+        unpacked_k_ = static_cast<Half*>(memory_.take(unpacked));
+        unpacked_v_ = static_cast<Half*>(memory_.take(unpacked));
+        ok          = ok && unpacked_k_ && unpacked_v_;
+    }
     arrivals_             = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
     logits_size_          = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
     logits_               = static_cast<float*>(pinned_.take(logits_size_ * 4));
@@ -540,7 +549,15 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
         plan.items = items;
         cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
     });
-    cuda::attention_prefill(op.device.attend, plan, step_.tiles(op.items), step_.n_tiles(op.items), *gpu_);
+    step_.each_prefill(op.items, [&](const cuda::PrefillTile* tiles, int n, const cuda::UnpackedBlocks* unpacks,
+                                     const PrefillLaunch& launch) {
+        cuda::Attention fp16 = op.device.attend;
+        if (!fp16.coded || fp16.latent()) return cuda::attention_prefill(fp16, plan, tiles, n, *gpu_);
+        cuda::unpack_codes(fp16, plan, unpacks, launch.n_unpacks, launch.most_entries, unpacked_k_, unpacked_v_, *gpu_);
+        fp16.coded   = false;
+        fp16.cache_k = unpacked_k_, fp16.cache_v = unpacked_v_, fp16.block_stride = fp16.n_kv_heads;
+        cuda::attention_prefill(fp16, step_.unpacked_plan(op.tables, op.items), tiles, n, *gpu_);
+    });
 }
 
 void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {

@@ -183,7 +183,8 @@ public:
         }
         const KvLayer&   cache  = layers_[std::size_t(op.layer)];
         const bool       stores = op.k != none;
-        LoweredOperation to     = of_one_row(stores);
+        const bool       coded  = cache.k_scales || cache.v_scales;
+        LoweredOperation to     = of_one_row(stores && !coded);
         to.tables               = tables_of(cache);
         cuda::RopeStore& args   = to.device.rope;
         args.q                  = static_cast<Half*>(device_of(op.q));
@@ -203,8 +204,12 @@ public:
         args.block_stride       = int(cache.stride / cache.tile_bytes());
         args.scale              = rope.scale;
         args.neox               = rope.neox;
+        args.coded              = coded;
+        args.k_array            = k_array(cache);
+        args.v_array            = v_array(cache);
+        args.rotation           = cache.k_scales ? cache.rotation() : 1;
         to.device.kind          = cuda::Operation::rope_and_store;
-        to.fusible              = stores;
+        to.fusible              = stores && !coded;
         return to;
     }
 
@@ -227,6 +232,9 @@ public:
         args.softcap           = op.softcap;
         args.sinks             = weights_.vector(op.sinks);
         args.value_dim         = cache.value_dim;
+        args.coded             = cache.k_scales || cache.v_scales;
+        args.k_array           = k_array(cache);
+        args.v_array           = v_array(cache);
         to.items               = int(std::ranges::find(attentions_, attention_of(op, layers_)) - attentions_.begin());
         to.tables              = tables_of(cache);
         to.device.kind         = cuda::Operation::attention;
@@ -336,9 +344,25 @@ public:
 
 private:
     using Half = cuda::Half;
-    void* device_of(ValueId id) const { return values_.at(id, {}).data; }
-    void* device_or_null(ValueId id) const { return id == none ? nullptr : device_of(id); }
-    int   tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
+    void*                device_of(ValueId id) const { return values_.at(id, {}).data; }
+    void*                device_or_null(ValueId id) const { return id == none ? nullptr : device_of(id); }
+    static cuda::KvArray array_of(const KvLayer& cache, void* rows, DType type, std::byte* scales) {
+        const int         parts      = cache.latent() ? 2 : 1;
+        const std::size_t tile       = std::size_t(cache.block_size) * row_bytes(type, cache.head_dim),
+                          scale_tile = std::size_t(cache.block_size) * std::size_t(parts) * sizeof(float);
+        check(scales == nullptr || cache.stride % tile == 0, "KV codes: the stride of blocks is no multiple of a row");
+        return {rows,
+                reinterpret_cast<float*>(scales),
+                type == DType::I8   ? cuda::KvType::i8
+                : type == DType::F8 ? cuda::KvType::e4m3
+                                    : cuda::KvType::f16,
+                int(cache.stride / tile),
+                int(cache.stride / scale_tile),
+                parts};
+    }
+    static cuda::KvArray k_array(const KvLayer& c) { return array_of(c, c.k, c.type, c.k_scales); }
+    static cuda::KvArray v_array(const KvLayer& c) { return array_of(c, c.v, c.v_type, c.v_scales); }
+    int tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
     template <class Op>
     LoweredOperation lower_gemm(const Op& op) { // of experts
         LoweredOperation to = of_one_row(false);

@@ -66,11 +66,25 @@ public:
             launch(some);
         }
     }
-    int                      n_items() const { return work_[0].n_items; } // of the first list
-    int                      n_tiles(int list) const { return work_[std::size_t(list)].n_tiles; }
-    const cuda::PrefillTile* tiles(int list) const {
-        return reinterpret_cast<const cuda::PrefillTile*>(device_ + tiles_at(std::size_t(list)));
+    int n_items() const { return work_[0].n_items; } // of the first list
+    // Prompts likewise: launch(tiles, n_tiles, unpacks, of them), because launches share the memory of unpacked blocks.
+    template <class Launch>
+    void each_prefill(int list, const Launch& launch) const {
+        const auto        at    = std::size_t(list);
+        const auto* const tiles = reinterpret_cast<const cuda::PrefillTile*>(device_ + tiles_at(at));
+        if (unpacked_ == 0) return launch(tiles, work_[at].n_tiles, nullptr, PrefillLaunch{});
+        const auto* const unpacks = reinterpret_cast<const cuda::UnpackedBlocks*>(device_ + unpacks_at(at));
+        for (const PrefillLaunch& some : prefills_[at])
+            launch(tiles + some.first_tile, some.n_tiles, unpacks + some.first_unpack, some);
     }
+    // A plan with block tables that lead to unpacked blocks.
+    cuda::Plan unpacked_plan(int tables, int list) const {
+        cuda::Plan plan   = plans_[std::size_t(tables)];
+        plan.block_tables = identity_;
+        plan.table_start  = device_ + unpacks_at(std::size_t(list)) + 4 * (std::size_t(limits_.max_sequences) + 1);
+        return plan;
+    }
+    int unpacked_blocks() const { return unpacked_; } // room for them; 0: K and V are no codes
     // A graph depends on the addresses, on the rows, and on the numbers of entries in each list.
     std::array<int, 11> key() const {
         const auto &a = work_[0], &b = work_[1];
@@ -89,13 +103,18 @@ private:
                  reinterpret_cast<const cuda::SharedQuery*>(at + at_queries_), work_[list].n_shared,
                  work_[list].n_shared_queries}};
     }
+    // Unpacks, and a place of a table for each sequence.
+    std::size_t    unpack_ints() const { return unpacked_ > 0 ? 5 * (std::size_t(limits_.max_sequences) + 1) : 0; }
+    std::size_t    unpacks_at(std::size_t list) const { return at_unpacks_ + list * unpack_ints(); }
     std::size_t    tiles_at(std::size_t list) const { return at_tiles_ + list * std::size_t(limits_.max_tokens) * 3; }
     AttentionShape attention_shape(const AttentionKind& kind, bool rounded) const {
         AttentionShape shape;
         shape.head_dim = kind.head_dim, shape.value_dim = kind.value_dim;
+        shape.most_queries = limits_.max_sequences;
         shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
         shape.block_size = block_size_, shape.window = kind.window, shape.chunked = kind.chunked;
         shape.deterministic = deterministic_, shape.rounded = rounded;
+        shape.unpacked = unpacked_, shape.entry = limits_.block_size;
         return shape;
     }
     void put_states(const StepPlan& plan);
@@ -106,19 +125,22 @@ private:
     StepLimits     limits_;
     std::int32_t * host_ = nullptr, *device_ = nullptr;
     std::size_t    at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
-                at_tables_ = 0, at_tokens_ = 0, at_from_ = 0, at_to_ = 0;
+                at_unpacks_ = 0, at_tables_ = 0, at_tokens_ = 0, at_from_ = 0, at_to_ = 0;
     std::size_t table_ints_ = 0,
                 list_ints_  = 0; // room for the block tables of one part, and for the lists of an attention
-    std::size_t                     at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
-    int                             block_size_ = 0;
-    std::vector<int>                first_tables_;
-    std::vector<cuda::Plan>         plans_; // for the layers of each part
-    std::vector<AttentionKind>      kinds_;
-    std::array<AttentionWork, 2>    work_;
-    AttentionPlanner                planner_;
-    AttentionRoom                   room_;
-    std::array<std::vector<int>, 2> launches_; // of deterministic steps: see launches_of()
-    StepShape                       shape_;
+    std::size_t                               at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
+    int                                       block_size_ = 0;
+    std::vector<int>                          first_tables_;
+    std::vector<cuda::Plan>                   plans_; // for the layers of each part
+    std::vector<AttentionKind>                kinds_;
+    std::array<AttentionWork, 2>              work_;
+    AttentionPlanner                          planner_;
+    AttentionRoom                             room_;
+    std::array<std::vector<int>, 2>           launches_; // of deterministic steps: see launches_of()
+    std::array<std::vector<PrefillLaunch>, 2> prefills_;
+    int                                       unpacked_ = 0;
+    std::int32_t*                             identity_ = nullptr; // 0, 1, 2 ... on the device
+    StepShape                                 shape_;
 };
 
 } // namespace quire
@@ -153,8 +175,14 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     at_queries_   = at_shared_ + std::size_t(most_shared_tiles(gpu_)) * sizeof(cuda::SharedTile) / 4;
     list_ints_    = at_queries_ + std::size_t(most_shared_queries(l.max_sequences)) * sizeof(cuda::SharedQuery) / 4;
     at_tiles_     = at_items_ + std::size_t(l.n_attentions) * list_ints_;
-    at_tables_    = at_tiles_ + std::size_t(l.n_attentions) * T * 3;
-    at_tokens_    = at_tables_ + plans_.size() * table_ints_;
+    at_unpacks_   = at_tiles_ + std::size_t(l.n_attentions) * T * 3;
+    // Room for the longest sequence, or for several short ones.
+    constexpr int usual = 16384;
+    if (l.coded_cols > 0)
+        unpacked_ =
+            (std::max(l.context, std::min(usual, l.max_sequences * l.context)) + l.block_size - 1) / l.block_size + 1;
+    at_tables_              = at_unpacks_ + std::size_t(l.n_attentions) * unpack_ints();
+    at_tokens_              = at_tables_ + plans_.size() * table_ints_;
     const std::size_t units = std::max(T, S) * std::size_t(l.unit); // a graph's rows are sequences of one token
     at_from_                = at_tokens_ + (l.unit > 0 ? std::max(T, S) + 1 : 0);
     at_to_                  = at_from_ + units;
@@ -162,6 +190,13 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     host_                   = static_cast<std::int32_t*>(pinned.take(bytes));
     device_                 = static_cast<std::int32_t*>(memory.take(bytes));
     if (!host_ || !device_) return false;
+    if (unpacked_ > 0) {
+        std::vector<std::int32_t> identity(std::size_t(unpacked_), 0);
+        std::iota(identity.begin(), identity.end(), 0);
+        identity_ = static_cast<std::int32_t*>(memory.take(identity.size() * 4));
+        if (!identity_) return false;
+        cuda::upload(identity_, identity.data(), identity.size() * 4, gpu_);
+    }
     for (std::size_t g = 0; g < l.parts.size(); g++)
         for (int part = 0; part < std::max(l.parts[g], l.parts.size() == 1 ? 1 : 0); part++) {
             const auto  i     = std::size_t(first_tables_[g] + part);
@@ -249,9 +284,11 @@ bool StepUpload::send(const StepPlan& plan) {
     bool tiles = false;
     for (std::size_t i = 0; i < kinds_.size(); i++) {
         std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i] = planner_.plan(plan, plan.groups[std::size_t(kinds_[i].group)], attention_shape(kinds_[i], decoding),
-                                 gpu_, {list, host_ + tiles_at(i), list + at_shared_, list + at_queries_});
-        tiles    = tiles || work_[i].n_tiles > 0;
+        work_[i] =
+            planner_.plan(plan, plan.groups[std::size_t(kinds_[i].group)], attention_shape(kinds_[i], decoding), gpu_,
+                          {list, host_ + tiles_at(i), list + at_shared_, list + at_queries_, host_ + unpacks_at(i),
+                           host_ + unpacks_at(i) + 4 * (std::size_t(limits_.max_sequences) + 1), &prefills_[i]});
+        tiles = tiles || work_[i].n_tiles > 0;
         check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
         if (deterministic_)
             launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,

@@ -1,0 +1,71 @@
+// Rows of K and V that are codes (KvArray in kernels.h): what the codes are worth, and numbers as codes.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "../epilogue.cuh"
+#include "../kernels.h"
+#include "../paged_kv.cuh"
+#include "../warp.cuh"
+
+namespace quire::cuda {
+
+// Four codes without their scale: two pairs of fp16, which hold each code exactly. A byte b in the low bits of the fp16 1024 makes 1024 + b of
+// it; int8 codes are stored with 128 added.
+template <KvType Type>
+__device__ inline uint2 as_fp16(std::uint32_t codes) {
+    uint2 pairs;
+    if constexpr (Type == KvType::e4m3) {
+        const __half2_raw low  = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(codes & 0xffff), __NV_E4M3),
+                          high = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(codes >> 16), __NV_E4M3);
+        pairs                  = {low.x | std::uint32_t(low.y) << 16, high.x | std::uint32_t(high.y) << 16};
+    } else {
+        const std::uint32_t low               = __byte_perm(codes, 0x64646464u, 0x4140),
+                            high              = __byte_perm(codes, 0x64646464u, 0x4342);
+        const __half2 offset                  = __half2half2(__ushort_as_half(0x6480)); // 1152
+        *reinterpret_cast<__half2*>(&pairs.x) = __hsub2(*reinterpret_cast<const __half2*>(&low), offset);
+        *reinterpret_cast<__half2*>(&pairs.y) = __hsub2(*reinterpret_cast<const __half2*>(&high), offset);
+    }
+    return pairs;
+}
+__device__ inline uint2 as_fp16(std::uint32_t codes, KvType type) {
+    return type == KvType::e4m3 ? as_fp16<KvType::e4m3>(codes) : as_fp16<KvType::i8>(codes);
+}
+
+// A scale's unit: the largest code.
+__device__ constexpr float top_code(KvType type) { return type == KvType::e4m3 ? 448.0f : 127.0f; }
+
+// A row of K or V, of one position and KV head, in an array of rows of `cols` numbers.
+struct KvRow {
+    const unsigned char* row;
+    const float*         scales; // null: fp16
+    KvType               type;
+
+    __device__ KvRow(const KvArray& a, int block, int kv_head, int offset, int block_size, int cols)
+        : row(static_cast<const unsigned char*>(a.rows) +
+              kv_row(block, kv_head, offset, a.row_stride, block_size) * cols * (a.scales ? 1 : 2)),
+          scales(a.scales ? a.scales + kv_row(block, kv_head, offset, a.scale_stride, block_size) * a.parts : nullptr),
+          type(a.type) {}
+
+    // Eight numbers as fp16, from `first` on, a multiple of eight. `part`: which scale is theirs.
+    __device__ uint4 eight(int first, int part = 0) const {
+        if (!scales) return *reinterpret_cast<const uint4*>(row + 2 * first);
+        const uint2 codes = *reinterpret_cast<const uint2*>(row + first);
+        const uint2 a = as_fp16(codes.x, type), b = as_fp16(codes.y, type);
+        const float scale  = scales[part];
+        const auto  scaled = [&](std::uint32_t pair) {
+            const float2 f = as_float2(pair);
+            return pack_finite(f.x * scale, f.y * scale);
+        };
+        return {scaled(a.x), scaled(a.y), scaled(b.x), scaled(b.y)};
+    }
+    __device__ float number(int d, int part = 0) const {
+        if (!scales) return __half2float(reinterpret_cast<const __half*>(row)[d]);
+        return as_float2(as_fp16(row[d], type).x).x * scales[part];
+    }
+};
+
+} // namespace quire::cuda
