@@ -4,7 +4,7 @@
 #   as a user without sudo       make chat: must name what is missing and stop
 #   as root                      make chat with a question piped in, make test, make test-clients
 #   as root, without a network   both commands again
-#   as a user without sudo       make chat in a clone of his own, without a network; on Debian 13 make test, too
+#   as a user without sudo       make chat in a clone of his own, without a network
 # The mirror, the name servers and the certificates are those of the machine at hand. Needs root, debootstrap and about 4 GB
 # in TMPDIR (/var/tmp). Exit status: 0 passed or skipped (only without root or debootstrap), 1 failed.
 set -euo pipefail
@@ -107,9 +107,4 @@ step "without network: make test" no root "make test"
 tests
 step "as a user: make chat" no reader "$chat"
 answer
-# A second build of everything for another user, on one of the releases: it takes as long as the first.
-if [ "$release" = 13 ]; then
-    step "as a user: make test" no reader "make test"
-    tests
-fi
 stamp "passed"
