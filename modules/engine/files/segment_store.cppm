@@ -1,0 +1,401 @@
+// quire.engine.files.segment_store: units of the prefix cache in files, so that they outlive the process. **Owns** the files and the index of
+// what is in them. One thread uses a store.
+//
+// The files (segments) only grow, and are numbered. A segment is a head, then records one behind the other:
+//
+//   segment   magic, model, tokens of a block, checksum                                          32 bytes, little-endian
+//   record    magic, lane, serial, parent's serial, namespace, sizes, seals, checksums          136 bytes
+//             the tokens of the block; the payload: the bytes of the unit's blocks. Both are encrypted where there is a key
+//
+// Whatever ends the process, at any write, leaves whole records and at most one torn one behind them. A record is found only when the
+// checksum of its head and tokens is right, and its payload is given out only when that is right too. A text is known by its serial, a number
+// that the directory never gives to two texts: a record says its own and that of the text before its tokens, so the chain of tokens is
+// compared from the beginning of a prompt on, whatever hashes collide.
+export module quire.engine.files.segment_store;
+
+import quire.core.base;
+import quire.core.hash;
+import quire.core.std;
+import quire.core.thread_pool;
+export import quire.engine.files.cipher;
+export import quire.engine.files.segment_files;
+import quire.paging.block_hash;
+
+export namespace quire {
+
+struct SegmentOptions {
+    std::uint64_t bytes = 0; // of all segments; the oldest goes when a record has no room
+    // Fingerprint of all that a unit's bytes depend on: weights, layout, types, numerics. Segments of another model, or of another key, are
+    // left alone, and count.
+    std::uint64_t         model      = 0;
+    int                   block_size = 16; // tokens of a record
+    std::optional<Cipher> cipher     = {}; // none: tokens and payloads can be read by all who can read the files
+    int                   threads    = 1;  // of read()
+};
+
+// A unit to be read into memory of its size.
+struct UnitRead {
+    std::uint64_t                     serial = 0;
+    int                               lane   = 0;
+    std::vector<std::span<std::byte>> memory;
+    bool                              whole = false; // it was there, and is right
+};
+
+struct SegmentStats {
+    std::uint64_t written = 0, read = 0; // records
+    std::uint64_t damaged = 0; // records, or ends of segments, that were dropped because their checksum was wrong
+    std::uint64_t refused = 0, segments_gone = 0; // records that a full disk did not take; segments given up for others
+    std::uint64_t kept = 0;                       // records of such segments that were written once more
+};
+
+class SegmentStore {
+public:
+    // Reads the heads of all records.
+    SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles> files);
+    SegmentStore(const SegmentStore&)            = delete;
+    SegmentStore& operator=(const SegmentStore&) = delete;
+    ~SegmentStore();
+
+    // Greater than the serial of any text that the files have or had: the first one for a new text.
+    std::uint64_t first_serial() const { return first_serial_; }
+    // The serial of the text that continues text `parent` (0: nothing) with these tokens, as far as the first lane has it; 0: none.
+    std::uint64_t find(const CacheNamespace& space, std::uint64_t parent, std::span<const Token> tokens) const;
+    bool          has(std::uint64_t serial, int lane) const { return records_.contains({known_as(serial), lane}); }
+    // The unit of a lane; tokens [block_size] for the first lane, none for others. A text that is there under another serial, because it was
+    // computed again, is known by that one from now on. False: the unit is there already, or the disk is full.
+    bool append(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+                std::span<const Token> tokens, Pieces payload);
+    // What is damaged is forgotten.
+    void read(std::span<UnitRead> units);
+
+    std::uint64_t       bytes() const { return bytes_; } // of all segments
+    std::size_t         n_records() const { return records_.size(); }
+    const SegmentStats& stats() const { return stats_; }
+
+private:
+    using Key = std::pair<std::uint64_t, int>; // serial and lane
+    struct Place {
+        std::uint64_t segment = 0, at = 0; // where the record begins
+        std::uint64_t bytes     = 0;       // of the record
+        std::uint64_t child_key = 0;       // of the first lane, in children_
+        bool          used      = false;   // read since it was written
+    };
+    struct Segment {
+        std::uint64_t    bytes = 0;
+        std::vector<Key> records;
+    };
+    struct Child {
+        CacheNamespace     space;
+        std::uint64_t      parent = 0, serial = 0;
+        std::vector<Token> tokens;
+    };
+    struct RecordHead;
+
+    std::uint64_t known_as(std::uint64_t serial) const {
+        const auto at = aliases_.find(serial);
+        return at == aliases_.end() ? serial : at->second;
+    }
+    std::uint64_t             reserve() const { return o_.bytes / 16; } // for what drop_oldest() writes again
+    std::optional<RecordHead> read_head(std::uint64_t segment, std::uint64_t at, std::vector<Token>& tokens) const;
+    void                      scan(std::uint64_t segment);
+    bool                      begin_segment();
+    bool                      fetch(const Key& key, const Place& place, Pieces payload) const;
+    std::optional<Place>      write(RecordHead& head, std::span<std::byte> tokens, Pieces payload);
+    void                      drop_oldest();
+    bool                      keep(const Key& key, Place& place);
+    void                      forget(const Key& key);
+    void                      enter(Child child, int lane, const Place& place);
+
+    SegmentOptions                                   o_;
+    std::unique_ptr<SegmentFiles>                    files_;
+    std::uint64_t                                    growing_ = 0, bytes_ = 0, first_serial_ = 1;
+    bool                                             grows_ = false; // the segment growing_ is this store's
+    std::map<std::uint64_t, Segment>                 segments_;      // by number, the oldest first
+    std::map<Key, Place>                             records_;
+    std::unordered_map<std::uint64_t, std::uint64_t> aliases_; // of texts that were computed again: the first serial
+    std::unordered_map<std::uint64_t, std::vector<Child>> children_;   // by a hash of parent and tokens
+    std::unordered_map<std::uint64_t, int>                n_children_; // by serial
+    SegmentStats                                          stats_;
+    std::vector<std::byte>                                buffer_;
+    ThreadPool                                            readers_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr std::uint64_t segment_magic = 0x31304745534b51ull; // "QKSEG01"
+constexpr std::uint32_t record_magic  = 0x31524b51;          // "QKR1"
+
+// The serials of a process begin with the number of its first segment, which no other process has: so they are new even where the records
+// of an earlier process can no longer be read.
+constexpr int           serial_bits  = 40;
+constexpr std::uint64_t most_segment = 1 << 22; // a greater number is not ours
+
+struct SegmentHead {
+    std::uint64_t magic = segment_magic, model = 0;
+    std::uint32_t block_size = 0, unused = 0;
+    std::uint64_t checksum = 0;
+};
+
+struct SegmentStore::RecordHead {
+    std::uint32_t  magic = record_magic, lane = 0;
+    std::uint64_t  serial = 0, parent = 0;
+    CacheNamespace space;
+    std::uint32_t  n_tokens = 0, unused = 0;
+    std::uint64_t  payload_bytes = 0;
+    Seal           tokens_seal{}, payload_seal{}; // where there is a key
+    std::uint64_t  payload_checksum = 0;          // where there is none
+    std::uint64_t  segment          = 0;          // a record that was copied elsewhere is not this one
+    std::uint64_t  checksum         = 0;          // of the above and the tokens, as they are in the file
+
+    std::uint64_t              before_payload() const { return sizeof *this + n_tokens * sizeof(Token); }
+    std::span<const std::byte> sealed() const { return std::as_bytes(std::span(this, 1)).first(56); } // by both seals
+};
+static_assert(sizeof(SegmentHead) == 32 && std::endian::native == std::endian::little);
+
+std::uint64_t checksum_of(std::uint64_t seed, Pieces pieces) {
+    for (std::span<const std::byte> piece : pieces) seed = hash_bytes(piece.data(), piece.size(), seed);
+    return seed;
+}
+
+// Of a head, whose last eight bytes it is; and of what follows.
+template <class Head>
+std::uint64_t checksum_of(Head& head, std::span<std::byte> behind = {}) {
+    return checksum_of(0, std::array{piece_of(head).first(sizeof head - 8), behind});
+}
+
+std::uint64_t key_of(const CacheNamespace& space, std::uint64_t parent, std::span<const Token> tokens) {
+    return hash_bytes(tokens.data(), tokens.size_bytes(), parent ^ space.low);
+}
+
+SegmentStore::SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles> files)
+    : o_(std::move(options)), files_(std::move(files)), readers_(o_.threads) {
+    if (o_.cipher) o_.model = o_.cipher->name_of("model", cat(o_.model))[0];
+    for (const auto [number, bytes] : files_->sizes()) {
+        if (number > most_segment) continue;
+        segments_[number].bytes = bytes;
+        bytes_ += bytes;
+        growing_ = number;
+        scan(number);
+    }
+    first_serial_ = ((growing_ + 1) << serial_bits) + 1;
+    while (bytes_ > o_.bytes && !segments_.empty()) drop_oldest();
+}
+
+SegmentStore::~SegmentStore() = default;
+
+// A record whose head and tokens are whole.
+std::optional<SegmentStore::RecordHead> SegmentStore::read_head(std::uint64_t segment, std::uint64_t at,
+                                                                std::vector<Token>& tokens) const {
+    RecordHead head;
+    static_assert(sizeof head == 136);
+    if (!files_->read(segment, at, std::array{piece_of(head)}) || head.magic != record_magic ||
+        head.segment != segment || (head.n_tokens != 0 && head.n_tokens != std::uint32_t(o_.block_size)))
+        return std::nullopt;
+    tokens.resize(head.n_tokens);
+    const std::span<std::byte> bytes = piece_of(std::span(tokens));
+    if (!files_->read(segment, at + sizeof head, std::array{bytes}) || head.checksum != checksum_of(head, bytes) ||
+        (o_.cipher && !o_.cipher->open(head.tokens_seal, head.sealed(), std::array{bytes})))
+        return std::nullopt;
+    return head;
+}
+
+// Enters the records of a segment, up to the first one that is not whole.
+void SegmentStore::scan(std::uint64_t segment) {
+    const std::uint64_t size = segments_[segment].bytes;
+    SegmentHead         first;
+    const bool          ours = files_->read(segment, 0, std::array{piece_of(first)}) && first.magic == segment_magic &&
+                      first.checksum == checksum_of(first) && first.model == o_.model &&
+                      first.block_size == std::uint32_t(o_.block_size);
+    for (std::uint64_t at = sizeof first; ours && at < size;) {
+        std::vector<Token> tokens;
+        const auto         head = read_head(segment, at, tokens);
+        if (!head || head->payload_bytes > size - std::min(size, at + head->before_payload())) {
+            stats_.damaged++;
+            return;
+        }
+        const std::uint64_t bytes = head->before_payload() + head->payload_bytes;
+        if (!has(head->serial, int(head->lane)))
+            enter({head->space, head->parent, head->serial, std::move(tokens)}, int(head->lane), {segment, at, bytes});
+        at += bytes;
+    }
+}
+
+void SegmentStore::enter(Child child, int lane, const Place& place) {
+    const Key key{child.serial, lane};
+    Place&    to = records_[key] = place;
+    to.child_key                 = key_of(child.space, child.parent, child.tokens);
+    segments_[place.segment].records.push_back(key);
+    if (lane > 0) return;
+    n_children_[child.parent]++;
+    children_[to.child_key].push_back(std::move(child));
+}
+
+std::uint64_t SegmentStore::find(const CacheNamespace& space, std::uint64_t parent,
+                                 std::span<const Token> tokens) const {
+    parent        = known_as(parent);
+    const auto at = children_.find(key_of(space, parent, tokens));
+    if (at == children_.end()) return 0;
+    for (const Child& child : at->second)
+        if (child.parent == parent && child.space == space && std::ranges::equal(child.tokens, tokens))
+            return child.serial;
+    return 0;
+}
+
+void SegmentStore::forget(const Key& key) {
+    const auto at = records_.find(key);
+    if (at == records_.end()) return;
+    if (key.second == 0) {
+        const auto children = children_.find(at->second.child_key);
+        const auto own      = std::ranges::find(children->second, key.first, &Child::serial);
+        const auto count    = n_children_.find(own->parent);
+        if (--count->second == 0) n_children_.erase(count);
+        children->second.erase(own);
+        if (children->second.empty()) children_.erase(children);
+    }
+    records_.erase(at);
+}
+
+// Deletes the oldest segment. Its records that lead to others, or were read, are written once more, the first ones first, as far as they have
+// no more than half of its bytes: the beginning that many prompts share is rarely read, because it stays in memory, but all texts behind
+// it are reached through it only.
+void SegmentStore::drop_oldest() {
+    const auto [oldest, segment] = *segments_.begin();
+    std::uint64_t left           = oldest == growing_ ? 0 : std::min(segment.bytes / 2, reserve());
+    const auto    find           = [&](const Key& key) {
+        const auto at = records_.find(key);
+        return at == records_.end() || at->second.segment != oldest ? records_.end() : at;
+    };
+    for (const Key& key : segment.records | std::views::reverse) // a child before its parent
+        if (const auto at = find(key); at != records_.end())
+            if (!at->second.used && (key.second > 0 || !n_children_.contains(key.first))) forget(key);
+    for (const Key& key : segment.records)
+        if (const auto at = find(key); at != records_.end()) {
+            const std::uint64_t bytes = at->second.bytes;
+            if (bytes <= left && keep(key, at->second)) left -= bytes;
+            else forget(key);
+        }
+    files_->remove(oldest);
+    bytes_ -= segment.bytes;
+    if (oldest == growing_) grows_ = false;
+    segments_.erase(oldest);
+    stats_.segments_gone++;
+}
+
+// Writes a record again, as it is.
+bool SegmentStore::keep(const Key& key, Place& place) {
+    RecordHead head;
+    buffer_.resize(place.bytes - sizeof head);
+    if (!files_->read(place.segment, place.at, std::array{piece_of(head), std::span(buffer_)})) return false;
+    const std::size_t n_tokens = std::min(buffer_.size(), head.n_tokens * sizeof(Token));
+    const auto        tokens = std::span(buffer_).first(n_tokens), payload = std::span(buffer_).subspan(n_tokens);
+    if (head.checksum != checksum_of(head, tokens)) return false;
+    auto to = write(head, tokens, std::array{payload});
+    if (!to) return false;
+    to->child_key = place.child_key;
+    place         = *to;
+    segments_[place.segment].records.push_back(key);
+    stats_.kept++;
+    return true;
+}
+
+bool SegmentStore::begin_segment() {
+    grows_ = growing_ < most_segment && files_->create(++growing_);
+    if (!grows_) return false;
+    SegmentHead head{.model = o_.model, .block_size = std::uint32_t(o_.block_size)};
+    head.checksum = checksum_of(head);
+    if (!files_->append(growing_, std::array{piece_of(head)})) {
+        files_->remove(growing_);
+        return grows_ = false;
+    }
+    segments_[growing_].bytes = sizeof head;
+    bytes_ += sizeof head;
+    return true;
+}
+
+// To the segment that grows. An eighth of the bytes to a segment, so that little goes with the oldest one.
+std::optional<SegmentStore::Place> SegmentStore::write(RecordHead& head, std::span<std::byte> tokens, Pieces payload) {
+    const std::uint64_t bytes = head.before_payload() + head.payload_bytes;
+    const bool          full  = !grows_ || segments_.at(growing_).bytes + bytes > o_.bytes / 8;
+    if (full && !begin_segment()) {
+        stats_.refused++;
+        return std::nullopt;
+    }
+    Segment& to   = segments_.at(growing_);
+    head.segment  = growing_;
+    head.checksum = checksum_of(head, tokens);
+    if (!files_->append(growing_, std::array{piece_of(head), tokens}) || !files_->append(growing_, payload)) {
+        stats_.refused++;
+        grows_ = files_->cut(growing_, to.bytes); // else the next record begins another segment
+        return std::nullopt;
+    }
+    const Place place{growing_, to.bytes, bytes};
+    to.bytes += bytes;
+    bytes_ += bytes;
+    return place;
+}
+
+bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+                          std::span<const Token> tokens, Pieces payload) {
+    check(serial > 0 && (lane > 0 || int(tokens.size()) == o_.block_size), "a record without its text");
+    parent = known_as(parent);
+    if (lane == 0 && !has(serial, 0)) {
+        if (aliases_.size() > 4 * records_.size() + 65536) aliases_.clear(); // costs records of texts that are there
+        if (const std::uint64_t first = find(space, parent, tokens)) aliases_[serial] = first;
+    }
+    if (has(serial, lane)) return false;
+    RecordHead head{.lane = std::uint32_t(lane), .serial = known_as(serial), .parent = parent, .space = space};
+    head.n_tokens             = std::uint32_t(tokens.size());
+    head.payload_bytes        = size_of(payload);
+    const std::uint64_t bytes = head.before_payload() + head.payload_bytes + sizeof(SegmentHead);
+    if (bytes > o_.bytes - reserve()) return false;
+    while (bytes_ + bytes > o_.bytes - reserve() && !segments_.empty()) drop_oldest();
+
+    std::vector<Token>         own(tokens.begin(), tokens.end());
+    const std::span<std::byte> text = piece_of(std::span(own));
+    std::span<std::byte>       hidden;
+    if (o_.cipher) {
+        buffer_.resize(head.payload_bytes);
+        hidden            = std::span(buffer_);
+        head.tokens_seal  = o_.cipher->seal(head.sealed(), std::array{text}, text);
+        head.payload_seal = o_.cipher->seal(head.sealed(), payload, hidden);
+    } else {
+        head.payload_checksum = checksum_of(head.serial, payload);
+    }
+    const auto place = write(head, text, o_.cipher ? Pieces(std::span(&hidden, 1)) : payload);
+    if (!place) return false;
+    stats_.written++;
+    enter({space, parent, head.serial, {tokens.begin(), tokens.end()}}, lane, *place);
+    return true;
+}
+
+bool SegmentStore::fetch(const Key& key, const Place& place, Pieces payload) const {
+    std::vector<Token> tokens;
+    const auto         head = read_head(place.segment, place.at, tokens);
+    return head && head->serial == key.first && head->lane == std::uint32_t(key.second) &&
+           head->payload_bytes == size_of(payload) &&
+           files_->read(place.segment, place.at + head->before_payload(), payload) &&
+           (o_.cipher ? o_.cipher->open(head->payload_seal, head->sealed(), payload)
+                      : head->payload_checksum == checksum_of(key.first, payload));
+}
+
+void SegmentStore::read(std::span<UnitRead> units) {
+    const auto key_of_unit = [&](const UnitRead& unit) { return Key{known_as(unit.serial), unit.lane}; };
+    readers_.run(int(units.size()), [&](int i, int) { // they change nothing but the unit
+        UnitRead&  unit = units[std::size_t(i)];
+        const auto at   = records_.find(key_of_unit(unit));
+        unit.whole      = at != records_.end() && fetch(at->first, at->second, unit.memory);
+    });
+    for (const UnitRead& unit : units) {
+        const auto at = records_.find(key_of_unit(unit));
+        if (at == records_.end()) continue;
+        (unit.whole ? stats_.read : stats_.damaged)++;
+        at->second.used = true;
+        if (!unit.whole) forget(at->first);
+    }
+}
+
+} // namespace quire
