@@ -141,6 +141,7 @@ public:
     virtual ~Backend() = default;
 
     virtual std::string describe() const = 0; // one line for a person: device, instruction set, threads
+    virtual std::string numerics() const = 0; // of these what the bits of its results depend on
 
     // The choices that were made by measuring on this machine, for a person; empty if there are none.
     virtual std::string tuning() const { return {}; }

@@ -30,6 +30,9 @@ public:
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;
 
+    // Appends the memory of a block of the pool in host memory, in pieces.
+    void append_host_block(BlockId block, std::vector<std::span<std::byte>>& pieces) const;
+
     // The bytes of one token's K and V, and of their scales, across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, KvTypes types);
     // The bytes of a sequence's recurrent state across all layers.
@@ -170,6 +173,11 @@ void KvCache::place(const ModelConfig& config, KvTypes types, const CacheLayout&
     }
     for (std::size_t i = 0; i < layers_.size(); i++)
         if (const int source = config.layers[i].kv_source; source >= 0) layers_[i] = layers_[std::size_t(source)];
+}
+
+void KvCache::append_host_block(BlockId block, std::vector<std::span<std::byte>>& pieces) const {
+    for (const BlockArray& array : swap_arrays_)
+        pieces.emplace_back(array.data + std::size_t(block) * array.stride, array.bytes);
 }
 
 void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {

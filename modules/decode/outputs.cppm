@@ -101,6 +101,7 @@ Output output_of(const SequenceGroup& group, int index, FinishReason finish = Fi
     output.prompt_tokens = group.n_prompt();
     output.cached_tokens = group.n_cached;
     output.loaded_tokens = group.n_loaded;
+    output.disk_tokens   = std::min(group.n_from_disk, group.n_loaded);
     output.n_preempted   = group.n_preempted;
     output.first_run     = group.first_run;
     output.finish        = finish;

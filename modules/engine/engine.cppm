@@ -5,9 +5,12 @@ export module quire.engine.engine;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.hash;
+import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.pooling;
 import quire.engine.executor;
+export import quire.engine.files.disk_requests; // SegmentStats
+import quire.engine.fingerprint;
 import quire.engine.local_executor;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
@@ -41,6 +44,9 @@ struct EngineStats {
     int           blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
     int           host_cached = 0; // blocks of the prefix cache in host memory
     HostTierStats host;            // since the start
+    SegmentStats  disk;            // since the start
+    std::uint64_t disk_tokens = 0; // of the loaded ones, prompt tokens that files had
+    std::uint64_t disk_bytes  = 0; // of the files
     int           step_tokens = 0; // of the last step
 };
 
@@ -143,6 +149,7 @@ struct Engine::Impl {
     std::unique_ptr<Executor>     executor;
     std::shared_ptr<ProcessGroup> leader; // null: this process leads, or is alone
     Scheduler                     scheduler;
+    std::unique_ptr<DiskRequests> files; // behind the scheduler's prefix cache; null: none
     Decoder                       decoder;
     Decoding                      decoding;        // the caller's, if any
     std::optional<Decoding>       new_decoding;    // from the next step on
@@ -181,15 +188,16 @@ struct Engine::Impl {
     TimePoint now() const { return options.clock ? options.clock() : std::chrono::steady_clock::now(); }
     double    seconds_since(TimePoint t) const { return std::chrono::duration<double>(now() - t).count(); }
 
-    void begin();
-    bool finish(std::vector<Output>& out);
-    void move_blocks();
-    void take_inbox(std::vector<Output>& out);
-    void measure_moves();
-    void count(std::span<const Scheduled> scheduled, double seconds);
-    void keep_pace(double seconds);
-    void set_pace();
-    void sample_stats();
+    void         begin();
+    bool         finish(std::vector<Output>& out);
+    void         move_blocks();
+    void         take_inbox(std::vector<Output>& out);
+    Result<void> open_files(const std::string& path, std::optional<Cipher> cipher);
+    void         measure_moves();
+    void         count(std::span<const Scheduled> scheduled, double seconds);
+    void         keep_pace(double seconds);
+    void         set_pace();
+    void         sample_stats();
 };
 
 // A measured rate that follows slow changes and forgives a single slow step.
@@ -207,26 +215,12 @@ Result<void> check_processes(const EngineOptions& o) {
 
 // The properties that must be equal in all processes that run one model together, one a line.
 std::string agreement(const Gguf& file, const EngineOptions& o) {
-    std::uint64_t hash  = 0;
-    const auto    bytes = [&](const void* data, std::size_t n) { hash = hash_bytes(data, n, hash); };
-    for (const GgufPair& pair : file.pairs()) {
-        if (pair.key.starts_with("general.") || pair.key.starts_with("split."))
-            continue; // one host may have it in parts
-        bytes(pair.key.data(), pair.key.size());
-        bytes(pair.value.data(), pair.value.size());
-    }
-    for (const GgufTensor& t : file.tensors()) {
-        bytes(t.name.data(), t.name.size());
-        bytes(&t.type, sizeof t.type);
-        bytes(t.dims.data(), sizeof t.dims);
-        const std::size_t sample = std::min<std::size_t>(t.bytes, 64); // all of it would have to be read
-        for (std::size_t at : {std::size_t(0), (t.bytes - sample) / 2, t.bytes - sample}) bytes(t.data + at, sample);
-    }
-    return cat("has a model file with the fingerprint ", hash, "\nhas --tensor-parallel ", o.tensor_parallel,
-               "\nhas KV of the type ", name_of(o.kv_type), "\nhas --kv-blocks ", o.kv_blocks, "\nhas --swap-blocks ",
-               o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ", o.block_size,
-               "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens, " tokens\nhas steps of ",
-               o.max_sequences, " sequences\n", o.deterministic ? "is deterministic" : "is not deterministic");
+    return cat("has a model file with the fingerprint ", fingerprint(file), "\nhas --tensor-parallel ",
+               o.tensor_parallel, "\nhas KV of the type ", name_of(o.kv_type), "\nhas --kv-blocks ", o.kv_blocks,
+               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ",
+               o.block_size, "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens,
+               " tokens\nhas steps of ", o.max_sequences, " sequences\n",
+               o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
@@ -243,6 +237,14 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
+
+    std::optional<Cipher> cipher; // of files
+    if (!o.kv_key.empty()) {
+        if (!o.keeps_files()) return fail("--kv-key is the key of the files in --kv-dir, which is not given");
+        Result<Cipher> key = Cipher::from_file(o.kv_key);
+        if (!key) return std::unexpected(key.error());
+        cipher = *key;
+    }
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
@@ -279,15 +281,21 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
 
     SchedulerOptions scheduling;
-    scheduling.n_blocks            = o.kv_blocks;
-    scheduling.block_size          = o.block_size;
-    scheduling.context             = o.context;
-    scheduling.max_batch_tokens    = o.max_batch_tokens;
-    scheduling.max_sequences       = o.max_sequences;
-    scheduling.max_logit_rows      = logit_rows;
-    scheduling.prefix_cache        = o.prefix_cache;
-    scheduling.n_swap              = o.swap_blocks;
-    scheduling.n_tier              = o.tier_blocks;
+    scheduling.n_blocks         = o.kv_blocks;
+    scheduling.block_size       = o.block_size;
+    scheduling.context          = o.context;
+    scheduling.max_batch_tokens = o.max_batch_tokens;
+    scheduling.max_sequences    = o.max_sequences;
+    scheduling.max_logit_rows   = logit_rows;
+    scheduling.prefix_cache     = o.prefix_cache;
+    scheduling.n_swap           = o.swap_blocks;
+    scheduling.n_tier           = o.tier_blocks;
+    scheduling.for_files        = !o.keeps_files() ? ForFiles::none : cipher ? ForFiles::all : ForFiles::shared;
+    if (cipher)
+        scheduling.namespaces = [key = *cipher](std::string_view salt) {
+            const auto [low, high] = key.name_of("namespace", salt);
+            return salt.empty() ? CacheNamespace{} : CacheNamespace{low, high | 1}; // never the shared one
+        };
     scheduling.preemption_mode     = o.preemption_mode;
     scheduling.watermark           = o.watermark;
     scheduling.keep_preempted      = o.keep_preempted;
@@ -305,6 +313,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves();
+    if (o.keeps_files())
+        if (auto ok = impl->open_files(path, std::move(cipher)); !ok) return std::unexpected(ok.error());
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
     return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
@@ -356,6 +366,7 @@ Result<void> Engine::follow() {
 Snapshot Engine::snapshot(bool with_text) {
     Snapshot snapshot;
     impl_->scheduler.view(snapshot);
+    if (impl_->files) snapshot.n_in_files = int(impl_->files->tier().n_records());
     if (with_text)
         for (SequenceView& s : snapshot.sequences) {
             const std::span<const Token> tokens = impl_->scheduler.tokens(s.request, s.index);
@@ -434,12 +445,32 @@ std::size_t Engine::block_bytes() const { return impl_->executor->memory().kv / 
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
-    for (auto& [id, request] : submitted) scheduler.add(id, std::move(request));
+    for (auto& [id, request] : submitted)
+        if (!files || !files->take(id, request)) scheduler.add(id, std::move(request));
     submitted.clear();
-    for (auto [id, index] : cancelled)
+    for (auto [id, index] : cancelled) {
+        if (files) files->pass_on(id);
         if (index < 0) decoder.finish(id, FinishReason::cancelled, "", out);
         else decoder.cancel_answer(id, index, out);
+    }
     cancelled.clear();
+}
+
+// -- files
+
+Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cipher> cipher) {
+    if (options.processes.n > 1) return fail(path, ": --kv-dir is for a model that runs in one process");
+    if (options.tier_blocks == 0)
+        return fail("--kv-dir needs room in host memory (--kv-host-bytes) and the prefix cache");
+    Result<std::unique_ptr<SegmentFiles>> segments =
+        options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
+    if (!segments) return std::unexpected(segments.error());
+    const std::uint64_t model = hash_bytes(basis_of_kv(file, options, executor->numerics()));
+    files                     = std::make_unique<DiskRequests>(
+        SegmentOptions{std::uint64_t(options.kv_disk_bytes), model, options.block_size, std::move(cipher),
+                       options.device == "cuda" ? std::min(8, physical_cores()) : 1},
+        std::move(*segments), options.kv_files.jobs, scheduler, *executor);
+    return {};
 }
 
 // The cost of a block that is swapped, from moving a few while the pools are empty.
@@ -462,7 +493,8 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     for (const Scheduled& item : scheduled) {
         const SequenceGroup& g = *item.group;
         if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
-            stats.cached_tokens += std::uint64_t(g.n_cached), stats.loaded_tokens += std::uint64_t(g.n_loaded);
+            stats.cached_tokens += std::uint64_t(g.n_cached), stats.loaded_tokens += std::uint64_t(g.n_loaded),
+                stats.disk_tokens += std::uint64_t(std::min(g.n_from_disk, g.n_loaded));
         const bool decodes = g.prompt_done && item.n_tokens <= item.sequence->n_new;
         (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(item.n_tokens);
         if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
@@ -508,6 +540,10 @@ void Engine::Impl::sample_stats() {
     stats.host_cached     = b.n_on_host();
     stats.host            = b.host_stats();
     stats.step_tokens     = plan.n_tokens();
+    if (!files) return;
+    stats.disk       = files->tier().stats();
+    stats.disk_bytes = files->tier().bytes();
+    stats.waiting += files->n_waiting();
 }
 
 void Engine::Impl::move_blocks() {
@@ -532,7 +568,14 @@ void Engine::Impl::begin() {
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);
     move_blocks();
-    if (running.empty()) return scheduler.commit(); // moves alone
+    if (files) files->moves_taken();
+    if (running.empty()) { // moves alone
+        if (files) {       // uses the blocks from now on
+            executor->wait_for_moves(moved);
+            files->moves_done();
+        }
+        return scheduler.commit();
+    }
     since = now();
     for (const Scheduled& item : running)
         if (item.group->first_run == TimePoint{}) item.group->first_run = since;
@@ -549,6 +592,7 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
     const StepResults                results = executor->results();
     const std::span<const Scheduled> ran     = std::exchange(running, {});
+    if (files) files->moves_done();
     count(ran, seconds_since(since));
     scheduler.commit();
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
@@ -559,15 +603,20 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
 bool Engine::step(std::vector<Output>& out) {
     Impl& e   = *impl_;
     bool  ran = e.finish(out); // pipelined: the step that the last call began
+    if (e.files) e.files->update();
     e.take_inbox(out);
     e.decoder.resume(out);
     e.begin();
     // All running sequences wait for masks: only the inbox has to be read now and then.
     if (e.running.empty() && e.decoder.waits()) e.decoder.wait(0.002);
+    const bool reads = e.files && e.files->n_waiting() > 0;
+    if (e.running.empty() && reads && e.scheduler.idle()) e.files->wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.sample_stats();
-    const bool busy = ran || !e.scheduler.idle();
+    const bool saves =
+        e.files && e.scheduler.blocks().host().has_saved(); // the next step's moves bring it to the files
+    const bool busy = ran || !e.scheduler.idle() || reads || saves;
     if (!busy) e.executor->check_peers();
     return busy;
 }

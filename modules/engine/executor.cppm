@@ -37,10 +37,15 @@ public:
     // For when no step runs: throws std::runtime_error if one of several processes is gone. Does not wait.
     virtual void check_peers() {}
 
+    // The memory of a block of the pool in host memory, in pieces, of all ranks of this process. Any thread; to read and to write while no
+    // moves use the block.
+    virtual std::vector<std::span<std::byte>> host_block(BlockId block) const = 0;
+
     virtual ExecutorMemory memory() const     = 0;
     virtual std::string    tuning() const     = 0; // the choices made by measuring on this machine; empty: none
     virtual double         weight_bandwidth() = 0; // see Backend::weight_bandwidth(); 0 for several ranks
     virtual std::string    describe() const   = 0; // one line: device, instruction set, threads
+    virtual std::string    numerics() const   = 0; // see Backend::numerics()
     virtual std::string    explain() const    = 0; // the program, and how it runs: see Backend::explain()
 };
 

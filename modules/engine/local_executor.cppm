@@ -75,6 +75,12 @@ public:
     }
     StepResults results() override;
 
+    std::vector<std::span<std::byte>> host_block(BlockId block) const override {
+        std::vector<std::span<std::byte>> pieces;
+        for (const Rank& r : ranks_) r.cache.append_host_block(block, pieces);
+        return pieces;
+    }
+
     ExecutorMemory memory() const override {
         ExecutorMemory sum;
         for (const Rank& r : ranks_) {
@@ -88,6 +94,7 @@ public:
         const std::string one = first().backend->describe();
         return ranks_.size() > 1 ? cat(ranks_.size(), " ranks of ", one) : one;
     }
+    std::string numerics() const override { return first().backend->numerics(); }
     std::string explain() const override { return first().backend->explain(); }
     std::string tuning() const override { return first().backend->tuning(); }
     double      weight_bandwidth() override { return ranks_.size() > 1 ? 0 : first().backend->weight_bandwidth(); }

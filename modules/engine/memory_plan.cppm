@@ -189,8 +189,9 @@ Result<void> MemoryPlan::decide() {
         o_.swap_blocks = int(*n);
     }
     if (o_.kv_host_bytes < 0)
-        o_.kv_host_bytes =
-            o_.device == "cuda" ? std::int64_t(std::min(std::size_t(8) << 30, available_memory() / 8)) : 0;
+        o_.kv_host_bytes = o_.device == "cuda" || o_.keeps_files()
+                               ? std::int64_t(std::min(std::size_t(8) << 30, available_memory() / 8))
+                               : 0;
     const Result<std::uint64_t> tier = agree(tier_asked());
     if (!tier) return std::unexpected(tier.error());
     o_.tier_blocks = int(*tier);

@@ -2,6 +2,7 @@
 export module quire.engine.options;
 
 import quire.core.std;
+export import quire.engine.files.segment_files;
 export import quire.engine.ranks.process_group; // ProcessSpec
 export import quire.core.tensor;
 export import quire.paging.block;
@@ -52,9 +53,19 @@ struct EngineOptions {
     int kv_blocks   = 0;
     int swap_blocks = -1; // of the swap pool, likewise; -1: as many as KV blocks
     // Bytes of host memory, of all ranks of this process, for what leaves the prefix cache on the device. 0: that is forgotten. -1: on a
-    // GPU an eighth of the memory that is free, at most 8 GiB; 0 on a CPU, where it would be the same memory as the cache's.
-    std::int64_t   kv_host_bytes   = 0;
-    int            tier_blocks     = 0;                         // so many: an engine's options() say it
+    // GPU, and with kv_dir, an eighth of the memory that is free, at most 8 GiB; else 0, because on a CPU it is the same memory as the cache's.
+    std::int64_t kv_host_bytes = 0;
+    int          tier_blocks   = 0; // so many: an engine's options() say it
+    // A directory with files for what enters the prefix cache, so that it outlives the process; empty: none. They need kv_host_bytes.
+    std::string  kv_dir        = {};
+    std::int64_t kv_disk_bytes = std::int64_t(10) << 30; // of all files
+    // A file with the key that these files are encrypted with; empty: they are not, and requests with a salt are not written.
+    std::string kv_key = {};
+    struct { // for tests, in place of kv_dir: the engine's thread reads and writes them, so many jobs in each step
+        std::function<std::unique_ptr<SegmentFiles>()> make = {};
+        std::function<int()>                           jobs = {};
+    } kv_files{};
+    bool           keeps_files() const { return !kv_dir.empty() || kv_files.make; }
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its former blocks that no other request has taken.

@@ -8,8 +8,8 @@ import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
 import quire.paging.cache_layout;
-export import quire.paging.host_tier; // HostTierStats
-import quire.paging.prefix_cache;
+export import quire.paging.host_tier;    // HostTier
+export import quire.paging.prefix_cache; // Lane
 import quire.paging.snapshot;
 export import quire.paging.tables.block_tables; // TableId, BlockManagerOptions
 import quire.paging.tables.counts;
@@ -33,10 +33,22 @@ public:
     int n_pinned() const { return tables_.n_pinned; }
     int n_copies() const { return int(tables_.moves.copies.size()); } // waiting for take_moves()
     // Of the pool in host memory, for swapped requests and for what has left the device's prefix cache.
-    int                  n_swap() const { return swaps_.pool().size(); }
-    int                  n_swap_free() const { return swaps_.pool().n_free(); } // of no swapped request
-    int                  n_on_host() const { return tables_.host.n_kept(); }    // of the prefix cache
+    int n_swap() const { return swaps_.pool().size(); }
+    int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_lent(); } // of no swapped request
+    int n_on_host() const { return tables_.host.n_kept(); }                            // of the prefix cache
     const HostTierStats& host_stats() const { return tables_.host.stats(); }
+
+    // -- for files behind the prefix cache; see HostTier and PrefixCache
+
+    HostTier&              host() { return tables_.host; }
+    std::span<const Lane>  lanes() const { return tables_.cache_lanes; }
+    void                   begin_serials(std::uint64_t first) { tables_.cache.begin_serials(first); }
+    std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const {
+        return tables_.cache.known(space, tokens);
+    }
+    BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const {
+        return tables_.cache.hash_of(parent, tokens);
+    }
 
     // Entries of a table for `n_tokens` tokens, and the blocks of such entries of all groups.
     inline int entries_for(int n_tokens) const { return tables_.entries_for(n_tokens); }
@@ -267,7 +279,7 @@ void BlockManager::drop_cache() {
 void BlockManager::view(Snapshot& snapshot) const {
     snapshot.block_size    = block_size();
     snapshot.n_swap_blocks = n_swap();
-    snapshot.n_swap_used   = n_swap() - n_swap_free() - swaps_.pool().n_held();
+    snapshot.n_swap_used   = std::max(n_swap() - n_swap_free() - swaps_.pool().n_held(), 0);
     snapshot.n_host_cached = n_on_host();
     snapshot.blocks.clear();
     for (BlockId id = 0; id < n_blocks(); id++) {

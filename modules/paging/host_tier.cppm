@@ -15,10 +15,25 @@ import quire.paging.block_pool;
 
 export namespace quire {
 
+// What is copied to host memory as soon as it enters the prefix cache, to be written to files: nothing, the shared namespace, all.
+enum class ForFiles : std::uint8_t { none, shared, all };
+
 struct HostTierOptions {
-    int  n_blocks = 0, block_size = 16; // of the pool, swapped requests included
-    int  n_markers = 0;
-    bool keeps     = false; // false: the pool is for swapped requests alone
+    int      n_blocks = 0, block_size = 16; // of the pool, swapped requests included
+    int      n_markers = 0;
+    bool     keeps     = false; // false: the pool is for swapped requests alone
+    ForFiles for_files = ForFiles::none;
+};
+
+// A unit with what identifies it in every process: what goes to files, and comes from them.
+struct HostUnit {
+    BlockId              unit   = -1;
+    int                  lane   = 0;
+    CacheNamespace       space  = {};
+    std::uint64_t        serial = 0, parent = 0; // of its text, and of the text before its block
+    std::vector<Token>   tokens  = {};           // of the block, in the first lane
+    std::vector<BlockId> blocks  = {};
+    bool                 is_read = false; // a file had it
 };
 
 struct HostTierStats {
@@ -50,7 +65,23 @@ public:
     void save(const BlockPool& device, BlockId bundle, std::span<const Token> tokens);
     // A unit is the source of a copy to the device: it stays what it is until the moves are taken, and then counts as just used.
     void load(BlockId unit);
-    void clear();                         // forgets all units
+    void clear(); // forgets all units that are not lent
+
+    // -- for files
+
+    bool at_once() const { return for_files_ != ForFiles::none; } // save() is wanted as soon as something is cached
+    bool has_saved() const { return !saved_.empty(); }
+    // The units for files that were saved since the last call and that no file has: lent, so that they stay what they are. Some
+    // are left out while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
+    std::vector<HostUnit> take_saved();
+    // Lends room for a unit of the lane of `wanted`, and fills in its unit and blocks. False: there is none.
+    bool lend(HostUnit& wanted);
+    // The unit comes back. enter(): before that, a unit that was read can be found from now on, unless another one is found in its place.
+    void enter(const HostUnit& read, const CacheNamespace& space, const Prefix& parent, BlockHash hash);
+    void give_back(BlockId unit);
+    std::span<const BlockId> lent() const { return lent_; }
+    int                      n_lent() const { return n_lent_; } // blocks
+
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
     // See PrefixCache.
@@ -60,13 +91,20 @@ public:
     void check_invariants() const;
 
 private:
-    void forget(BlockId unit);
-    void log(BlockId unit, bool stored);
+    void                 forget(BlockId unit);
+    bool                 lend_to_files(BlockId unit);
+    void                 begin_loan(BlockId unit);
+    std::vector<BlockId> blocks_of(BlockId unit) const;
+    void                 log(BlockId unit, bool stored);
 
     BlockPool                pool_;
     BlockIndex               index_; // of units, by hash and lane
     std::vector<BlockCopy>&  out_;
     bool                     keeps_, paused_ = false, logging_ = false;
+    ForFiles                 for_files_;
+    std::vector<BlockId>     saved_, lent_; // saved_: since take_saved(); they are lent already
+    int                      n_lent_ = 0;   // blocks
+    std::vector<bool>        in_files_;     // [n_ids]
     HostTierStats            stats_;
     std::vector<CacheChange> changes_;
 };
@@ -82,7 +120,8 @@ BlockHash key_of(BlockHash hash, int lane) { return hash ^ (std::uint64_t(lane) 
 HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::vector<BlockCopy>& out)
     : pool_(o.n_blocks, o.block_size, o.keeps ? FreeOrder::fifo : FreeOrder::lifo, {}, bundles,
             o.keeps ? o.n_markers : 0),
-      index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps) {}
+      index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps),
+      for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
     const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
@@ -121,6 +160,7 @@ void HostTier::forget(BlockId unit) {
     stats_.dropped += std::uint64_t(pool_.n_blocks(unit));
     index_.erase(key_of(pool_.entry(unit).hash, pool_.lane(unit)));
     pool_.clear_entry(unit);
+    if (at_once()) in_files_[std::size_t(unit)] = false;
 }
 
 void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token> tokens) {
@@ -129,10 +169,11 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     const int       lane = device.lane(from);
     const BlockHash key  = key_of(entry.hash, lane);
     if (const BlockId old = index_.find(key); old >= 0) {
-        if (!pool_.is_free(old)) return;                                          // a move at hand reads or writes it
+        if (!pool_.is_free(old)) return; // a move at hand, or a file, reads or writes it
         if (pool_.lane(old) == lane && pool_.entry(old).serial == entry.serial) { // it is there: just used
             pool_.acquire(old);
-            return pool_.release(old);
+            if (!lend_to_files(old)) pool_.release(old);
+            return;
         }
         forget(old); // another text with this hash, or a text that nothing leads to any more
     }
@@ -144,8 +185,74 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     index_.insert(key, to);
     stats_.stored += std::uint64_t(pool_.n_blocks(to));
     log(to, true);
+    if (lend_to_files(to)) return;
     pool_.hold(to); // until the copy is made
     pool_.release(to);
+}
+
+// Notes a unit for take_saved(), unless files have it or cannot keep up. False: it is not lent.
+bool HostTier::lend_to_files(BlockId unit) {
+    if (!at_once() || in_files_[std::size_t(unit)] || 4 * n_lent_ > pool_.size() ||
+        (for_files_ == ForFiles::shared && pool_.entry(unit).space != CacheNamespace{}))
+        return false;
+    begin_loan(unit);
+    saved_.push_back(unit);
+    return true;
+}
+
+void HostTier::begin_loan(BlockId unit) {
+    lent_.push_back(unit);
+    n_lent_ += pool_.n_blocks(unit);
+}
+
+std::vector<BlockId> HostTier::blocks_of(BlockId unit) const {
+    std::vector<BlockId> blocks;
+    if (pool_.n_blocks(unit) > 0)
+        for (BlockId b = unit; b >= 0; b = pool_.next_of(b)) blocks.push_back(b);
+    return blocks;
+}
+
+std::vector<HostUnit> HostTier::take_saved() {
+    std::vector<HostUnit> units;
+    for (BlockId unit : saved_) {
+        const CacheEntry& entry  = pool_.entry(unit);
+        const auto        tokens = pool_.lane(unit) == 0 ? pool_.tokens(unit) : std::span<const Token>{};
+        units.push_back({unit,
+                         pool_.lane(unit),
+                         entry.space,
+                         entry.serial,
+                         entry.parent.serial,
+                         {tokens.begin(), tokens.end()},
+                         blocks_of(unit)});
+    }
+    saved_.clear();
+    return units;
+}
+
+bool HostTier::lend(HostUnit& wanted) {
+    wanted.unit = 2 * n_lent_ > pool_.size() ? -1 : take(wanted.lane);
+    if (wanted.unit < 0) return false;
+    wanted.blocks = blocks_of(wanted.unit);
+    begin_loan(wanted.unit);
+    return true;
+}
+
+void HostTier::enter(const HostUnit& read, const CacheNamespace& space, const Prefix& parent, BlockHash hash) {
+    if (index_.find(key_of(hash, read.lane)) >= 0) return;
+    const auto size = std::int16_t(pool_.block_size());
+    pool_.set_entry(read.unit, {HashState::cached, size, -1, hash, parent, space, read.serial}, read.tokens);
+    index_.insert(key_of(hash, read.lane), read.unit);
+    log(read.unit, true);
+}
+
+// What comes back with an entry is in the files: it was written, or read.
+void HostTier::give_back(BlockId unit) {
+    const auto at = std::ranges::find(lent_, unit);
+    check(at != lent_.end(), "a unit came back that was not lent");
+    lent_.erase(at);
+    n_lent_ -= pool_.n_blocks(unit);
+    in_files_[std::size_t(unit)] = pool_.state(unit) == HashState::cached;
+    pool_.release(unit);
 }
 
 void HostTier::load(BlockId unit) {
@@ -179,7 +286,9 @@ void HostTier::check_invariants() const {
     int n = 0;
     for (BlockId unit = 0; unit < pool_.n_ids(); unit++) {
         const CacheEntry& entry = pool_.entry(unit);
-        if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || pool_.ref_count(unit) > 0) continue;
+        const bool        lent  = std::ranges::find(lent_, unit) != lent_.end();
+        if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || (pool_.ref_count(unit) > 0 && !lent))
+            continue;
         n++;
         check(index_.find(key_of(entry.hash, pool_.lane(unit))) == unit, "a unit in host memory is not in the index");
     }

@@ -76,6 +76,11 @@ public:
     BlockId block_of(const Prefix& prefix) const;
     bool    is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
+    // The leading whole blocks of `tokens` that are written, on the device or in host memory: how many, and the text up to there.
+    std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const;
+    // The serials from here on are new.
+    void begin_serials(std::uint64_t first) { last_serial_ = std::max(last_serial_, first - 1); }
+
     // Gives an entry to a block that has none, and a serial to an entry that has none from before; it is that of the same text in host
     // memory, if that is there. The hash of a full block must not be in the index.
     void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
@@ -235,6 +240,22 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
     return hit;
 }
 
+std::pair<int, Prefix> PrefixCache::known(const CacheNamespace& space, std::span<const Token> tokens) const {
+    const auto size = std::size_t(pool_.block_size());
+    Prefix     here{chain_root(space)};
+    int        n = 0;
+    for (; std::size_t(n + 1) * size <= tokens.size(); n++) {
+        const std::span<const Token> want = tokens.subspan(std::size_t(n) * size, size);
+        const BlockHash              hash = hash_of(here, want);
+        FoundUnit                    at{index_.find(hash)};
+        if (at.block >= 0 && (!holds(at.block, here, space, want) || pool_.state(at.block) != HashState::cached)) break;
+        if (at.block < 0) at.on_host = host_.find(hash, here, space, want);
+        if (at.block < 0 && at.on_host < 0) break;
+        here = prefix_of(at);
+    }
+    return {n, here};
+}
+
 // -- entries
 
 void PrefixCache::insert(BlockId id, CacheEntry entry, std::span<const Token> tokens) {
@@ -259,6 +280,7 @@ void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
     if (state == HashState::in_flight) in_flight_.push_back(block);
     if (state == HashState::cached) log_state(block, true);
+    if (state == HashState::cached && host_.at_once()) host_.save(pool_, block, {});
 }
 
 // A state that can be found, or no longer.
@@ -300,6 +322,7 @@ void PrefixCache::commit() {
         else {
             pool_.set_state(id, HashState::cached);
             log_state(id, true);
+            if (host_.at_once()) host_.save(pool_, id, {});
         }
     }
     in_flight_.clear();
@@ -310,6 +333,7 @@ void PrefixCache::set_cached(BlockId id) {
     if (!is_known(parent)) return evict(id); // evicted meanwhile: nobody would come this way
     pool_.set_state(id, HashState::cached);
     add_child(parent, id);
+    if (host_.at_once()) host_.save(pool_, id, pool_.tokens(id));
     if (const CacheEntry& entry = pool_.entry(id); is_published(entry)) {
         const std::span<const Token> tokens = pool_.tokens(id);
         changes_.push_back({true, entry.hash, entry.parent.hash, {tokens.begin(), tokens.end()}});

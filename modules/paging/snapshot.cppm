@@ -64,6 +64,7 @@ struct Snapshot {
     int                       n_swap_blocks = 0; // size of the pool in host memory
     int                       n_swap_used   = 0;
     int                       n_host_cached = 0; // blocks of the prefix cache in the memory of that pool
+    int                       n_in_files    = 0; // units of the prefix cache in files
     std::vector<SequenceView> sequences;
     std::vector<MemoryEvent>  events;
 };

@@ -85,6 +85,7 @@ struct Output {
     int                                   prompt_tokens   = 0;
     int                                   cached_tokens   = 0; // prompt tokens found in the cache
     int                                   loaded_tokens   = 0; // of these, tokens that were in host memory
+    int                                   disk_tokens     = 0; // of these, tokens that files had
     int                                   computed_tokens = 0; // with return_progress: of the prompt, so far
     FinishReason                          finish          = FinishReason::none;
     bool                                  done            = false; // the request is over

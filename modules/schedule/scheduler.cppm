@@ -34,6 +34,7 @@ struct SchedulerOptions {
     bool           prefix_cache     = true;
     int            n_swap           = 0; // blocks of the pool in host memory, for swapped requests
     int            n_tier           = 0; // more blocks there, for what leaves the prefix cache
+    ForFiles       for_files        = ForFiles::none;
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see the tokens after them
     double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
@@ -46,6 +47,8 @@ struct SchedulerOptions {
     int checkpoint_interval = 0; // tokens between two recurrent states that stay in the prefix cache; 0: none does
     int vocab_size          = 0; // see RequestBounds; so are the end tokens
     std::vector<Token> end_tokens = {};
+    // Of salts; the same in all processes only where a function says so.
+    std::function<CacheNamespace(std::string_view salt)> namespaces = cache_namespace;
 };
 
 // A request that the scheduler itself ended.
@@ -134,6 +137,8 @@ public:
     int                   n_swapped() const { return lists_.n_swapped(); } // of the waiting requests
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
+    BlockManager&         blocks() { return blocks_; } // for the tiers behind it
+    CacheNamespace        namespace_of(const Request& request) const { return options_.namespaces(request.cache_salt); }
     // Blocks, sequences and the events since the last call, for display.
     void                     view(Snapshot& snapshot);
     void                     log_events(bool on); // for view(); off at first
@@ -213,7 +218,8 @@ int checkpoint_interval_of(const SchedulerOptions& o) {
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash, layout_of(options),
-               markers_of(options), options.prefix_cache && !options.reservations ? options.n_tier : 0}),
+               markers_of(options), options.prefix_cache && !options.reservations ? options.n_tier : 0,
+               options.for_files}),
       lists_(options.max_sequences), limit_{.context = options.context, .shifts = !options.reservations},
       checkpoints_{checkpoint_interval_of(options), options.block_size},
       reservations_(options.reservations ? options.reservations(options.n_blocks, options.block_size, options.context)
@@ -264,7 +270,7 @@ void Scheduler::add(RequestId id, Request request) {
         std::int64_t(step_) + std::int64_t(std::clamp(r.priority, -1'000'000, 1'000'000)) * options_.aging_steps,
         n_arrived_++};
     // Without a cache each request still finds its own blocks again: its sequences share them after a preemption.
-    group->space = options_.prefix_cache ? cache_namespace(r.cache_salt) : CacheNamespace{id, ~std::uint64_t(0)};
+    group->space = options_.prefix_cache ? namespace_of(r) : CacheNamespace{id, ~std::uint64_t(0)};
     group->sequences.push_back(std::make_unique<Sequence>());
     group->sequences[0]->tokens     = r.prompt;
     group->sequences[0]->constraint = r.constraint;

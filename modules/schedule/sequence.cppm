@@ -49,6 +49,7 @@ struct SequenceGroup {
     GroupStatus                            status               = GroupStatus::waiting;
     int                                    n_cached             = 0;     // prompt tokens found in the cache
     int                                    n_loaded             = 0;     // of these, tokens that were in host memory
+    int                                    n_from_disk          = 0;     // of these, tokens that files had
     int                                    n_recomputed         = 0;     // tokens computed again after preemptions
     int                                    n_preempted          = 0;     // preemptions of the request
     int                                    n_priority_preempted = 0;     // of these, for a more urgent request

@@ -286,6 +286,7 @@ static void append(Output& to, Output& more) {
     to.prompt_tokens = more.prompt_tokens;
     to.cached_tokens = more.cached_tokens;
     to.loaded_tokens = more.loaded_tokens;
+    to.disk_tokens   = more.disk_tokens;
     if (more.computed_tokens > 0) to.computed_tokens = more.computed_tokens;
     to.n_preempted = more.n_preempted;
     to.first_run   = more.first_run;

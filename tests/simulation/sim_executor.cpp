@@ -4,6 +4,8 @@
 
 #include "sim_executor.h"
 
+import quire.engine.files.segment_files;
+
 namespace quire::simulation {
 
 // Layers of a block, at most.
@@ -16,7 +18,7 @@ static int cells_of(const CacheLayout& layout) {
 SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
     : o_(std::move(options)), clock_(std::move(clock)), n_cells_(cells_of(o_.layout)),
       device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
-      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)) {
+      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)), step_(o_.first_step) {
     std::uint64_t n = 0;
     for (std::vector<Cell>* memory : {&device_, &swap_})
         for (Cell& c : *memory)
@@ -47,6 +49,13 @@ void SimExecutor::copy(bool from_swap, bool to_swap, std::span<const BlockCopy> 
         clock_->pass(o_.block_seconds);
         n_moves++;
     }
+}
+
+std::vector<std::span<std::byte>> SimExecutor::host_block(BlockId block) const {
+    const auto        n     = std::size_t(o_.block_size) * std::size_t(n_cells_);
+    const StateBlock& state = swap_states_[std::size_t(block)];
+    return {piece_of(std::span(swap_).subspan(std::size_t(block) * n, n)), piece_of(std::span(state.value)),
+            piece_of(state.step)};
 }
 
 // How a value stands in block i of a unit.

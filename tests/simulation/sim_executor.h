@@ -27,6 +27,7 @@ struct SimOptions {
     std::vector<Token> ends;
     bool               late_moves = false, late = false, best = false;
     double             token_seconds = 0, block_seconds = 0;
+    int                first_step = 0; // the number before that of the first step
 };
 
 // The next faults of the device. Each is cleared when it has happened.
@@ -38,18 +39,21 @@ class SimExecutor final : public Executor {
 public:
     SimExecutor(SimOptions options, std::shared_ptr<Clock> clock);
 
-    MoveTicket     move_blocks(const BlockMoves& moves) override;
-    void           wait_for_moves(MoveTicket ticket) override;
-    void           launch(const StepPlan& plan) override;
-    SamplingLimits sampling_limits() const override { return {}; }
-    void           sample(const StepPlan&) override {}
-    StepResults    results() override;
-    ExecutorMemory memory() const override { return {}; }
-    std::string    tuning() const override { return {}; }
-    double         weight_bandwidth() override { return 0; }
-    std::string    describe() const override { return "simulated"; }
-    std::string    explain() const override { return "hashes"; }
+    MoveTicket                        move_blocks(const BlockMoves& moves) override;
+    void                              wait_for_moves(MoveTicket ticket) override;
+    void                              launch(const StepPlan& plan) override;
+    SamplingLimits                    sampling_limits() const override { return {}; }
+    void                              sample(const StepPlan&) override {}
+    StepResults                       results() override;
+    ExecutorMemory                    memory() const override { return {}; }
+    std::string                       tuning() const override { return {}; }
+    double                            weight_bandwidth() override { return 0; }
+    std::string                       describe() const override { return "simulated"; }
+    std::string                       numerics() const override { return "simulated"; }
+    std::vector<std::span<std::byte>> host_block(BlockId block) const override;
+    std::string                       explain() const override { return "hashes"; }
 
+    int steps() const { return step_; } // numbers of steps go on from those of an earlier device: they stand in files
     // The first impossible plan that the device met; empty: none.
     const std::string& broken() const { return broken_; }
     void               set_ends(std::vector<Token> ends) { o_.ends = std::move(ends); }

@@ -134,12 +134,24 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
     add_kv_type_flag(app, options);
     app.add_flag_callback(
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
+    app.add_option_function<std::string>( // before --kv-host-bytes, which has the last word
+        "--kv-dir",
+        [&options](const std::string& path) {
+            options.kv_dir = path;
+            if (options.kv_host_bytes == 0) options.kv_host_bytes = -1;
+        },
+        "directory for what enters the prefix cache, so that it is there after a restart");
     app.add_option(
            "--kv-host-bytes", options.kv_host_bytes,
            "bytes of host memory for what the prefix cache has no room for on the device, as 8G; 0: none; default: "
-                   "on a GPU an eighth of the free memory, at most 8 GiB, on a CPU none")
+           "on a GPU, and with --kv-dir, an eighth of the free memory, at most 8 GiB, else none")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::Range(std::int64_t(0), std::int64_t(1) << 50));
+    app.add_option("--kv-key", options.kv_key,
+                   "file with a key of at least 32 bytes, which --kv-dir is encrypted with");
+    app.add_option("--kv-disk-bytes", options.kv_disk_bytes, "most bytes of the files in --kv-dir, as 10G")
+        ->transform(CLI::AsSizeValue(false))
+        ->check(CLI::Range(std::int64_t(1), std::int64_t(1) << 50));
 }
 
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now) {

@@ -121,6 +121,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
     s.n_swap_blocks = int(f.number("swap_blocks", 0, most_blocks, 0));
     s.n_swap_used   = int(f.number("swap_used", 0, s.n_swap_blocks, 0));
     s.n_host_cached = int(f.number("host_cached", 0, s.n_swap_blocks, 0));
+    s.n_in_files    = int(f.number("in_files", 0, std::numeric_limits<int>::max(), 0));
     if (!f.fault().empty()) return fail(f.fault());
     for (const Json& block : f.array("blocks", std::size_t(most_blocks))) {
         Fields     b(block, cat("block ", s.blocks.size()));
@@ -389,7 +390,8 @@ std::string to_text(const Snapshot& s, bool color) {
     out += cat("  used ", t.used, "  cached ", t.cached, "  free ", t.free, t.pinned ? cat("  pinned ", t.pinned) : "",
                "  internal waste ", percent(t.waste), "  saved by sharing ", percent(t.saved),
                s.n_swap_used ? cat("  swapped ", s.n_swap_used, " of ", s.n_swap_blocks) : "",
-               s.n_host_cached ? cat("  in host memory ", s.n_host_cached) : "", "\n");
+               s.n_host_cached ? cat("  in host memory ", s.n_host_cached) : "",
+               s.n_in_files ? cat("  in files ", s.n_in_files) : "", "\n");
     return out;
 }
 

@@ -38,8 +38,9 @@ public:
         : kernels_(kernels), ranks_(std::move(ranks)), rank_(rank), tune_(tune), workers_(threads) {}
 
     std::string describe() const override {
-        return cat("cpu, ", kernels_.name, ", ", workers_.n(), workers_.n() == 1 ? " thread" : " threads");
+        return cat(numerics(), ", ", workers_.n(), workers_.n() == 1 ? " thread" : " threads");
     }
+    std::string numerics() const override { return cat("cpu, ", kernels_.name); }
     std::string tuning() const override {
         return tune_ ? prefetch_.describe() : "prefetch: into the L2 (not measured)";
     }

@@ -82,6 +82,7 @@ public:
         return cat(info_.name, ", compute ", info_.major, ".", info_.minor, ", ", info_.total >> 30, " GiB",
                    options_.deterministic ? ", deterministic" : "");
     }
+    std::string numerics() const override { return describe(); }
 
     Result<Buffer>         allocate(std::size_t bytes) override;
     Result<Buffer>         allocate_host(std::size_t bytes) override;

@@ -48,11 +48,13 @@ public:
         if (const auto lost = processes_->lost_peer())
             throw std::runtime_error(cat("rank ", lost->process, ": ", lost->why));
     }
-    ExecutorMemory memory() const override { return own_->memory(); }
-    std::string    tuning() const override { return own_->tuning(); }
-    double         weight_bandwidth() override { return 0; }
-    std::string    explain() const override { return own_->explain(); }
-    std::string    describe() const override { return cat(processes_->n(), " processes of ", own_->describe()); }
+    ExecutorMemory                    memory() const override { return own_->memory(); }
+    std::string                       tuning() const override { return own_->tuning(); }
+    double                            weight_bandwidth() override { return 0; }
+    std::string                       explain() const override { return own_->explain(); }
+    std::string                       numerics() const override { return own_->numerics(); }
+    std::vector<std::span<std::byte>> host_block(BlockId block) const override { return own_->host_block(block); }
+    std::string describe() const override { return cat(processes_->n(), " processes of ", own_->describe()); }
 
 private:
     void tell(ProcessGroup::Kind kind) {

@@ -35,8 +35,9 @@ struct BlockManagerOptions {
     CacheLayout layout = {};
     // Markers, where no group keeps all positions: for the entries of all tables, and more for the prefix cache. A sequence that gets
     // no marker is not found by others. 0: some for each block.
-    int n_markers = 0;
-    int n_tier    = 0; // more blocks in host memory, for what leaves the device's prefix cache; 0: that is forgotten
+    int      n_markers = 0;
+    int      n_tier = 0; // more blocks in host memory, for what leaves the device's prefix cache; 0: that is forgotten
+    ForFiles for_files = ForFiles::none;
 };
 
 struct LaneTable {
@@ -195,7 +196,7 @@ BlockTables::BlockTables(const BlockManagerOptions& options)
       pool(options.n_blocks, options.block_size, FreeOrder::fifo, options.free_order, bundles_of(cache_lanes),
            markers_of(options)),
       host({options.n_swap + options.n_tier, options.block_size, layout.keeps_all() ? 0 : 2 * options.n_tier + 64,
-            options.n_tier > 0},
+            options.n_tier > 0, options.for_files},
            bundles_of(cache_lanes), moves.swap_out),
       cache(pool, options.hash, cache_lanes, host), pins(std::size_t(pool.n_ids())) {
     check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0 && options.n_tier >= 0,

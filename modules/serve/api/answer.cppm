@@ -15,6 +15,7 @@ struct Usage {
     int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
     int reasoning_tokens = 0; // of the completion
     int loaded_tokens    = 0; // of the cached ones, those that were in host memory
+    int disk_tokens      = 0; // of these, those that files had
 };
 
 // One token, spelled in bytes, with its log-probability.

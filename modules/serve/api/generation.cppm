@@ -38,7 +38,7 @@ public:
 
 private:
     struct PromptState {
-        int                           n_tokens = 0, cached = 0, loaded = 0, preempted = 0;
+        int                           n_tokens = 0, cached = 0, loaded = 0, from_disk = 0, preempted = 0;
         Token                         first = -1;
         std::vector<Token>            tokens; // only where the response returns them
         std::string                   echo;
@@ -223,8 +223,10 @@ Choice Generation::add(Output& output) {
     if (answer.finished) return choice;
     usage_.cached_tokens += output.cached_tokens - prompt.cached;
     usage_.loaded_tokens += output.loaded_tokens - prompt.loaded;
-    prompt.cached    = output.cached_tokens;
-    prompt.loaded    = output.loaded_tokens;
+    prompt.cached = output.cached_tokens;
+    prompt.loaded = output.loaded_tokens;
+    usage_.disk_tokens += output.disk_tokens - prompt.from_disk;
+    prompt.from_disk = output.disk_tokens;
     prompt.preempted = output.n_preempted;
     prompt.first_run = output.first_run;
     if (output.computed_tokens > 0)

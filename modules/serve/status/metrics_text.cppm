@@ -158,6 +158,13 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
     t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
               d(s.cached_tokens + s.prefill_tokens));
     t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));
+    t.counter("quire:kv_disk_hits_total", "Prompt tokens that the files of --kv-dir had.", d(s.disk_tokens));
+    t.counter("quire:kv_disk_records_written_total", "Units of the prefix cache written to files.", d(s.disk.written));
+    t.counter("quire:kv_disk_records_read_total", "Units read from files.", d(s.disk.read));
+    t.counter("quire:kv_disk_records_damaged_total", "Units and ends of files that were dropped as damaged.",
+              d(s.disk.damaged));
+    t.counter("quire:kv_disk_records_refused_total", "Units that a full disk did not take.", d(s.disk.refused));
+    t.gauge("quire:kv_disk_bytes", "Bytes of the files.", d(s.disk_bytes));
     t.counter("quire:kv_host_hits_total", "Of these, prompt tokens that were in host memory.", d(s.loaded_tokens));
     t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
     t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));

@@ -70,6 +70,7 @@ Json without_blocks(const Snapshot& s) {
                 {"swap_blocks", s.n_swap_blocks},
                 {"swap_used", s.n_swap_used},
                 {"host_cached", s.n_host_cached},
+                {"in_files", s.n_in_files},
                 {"totals",
                  {{"blocks", s.blocks.size()},
                   {"used", t.used},

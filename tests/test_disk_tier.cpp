@@ -1,0 +1,199 @@
+// The prefix cache in files: an engine that starts with another's directory answers the same, bit for bit, and computes less.
+#include <unistd.h>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include <filesystem>
+#include <fstream>
+
+#include "process.h"
+#include "reference.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Folder {
+    Folder() {
+        char name[] = "/tmp/quire-kv-XXXXXX";
+        path        = mkdtemp(name);
+    }
+    ~Folder() { fs::remove_all(path); }
+    std::string path;
+};
+
+std::vector<Token> prompt_of(int n, int first) {
+    std::vector<Token> tokens;
+    for (int i = 0; i < n; i++) tokens.push_back(5 + (first + i * 37) % 600);
+    return tokens;
+}
+
+EngineOptions options_of(const std::string& directory) {
+    EngineOptions o;
+    o.threads             = 1;
+    o.block_size          = 8;
+    o.kv_blocks           = 20;
+    o.max_sequences       = 2;
+    o.context             = 128;
+    o.checkpoint_interval = 16;
+    o.kv_dir              = directory;
+    if (!directory.empty()) o.kv_host_bytes = std::int64_t(64) << 20;
+    return o;
+}
+
+struct Asked {
+    std::vector<Answer> answers;
+    EngineStats         stats;
+};
+
+// Requests of several users, now and then two at a time.
+Asked ask(const std::string& model, const EngineOptions& o, const std::string& salt = "") {
+    Engine               engine = load(model, o);
+    std::vector<Request> requests;
+    for (int i = 0; i < 6; i++) {
+        Request& r   = requests.emplace_back(greedy(prompt_of(70, 50 * (i / 2)), 6));
+        r.cache_salt = salt;
+        if (i % 2) r.prompt[40] = 7; // begins as the one before it
+    }
+    Asked asked;
+    asked.answers = run(engine, requests, {0, 2, 40, 44, 80, 81});
+    std::vector<Output> events;
+    while (engine.step(events)) {} // what is left to be moved
+    asked.stats = engine.stats();
+    return asked;
+}
+
+bool same(const Asked& a, const Asked& b) {
+    return std::ranges::equal(a.answers, b.answers, [](const Answer& x, const Answer& y) { return identical(x, y); });
+}
+
+} // namespace
+
+TEST_CASE("after a restart the same prompts have the same answers, from files") {
+    const std::string name =
+        GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
+                 "gemma4-Q8_0.gguf", "lfm2-F16.gguf", "qwen35-F16.gguf", "mamba2-F16.gguf");
+    CAPTURE(name);
+    const std::string model = reference(cat("models/", name));
+    Folder            folder;
+    const Asked       plain = ask(model, options_of("")), first = ask(model, options_of(folder.path)),
+                second = ask(model, options_of(folder.path));
+    CHECK(same(first, plain));
+    CHECK(same(second, plain));
+    CHECK(first.stats.disk_tokens == 0);
+    CHECK(second.stats.disk_tokens > 0);
+    CHECK(second.stats.cached_tokens > first.stats.cached_tokens);
+    CHECK(second.stats.prefill_tokens < first.stats.prefill_tokens);
+    CHECK(second.stats.disk.damaged == 0);
+
+    // Bytes that flip, ends that are missing: the answers do not change.
+    std::mt19937 random(3);
+    for (int round = 0; round < 4; round++) {
+        for (const auto& entry : fs::directory_iterator(folder.path)) {
+            if (entry.path().extension() != ".kv") continue;
+            const auto size = fs::file_size(entry.path());
+            if (round == 3) {
+                fs::resize_file(entry.path(), size - random() % size / 2);
+                continue;
+            }
+            std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+            for (int i = 0; i < 3; i++) {
+                file.seekp(std::streamoff(random() % size));
+                file.put(char(random()));
+            }
+        }
+        CAPTURE(round);
+        CHECK(same(ask(model, options_of(folder.path)), plain));
+    }
+}
+
+TEST_CASE("with a key the files have requests with a salt, each for its own salt") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path + "/kv");
+    o.kv_key            = folder.path + "/key";
+    std::ofstream(o.kv_key) << std::string(32, 'k');
+    const Asked plain = ask(model, options_of("")), first = ask(model, o, "mine");
+    CHECK(first.stats.disk.written > 0);
+    CHECK(ask(model, o, "yours").stats.disk_tokens == 0);
+    CHECK(ask(model, o).stats.disk_tokens == 0);
+    const Asked again = ask(model, o, "mine");
+    CHECK(same(again, plain));
+    CHECK(again.stats.disk_tokens > 0);
+    std::ofstream(o.kv_key) << std::string(32, 'o');
+    CHECK(ask(model, o, "mine").stats.disk_tokens == 0); // another key
+    o.kv_dir.clear();
+    CHECK(Engine::load(model, o).error().message.find("--kv-dir") != std::string::npos);
+}
+
+TEST_CASE("requests with a salt are not in files") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    const Asked       first = ask(model, options_of(folder.path), "mine");
+    CHECK(first.stats.disk.written == 0);
+    CHECK(ask(model, options_of(folder.path)).stats.disk_tokens == 0);
+    CHECK(ask(model, options_of(folder.path), "mine").stats.disk_tokens == 0);
+}
+
+TEST_CASE("another model, another type of KV and another size of blocks find nothing in files") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    (void)ask(model, options_of(folder.path));
+    EngineOptions o = options_of(folder.path);
+    o.kv_type       = DType::F32;
+    CHECK(ask(model, o).stats.disk_tokens == 0);
+    o         = options_of(folder.path);
+    o.threads = 2; // the bits do not depend on it
+    CHECK(ask(model, o).stats.disk_tokens > 0);
+    o            = options_of(folder.path);
+    o.block_size = 4;
+    o.kv_blocks  = 40;
+    CHECK(ask(model, o).stats.disk_tokens == 0);
+    CHECK(ask(reference("models/llama3-gqa-F16.gguf"), options_of(folder.path)).stats.disk_tokens == 0);
+    CHECK(ask(model, options_of(folder.path)).stats.disk_tokens > 0);
+}
+
+TEST_CASE("files need room in host memory, and a directory of their own") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    o.kv_host_bytes     = 0;
+    Result<Engine> none = Engine::load(model, o);
+    REQUIRE_FALSE(none.has_value());
+    CHECK(none.error().message.find("--kv-host-bytes") != std::string::npos);
+    Engine        first   = load(model, options_of(folder.path));
+    EngineOptions again   = options_of(folder.path);
+    again.device          = "cpu";
+    Result<Engine> second = Engine::load(model, again);
+    REQUIRE_FALSE(second.has_value());
+    CHECK(second.error().message == folder.path + " is in use by another process");
+}
+
+TEST_CASE("a request that is cancelled while its files are read ends, and leaves nothing behind") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    (void)ask(model, options_of(folder.path));
+    Engine              engine = load(model, options_of(folder.path));
+    std::vector<Output> events;
+    for (int i = 0; i < 20; i++) {
+        Result<RequestId> id = engine.submit(greedy(prompt_of(70, 0), 6));
+        REQUIRE(id.has_value());
+        for (int steps = i % 4; steps > 0; steps--) engine.step(events);
+        engine.cancel(*id);
+        while (engine.step(events)) engine.check_invariants();
+        REQUIRE(!events.empty());
+        CHECK(events.back().done);
+        events.clear();
+    }
+    CHECK(engine.stats().blocks_used == 0);
+}
