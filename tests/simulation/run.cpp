@@ -44,6 +44,8 @@ public:
 
 private:
     void        submit(int task);
+    void        hand_over(Live& live);
+    void        restart();
     void        cancel(int step);
     void        set_troubles(int step);
     bool        step();
@@ -85,11 +87,15 @@ void Run::submit(int task) {
     l.task     = task;
     l.arrived  = step_;
     l.request  = oracle_.request(task);
-    Request r  = l.request;
-    constrain(r, s_.tasks[std::size_t(task)].pattern, *sim_.engine, compiled_);
-    l.answers.resize(std::size_t(r.n));
     (void)oracle_.expected(task);
     live_.push_back(std::move(live));
+    hand_over(l);
+}
+
+void Run::hand_over(Live& l) {
+    Request r = l.request;
+    constrain(r, s_.tasks[std::size_t(l.task)].pattern, *sim_.engine, compiled_);
+    l.answers.assign(std::size_t(r.n), {});
     if (r.pin) pinned_blocks_ += blocks_for(layout_of(s_), int(r.prompt.size()), s_.block_size);
     Result<RequestId> id = sim_.engine->submit(std::move(r));
     if (id) {
@@ -100,6 +106,31 @@ void Run::submit(int task) {
     if (!may_outgrow(l)) wrong(l, cat("was refused: ", id.error().message));
     l.done = true;
     reached_["refused at once"]++;
+}
+
+// Kills the engine. The next one has its files, if there are some, and gets its requests once more.
+void Run::restart() {
+    count_reached();
+    reached_["restarts"]++;
+    if (sim_.disk) {
+        sim_.disk->steps = sim_.executor->steps();
+        if (sim_.disk->random.one_in(2)) sim_.disk->lose_power();
+    }
+    const std::shared_ptr<SimDisk> disk = sim_.disk;
+    sim_                                = {}; // before the next one opens the files
+    sim_                                = make_engine(s_, false, disk);
+    sim_.executor->trace                = trace_;
+    compiled_.clear();
+    events_.clear();
+    ending_.clear();
+    pinned_blocks_ = n_failed_ = 0;
+    for (auto& l : live_) {
+        l->id           = 0;
+        l->cancel_asked = l->done && l->cancel_asked;
+        l->cancelled.clear();
+        l->prompt_logprobs.clear();
+        if (!l->done) hand_over(*l);
+    }
 }
 
 bool Run::may_outgrow(const Live& l) {
@@ -281,6 +312,14 @@ void Run::count_reached() {
     reached_["blocks moved back from host memory"] += stats.host.loaded;
     reached_["blocks that host memory had no room for"] += stats.host.dropped;
     if (layout_of(s_).keeps_state()) reached_["tokens found in host memory behind a kept state"] += stats.loaded_tokens;
+    reached_["tokens found in files"] += stats.disk_tokens;
+    if (layout_of(s_).keeps_state()) reached_["tokens found in files behind a kept state"] += stats.disk_tokens;
+    reached_["units written to files"] += stats.disk.written;
+    reached_["units read from files"] += stats.disk.read;
+    reached_["units in files that were damaged"] += stats.disk.damaged;
+    reached_["units that the disk did not take"] += stats.disk.refused;
+    reached_["segments given up"] += stats.disk.segments_gone;
+    reached_["units written once more"] += stats.disk.kept;
     reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
     reached_[cat("layouts of ", layout_of(s_).groups.size(), " groups")]++;
 }
@@ -299,6 +338,7 @@ Verdict Run::run() {
             if (step_ > most_steps) wrong("it does not end");
             for (std::size_t i = 0; i < s_.tasks.size(); i++)
                 if (s_.tasks[i].on && s_.tasks[i].at == step_) submit(int(i));
+            if (step_ == s_.restart) restart();
             cancel(step_);
             set_troubles(step_);
             if (trace_) std::printf("%d\n", step_);

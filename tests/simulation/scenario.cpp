@@ -113,6 +113,13 @@ Scenario make_scenario(std::uint64_t seed) {
     if (tier.one_in(2)) s.n_tier = tier.between(1, tier.one_in(2) ? 4 : 3 * s.n_blocks);
     const int n    = r.between(2, 14);
     const int busy = r.between(4, 60);
+    Random    disk(seed, 4);
+    if (s.n_tier > 0 && disk.one_in(2)) {
+        s.disk      = disk.between(1, disk.one_in(3) ? 20 : 200) * 1000;
+        s.disk_jobs = disk.between(1, 8);
+        if (disk.one_in(2)) s.disk_trouble = disk.between(2, 16);
+        if (disk.one_in(2)) s.restart = disk.below(2 * busy);
+    }
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
     if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
     if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
@@ -134,6 +141,10 @@ std::string describe(const Scenario& s) {
                                                            : "swaps or recomputes",
                "; watermark ", s.watermark);
     const auto flag = [&](bool on, const char* name) { out += on ? cat("; ", name) : std::string(); };
+    if (s.disk > 0)
+        out += cat("; ", s.disk, " bytes of files, up to ", s.disk_jobs, " jobs a step, one in ", s.disk_trouble,
+                   " writes fails");
+    if (s.restart >= 0) out += cat("; killed before step ", s.restart);
     flag(!s.cache, "no prefix cache");
     flag(!s.keep_preempted, "preempted blocks leave the cache");
     flag(s.pipeline, "pipelined");
@@ -207,6 +218,10 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"interval", &s.interval, s.interval},
             {"keep_preempted", &s.keep_preempted, 1},
             {"swap", &s.n_swap, 0},
+            {"restart", &s.restart, -1},
+            {"disk_trouble", &s.disk_trouble, 0},
+            {"disk_jobs", &s.disk_jobs, 8},
+            {"disk", &s.disk, 0},
             {"tier", &s.n_tier, 0},
             {"block", &s.block_size, s.block_size},
             {"blocks", &s.n_blocks, s.n_blocks},

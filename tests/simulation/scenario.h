@@ -49,7 +49,11 @@ struct Fault {
 struct Scenario {
     std::uint64_t    seed       = 0;
     int              block_size = 4, n_blocks = 16, n_swap = 8;
-    int              n_tier  = 0; // room in host memory for what leaves the prefix cache, in entries as n_blocks
+    int              n_tier       = 0;  // room in host memory for what leaves the prefix cache, in entries as n_blocks
+    int              disk         = 0;  // bytes of files behind it
+    int              disk_jobs    = 1;  // most reads and writes of a step
+    int              disk_trouble = 0;  // one in so many writes fails, some of them in the middle; 0: none
+    int              restart      = -1; // the step before which the engine is killed, and starts again with these files
     int              context = 64, step_tokens = 16, sequences = 8;
     std::vector<int> windows{0};                     // of the model's layers; `recurrent` of those with a state
     int  state_bytes = 0, n_units = 0, interval = 0; // of a layer's state; room for states; between checkpoints

@@ -14,7 +14,7 @@ const std::string& model_path() {
     return path;
 }
 
-SimEngine make_engine(const Scenario& s, bool alone) {
+SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> disk) {
     SimEngine     sim;
     EngineOptions o;
     o.device                 = "cpu";
@@ -38,6 +38,12 @@ SimEngine make_engine(const Scenario& s, bool alone) {
     o.pipeline            = !alone && s.pipeline;
     o.step_seconds        = !alone && s.paced ? 8 * s.token_seconds : 0;
     o.clock               = [clock = sim.clock] { return clock->now; };
+    if (!alone && s.disk > 0 && s.n_tier > 0 && s.cache) {
+        sim.disk        = disk ? std::move(disk) : std::make_shared<SimDisk>(s);
+        o.kv_disk_bytes = s.disk;
+        o.kv_files      = {[d = sim.disk] { return std::make_unique<SimFiles>(d); },
+                           [d = sim.disk, most = s.disk_jobs] { return d->random.below(most + 1); }};
+    }
     if (s.shuffled && !alone) {
         Random r(s.seed, 1);
         for (BlockId i = 0; i < o.kv_blocks; i++) o.free_order.push_back(i);
@@ -65,6 +71,7 @@ SimEngine make_engine(const Scenario& s, bool alone) {
         own.best          = !alone && s.device_best;
         own.token_seconds = s.token_seconds;
         own.block_seconds = s.block_seconds;
+        own.first_step    = sim.disk ? sim.disk->steps : 0;
         auto executor     = std::make_unique<SimExecutor>(std::move(own), sim.clock);
         sim.executor      = executor.get();
         return executor;

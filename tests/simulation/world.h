@@ -3,6 +3,7 @@
 
 #include "scenario.h"
 #include "sim_executor.h"
+#include "sim_files.h"
 
 import quire.constraint.compile;
 import quire.engine.engine;
@@ -11,9 +12,10 @@ import quire.schedule.request;
 namespace quire::simulation {
 
 struct SimEngine {
-    std::shared_ptr<Clock> clock    = std::make_shared<Clock>();
-    SimExecutor*           executor = nullptr; // the engine's
-    std::optional<Engine>  engine;
+    std::shared_ptr<Clock>   clock    = std::make_shared<Clock>();
+    SimExecutor*             executor = nullptr; // the engine's
+    std::shared_ptr<SimDisk> disk;               // of an engine with files
+    std::optional<Engine>    engine;
 };
 
 inline CacheLayout layout_of(const Scenario& s) { return layout_of(s.windows, s.context, s.state_bytes, s.block_size); }
@@ -21,7 +23,8 @@ inline CacheLayout layout_of(const Scenario& s) { return layout_of(s.windows, s.
 const std::string& model_path(); // of its tokenizer
 
 // `alone`: with memory for everything, no faults and no cache, blocks that hold whole sequences, and every order as it is simplest.
-SimEngine make_engine(const Scenario& scenario, bool alone);
+// `disk`: of an earlier engine; null: an empty one, where the scenario has files.
+SimEngine make_engine(const Scenario& scenario, bool alone, std::shared_ptr<SimDisk> disk = {});
 
 struct Answer {
     std::vector<Token>            tokens;
