@@ -36,7 +36,7 @@ struct ForeignFlag {
     int              values;   // words that follow; -1: one may
     std::string_view only;     // only with this value, a number in any spelling; "": with every one
     Fate             fate;
-    std::string_view text; // renamed: the words here, "=" for the value; refused: why
+    std::string_view text; // renamed: the words here, "=" for the value, "=MiB" for the value with a unit; refused: why
 };
 
 constexpr int chat = 1, server = 2, bench = 4, talkers = chat + server, all = talkers + bench;
@@ -95,8 +95,11 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "-v --verbose --log-verbose", 0, "", Fate::ignored, ""},
     {chat, "--log-file", 1, "", Fate::ignored, ""},
     {talkers, "--log-colors", -1, "", Fate::ignored, ""},
+    {chat, "-cram --cache-ram", 1, "", Fate::ignored, ""},
+    {server, "-cram --cache-ram", 1, "-1", Fate::ignored, ""}, // no limit
+    {server, "-cram --cache-ram", 1, "", Fate::renamed, "--kv-host-bytes =MiB"},
     {talkers,
-     "-lv --verbosity --log-verbosity -cram --cache-ram -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
+     "-lv --verbosity --log-verbosity -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
      "--checkpoint-min-step -sps --slot-prompt-similarity -tb --threads-batch",
      1, "", Fate::ignored, ""},
     {all,
@@ -172,8 +175,9 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "-nocb --no-cont-batching -no-kvu --no-kv-unified", 0, "", Fate::refused,
      "requests always run together, from one pool of blocks"},
     {server, "--reuse-port", 0, "", Fate::refused, "the server has nothing like it"},
+    {server, "--slot-save-path", 1, "", Fate::refused, "--kv-dir keeps what slots would save, without being asked"},
     {server,
-     "--slot-save-path --path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
+     "--path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
      "--sleep-idle-seconds --pooling",
      1, "", Fate::refused, "the server has nothing like it"},
 };
@@ -226,8 +230,8 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
             if (foreign->fate == Fate::ignored) ignored += cat(ignored.empty() ? "" : ", ", name);
             for (std::string_view part : split(foreign->text)) {
                 if (foreign->fate != Fate::renamed) break;
-                if (part != "=") done.words.emplace_back(part);
-                else if (takes || joined) done.words.push_back(value);
+                if (!part.starts_with('=')) done.words.emplace_back(part);
+                else if (takes || joined) done.words.push_back(cat(value, part.substr(1)));
             }
             i += takes;
         } else if (takes_value) {
