@@ -5,6 +5,7 @@ export module quire.decode.decoder;
 
 import quire.core.base;
 import quire.decode.beam_search;
+import quire.decode.drafting;
 import quire.decode.outputs;
 import quire.decode.pooling;
 import quire.decode.sampler;
@@ -43,7 +44,9 @@ public:
 
 private:
     bool fail(const Scheduled& item, int i, std::string_view what);
-    void fail_without_token(const Scheduled& item);
+    void fail_without_token(const Scheduled& item, int row);
+    bool constrain(const Scheduled& item, int row);
+    void sample_next(const Scheduled& item, std::vector<Output>& out);
     void end_failed(std::vector<Output>& out);
     bool constrain(std::span<const Scheduled> items, std::size_t first);
     bool is_end(Token token) const { return std::ranges::find(end_tokens_, token) != end_tokens_.end(); }
@@ -163,16 +166,28 @@ bool Decoder::constrain(std::span<const Scheduled> items, std::size_t first) {
     for (std::size_t i = 0; i < items.size(); i++) {
         const Scheduled&   item  = items[i];
         const std::string& error = masks_.error(first + i);
-        const int          last  = item.n_logit_rows - 1;
+        const int          row   = item.next_row();
         if (!error.empty()) {
             failed_.push_back({item.group->id, FinishReason::unmet, error});
             return false;
         }
-        if (!rows_.sampled(item, last).empty()) continue;
-        if (!usable(rows_.logits(item, last))) return fail(item, last, "logits");
-        rows_.constrain(item, last, masks_.bits(first + i));
+        if (!rows_.sampled(item, row).empty()) continue;
+        if (!usable(rows_.logits(item, row))) return fail(item, row, "logits");
+        rows_.constrain(item, row, masks_.bits(first + i));
     }
     return true;
+}
+
+// Puts the mask on the row behind a draft token that was right. False: the row gives no token, because its mask takes long and the sequence waits
+// for it, or because the request failed.
+bool Decoder::constrain(const Scheduled& item, int row) {
+    Sequence& s = *item.sequence;
+    if (!usable(rows_.logits(item, row))) return fail(item, row, "logits");
+    const Result<std::span<const std::uint64_t>> bits = masks_.next_bits(s);
+    if (!bits) failed_.push_back({item.group->id, FinishReason::unmet, bits.error().message});
+    else if (bits->empty()) masks_.make_beside(*item.group, s, false);
+    else rows_.constrain(item, row, *bits);
+    return bits && !bits->empty();
 }
 
 // Adds the results of a prompt from the rows of an item. False: the request failed.
@@ -254,10 +269,10 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
     if (group.n_generated(first) == 0 && width > 1) {
         // The first token of every answer is sampled from one row, the last row of the prompt.
         next_.clear();
-        for (int i = 0; i < width; i++) next_.push_back(sampling_.next(items[0], i, i));
+        for (int i = 0; i < width; i++) next_.push_back(sampling_.next(items[0], items[0].next_row(), i, i));
         if (std::ranges::any_of(next_, [](const NextToken& t) { return t.token < 0; })) {
             group.prompt_done = false; // the answers have no sequences yet
-            return fail_without_token(items[0]);
+            return fail_without_token(items[0], items[0].next_row());
         }
         answers_.assign(1, &first);
         while (int(answers_.size()) < width) answers_.push_back(&scheduler_.fork(group, first));
@@ -269,20 +284,40 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
             if (!dropped(i)) append(group, *answers_[std::size_t(i)], std::move(next_[std::size_t(i)]), out);
         return;
     }
-    for (const Scheduled& item : items) {
-        NextToken next = sampling_.next(item, item.sequence->index, 0);
-        if (next.token < 0) return fail_without_token(item);
-        append(group, *item.sequence, std::move(next), out);
-        fast_forward(group, *item.sequence, out);
+    for (const Scheduled& item : items) sample_next(item, out);
+}
+
+// Takes the next token of a sequence from the row of its last token. Where this token, and those that are forced behind it, are the draft tokens
+// that ran, the row of the last of them is there, too: it gives the token after them, just as a step of its own would.
+void Decoder::sample_next(const Scheduled& item, std::vector<Output>& out) {
+    SequenceGroup&    group = *item.group;
+    Sequence&         s     = *item.sequence;
+    const std::size_t known = s.tokens.size();
+    const auto        guess = std::span<const Token>(s.guess);
+    for (int right = 0;;) {
+        const int row = item.next_row() + right;
+        if (right > 0) {
+            if (s.constraint && !constrain(item, row)) break;
+            scheduler_.accept(item, right);
+        }
+        NextToken next = sampling_.next(item, row, s.index, 0);
+        if (next.token < 0) return fail_without_token(item, row);
+        append(group, s, std::move(next), out);
+        fast_forward(group, s, out);
+        if (s.finish != FinishReason::none || s.waits) break;
+        const auto answer = std::span<const Token>(s.tokens).subspan(known);
+        if (int(answer.size()) > item.n_drafts || !std::ranges::equal(answer, guess.first(answer.size()))) break;
+        right = int(answer.size());
     }
+    judge_guess(s, known);
+    if (item.n_drafts > 0) scheduler_.end_drafts(item);
 }
 
 // No token can be sampled: the logits are not usable, or the request forbids every token.
-void Decoder::fail_without_token(const Scheduled& item) {
-    const int last = item.n_logit_rows - 1;
-    if (!item.sequence->constraint && !usable(rows_.logits(item, last))) return (void)fail(item, last, "logits");
+void Decoder::fail_without_token(const Scheduled& item, int row) {
+    if (!item.sequence->constraint && !usable(rows_.logits(item, row))) return (void)fail(item, row, "logits");
     failed_.push_back({item.group->id, FinishReason::unmet,
-                       cat("no token can follow position ", item.first + item.n_tokens - 1, ": the request's ",
+                       cat("no token can follow position ", item.sequence->tokens.size() - 1, ": the request's ",
                            item.sequence->constraint ? "constraint, " : "",
                            "allowed tokens, bad words, biases and min_tokens leave none")});
 }

@@ -96,16 +96,18 @@ std::vector<int> open_answers(const SequenceGroup& group) {
 
 Output output_of(const SequenceGroup& group, int index, FinishReason finish = FinishReason::none, bool done = false) {
     Output output;
-    output.id            = group.id;
-    output.index         = index;
-    output.prompt_tokens = group.n_prompt();
-    output.cached_tokens = group.n_cached;
-    output.loaded_tokens = group.n_loaded;
-    output.disk_tokens   = std::min(group.n_from_disk, group.n_loaded);
-    output.n_preempted   = group.n_preempted;
-    output.first_run     = group.first_run;
-    output.finish        = finish;
-    output.done          = done;
+    output.id              = group.id;
+    output.index           = index;
+    output.prompt_tokens   = group.n_prompt();
+    output.cached_tokens   = group.n_cached;
+    output.loaded_tokens   = group.n_loaded;
+    output.disk_tokens     = std::min(group.n_from_disk, group.n_loaded);
+    output.n_preempted     = group.n_preempted;
+    output.draft_tokens    = group.n_drafted;
+    output.accepted_tokens = group.n_accepted;
+    output.first_run       = group.first_run;
+    output.finish          = finish;
+    output.done            = done;
     return output;
 }
 

@@ -28,6 +28,9 @@ public:
     // Its mask, which it has; why there is none, or "".
     std::span<const std::uint64_t> bits(std::size_t i) const { return bits_of(items_[i]); }
     const std::string&             error(std::size_t i) const { return items_[i].error; }
+    // After the step: the mask behind the tokens that a sequence has now, valid until the next call. Empty: it takes too long. Error: why there is
+    // none.
+    Result<std::span<const std::uint64_t>> next_bits(Sequence& sequence);
 
     // A step has a time limit for all its forced tokens, which begins now.
     void begin_forcing() { forced_until_ = now() + step_limit; }
@@ -76,6 +79,7 @@ private:
     Clock                         clock_;
     std::size_t                   words_; // of a mask
     std::vector<std::uint64_t>    masks_; // of the step, bits
+    std::vector<std::uint64_t>    next_;  // next_bits()
     std::vector<ItemMask>         items_;
     std::vector<std::vector<int>> parts_; // items whose masks one thread makes
     std::optional<ThreadPool>     pool_;  // from the first step on that has masks of several constraints
@@ -159,6 +163,13 @@ void StepMasks::make(std::span<const Scheduled> items, const SamplingLimits& lim
         make_beside(*items[i].group, *items[i].sequence, false);
         scheduler_.put_off(*items[i].group);
     }
+}
+
+Result<std::span<const std::uint64_t>> StepMasks::next_bits(Sequence& s) {
+    next_.resize(words_);
+    const Result<bool> made = make_mask(*s.constraint, next_, {.until = forced_until_});
+    if (!made) return std::unexpected(made.error());
+    return *made ? std::span<const std::uint64_t>(next_) : std::span<const std::uint64_t>();
 }
 
 void StepMasks::make_beside(const SequenceGroup& group, Sequence& s, bool forced) {

@@ -30,9 +30,9 @@ public:
     // Before the step: lists the tasks for a device that samples. The host samples the rows beyond the device's limits.
     void plan(std::span<const Scheduled> items, const SamplingLimits& limits, const StepMasks& masks,
               SamplingPlan& plan);
-    // After the step: the next token of the answer `stream`, from an item's last row; of several draws of its task the one with the
-    // number `draw`.
-    NextToken next(const Scheduled& item, int stream, int draw);
+    // After the step: the next token of the answer `stream`, from row `row` of an item, which belongs to the last token of its sequence; of
+    // several draws of its task the one with the number `draw`.
+    NextToken next(const Scheduled& item, int row, int stream, int draw);
 
 private:
     bool add_drawing(const Scheduled& item, std::span<const Token> never, std::span<const std::uint64_t> mask,
@@ -110,7 +110,7 @@ void StepSampling::plan(std::span<const Scheduled> items, const SamplingLimits& 
         if (!is_sampled(item)) continue;
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty() && !forced_token(sequence)) continue;
-        SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
+        SamplingTask task = task_of(item.first_logit_row + item.next_row());
         task.first_mask   = masks.in_plan(i);
         if (sequence.constraint && task.first_mask < 0)
             continue; // the host samples, or the mask's error ends the request
@@ -124,7 +124,7 @@ void StepSampling::plan(std::span<const Scheduled> items, const SamplingLimits& 
     }
 }
 
-// The draw from the last row of an item: the task's parameters, edits and random numbers. False: the host has to draw.
+// The draw from the row of an item's last known token: the task's parameters, edits and random numbers. False: the host has to draw.
 bool StepSampling::add_drawing(const Scheduled& item, std::span<const Token> never, std::span<const std::uint64_t> mask,
                                SamplingTask& task, SamplingPlan& plan) {
     const SequenceGroup&  group    = *item.group;
@@ -164,29 +164,28 @@ bool StepSampling::add_drawing(const Scheduled& item, std::span<const Token> nev
 }
 
 // The next token of one answer: the device's best token, a token that the device sampled, or a token from the row on the host.
-NextToken StepSampling::next(const Scheduled& item, int stream, int draw) {
+NextToken StepSampling::next(const Scheduled& item, int row, int stream, int draw) {
     const SequenceGroup&         group = *item.group;
     const Request&               r     = group.request;
-    const int                    last  = item.n_logit_rows - 1;
     NextToken                    next;
     const std::span<const Token> never = banned(group, *item.sequence);
-    const std::optional<Token>   best  = rows_.best(item, last);
+    const std::optional<Token>   best  = rows_.best(item, row);
     const Sequence&              s     = *item.sequence;
     next.mu                            = s.mu;
     if (best && takes_best(r) && never.empty() && !forced_token(s)) {
         next.token = *best;
-    } else if (const auto sampled = rows_.sampled(item, last); !sampled.empty()) {
+    } else if (const auto sampled = rows_.sampled(item, row); !sampled.empty()) {
         const TokenLogprob own   = sampled[std::size_t(draw)];
         next.token               = own.token;
         next.logprob             = double(own.logprob);
-        const SamplingTask& task = rows_.task(item, last);
+        const SamplingTask& task = rows_.task(item, row);
         if (task.mirostat > 0)
             next.mu =
                 next_mu(r.sampling, s.mu, double(sampled[std::size_t(task.n_uniforms + task.n_top + draw)].logprob));
         if (r.sampling.logprobs >= 0)
             next.logprobs = logprobs_of(own, sampled.subspan(std::size_t(task.n_uniforms)), r.sampling.logprobs);
     } else {
-        const std::span<const float> logits = rows_.logits(item, last);
+        const std::span<const float> logits = rows_.logits(item, row);
         const std::optional<Token>   must   = forced_token(s);
         if (must && std::isfinite(logits[std::size_t(*must)]) && usable(logits)) {
             next.token = *must;

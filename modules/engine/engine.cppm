@@ -7,6 +7,7 @@ import quire.core.base;
 import quire.core.hash;
 import quire.core.thread_pool;
 import quire.decode.decoder;
+import quire.decode.drafting;
 import quire.decode.pooling;
 import quire.engine.executor;
 export import quire.engine.files.disk_requests; // SegmentStats
@@ -151,6 +152,7 @@ struct Engine::Impl {
     Scheduler                     scheduler;
     std::unique_ptr<DiskRequests> files; // behind the scheduler's prefix cache; null: none
     Decoder                       decoder;
+    Drafting                      drafting;
     Decoding                      decoding;        // the caller's, if any
     std::optional<Decoding>       new_decoding;    // from the next step on
     StepPlan                      plan, next_plan; // of the step at hand; prepared for the one after it
@@ -179,7 +181,7 @@ struct Engine::Impl {
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
           decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
                   options.clock),
-          pipelined(options.pipeline.value_or(false)) {
+          drafting(options.drafts), pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
     }
     Impl(const Impl&)            = delete;
@@ -194,6 +196,7 @@ struct Engine::Impl {
     void         take_inbox(std::vector<Output>& out);
     Result<void> open_files(const std::string& path, std::optional<Cipher> cipher);
     void         measure_moves();
+    void         measure_steps();
     void         count(std::span<const Scheduled> scheduled, double seconds);
     void         keep_pace(double seconds);
     void         set_pace();
@@ -233,10 +236,12 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                     " sequences");
     if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
         return fail("context, KV blocks and threads cannot be negative");
+    if (const std::string fault = fault_of(o.drafts); !fault.empty()) return fail(fault);
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
+    if (o.reservations) o.drafts.on = false;
 
     std::optional<Cipher> cipher; // of files
     if (!o.kv_key.empty()) {
@@ -276,6 +281,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         make ? make(o, *config) : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
     if (!executor) return std::unexpected(executor.error());
     if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
+    if (o.drafts.on && o.device == "cuda") return fail("draft tokens (--spec) run on a CPU, not yet on a GPU");
     if (!o.pipeline) o.pipeline = o.device == "cuda";
     if (o.fast_forward < 0) // a deterministic request does not depend on how many others there are
         o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
@@ -312,7 +318,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
                                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
-    else impl->measure_moves();
+    else impl->measure_moves(), impl->measure_steps();
     if (o.keeps_files())
         if (auto ok = impl->open_files(path, std::move(cipher)); !ok) return std::unexpected(ok.error());
     return Engine(std::move(impl));
@@ -488,23 +494,44 @@ void Engine::Impl::measure_moves() {
     scheduler.set_costs(stats.costs);
 }
 
+// What a step costs by its rows, from steps on empty pools.
+void Engine::Impl::measure_steps() {
+    if (!drafting.on() || options.drafts.always) return;
+    constexpr double long_step = 0.5; // seconds: the steps of a large model. Larger ones are judged by these.
+    double           seconds   = 0;
+    for (int n = 1; n <= std::min({64, options.max_batch_tokens, options.context}) && seconds < long_step; n *= 2)
+        for (int i = n == 1 ? -1 : 0; i < 3; i++) { // the first step of all also brings the weights
+            if (!scheduler.plan_trial(n, plan)) return;
+            const TimePoint start = now();
+            executor->launch(plan);
+            executor->results();
+            seconds = seconds_since(start);
+            if (i >= 0) drafting.cost().add_trial(n, seconds);
+        }
+    plan.clear();
+}
+
 void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
-    int prefill = 0;
+    int  prefill = 0;
+    bool decode  = true; // the step has nothing else
     for (const Scheduled& item : scheduled) {
         const SequenceGroup& g = *item.group;
         if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
             stats.cached_tokens += std::uint64_t(g.n_cached), stats.loaded_tokens += std::uint64_t(g.n_loaded),
                 stats.disk_tokens += std::uint64_t(std::min(g.n_from_disk, g.n_loaded));
-        const bool decodes = g.prompt_done && item.n_tokens <= item.sequence->n_new;
-        (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(item.n_tokens);
+        const int  known   = item.n_tokens - item.n_drafts;
+        const bool decodes = g.prompt_done && known <= item.sequence->n_new;
+        (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(known);
+        decode = decode && decodes;
         if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
     }
     keep_pace(seconds);
     stats.steps++;
     stats.compute_seconds += seconds;
-    stats.memory      = scheduler.stats();
+    stats.memory      = scheduler.stats(); // without this step's accepted tokens
     stats.preemptions = stats.memory.preemptions;
     // A step that is mostly prefill shows the cost of computing a token again.
+    if (decode) drafting.cost().add(plan.n_tokens(), seconds);
     if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
         track(stats.costs.seconds_per_token, seconds / plan.n_tokens());
         scheduler.set_costs(stats.costs);
@@ -564,7 +591,9 @@ void Engine::Impl::begin() {
     if (new_decoding) decoding = std::move(*new_decoding);
     new_decoding.reset();
     set_pace();
-    if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
+    // A step with draft tokens is not the one that was planned ahead.
+    const bool drafts = !decoding && drafting.choose(scheduler.running(), options.context);
+    if (std::exchange(prepared, false) && !drafts) running = scheduler.adopt(next_plan);
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);
     move_blocks();

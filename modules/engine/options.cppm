@@ -2,6 +2,7 @@
 export module quire.engine.options;
 
 import quire.core.std;
+export import quire.decode.drafting; // DraftOptions
 export import quire.engine.files.segment_files;
 export import quire.engine.ranks.process_group; // ProcessSpec
 export import quire.core.tensor;
@@ -93,7 +94,8 @@ struct EngineOptions {
     std::optional<bool> pipeline = {};
     // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
     // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
-    int fast_forward = -1;
+    int          fast_forward = -1;
+    DraftOptions drafts       = {}; // speculation: on a CPU. The tokens do not depend on it.
     // The clock of all that depends on time: costs of moves, sizes of chunks, the time limits of masks. None: the machine's.
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };

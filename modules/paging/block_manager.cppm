@@ -142,6 +142,8 @@ public:
     // Sliding windows: `next` is the sequence's next position. Gives back the blocks that lie wholly behind the window of their group;
     // they stay in the prefix cache until their memory is needed. Returns how many.
     int release_behind(TableId table, int next) { return tables_.release_behind(table, next); }
+    // Gives back the entries behind those for n_tokens tokens. Nobody else has them: they hold only what was computed for draft tokens.
+    void truncate(TableId table, int n_tokens) { tables_.truncate(table, entries_for(n_tokens)); }
     // Contiguous memory: entry i of the table is block first + i from now on. The caller knows that these blocks are free. The blocks
     // that the table has are copied there. Such a table is not in the prefix cache.
     void    place(TableId table, BlockId first) { tables_.place(table, first); }

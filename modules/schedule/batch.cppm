@@ -15,8 +15,12 @@ struct Scheduled {
     Sequence*      sequence = nullptr;
     int            first = 0, n_tokens = 0; // positions that run
     int            first_logit_row = 0, n_logit_rows = 0;
-    bool           samples = false; // the last row belongs to the last known token: the next token comes from it
-    bool           again   = false; // `samples` was taken back: the last token runs once more in a later step
+    bool           samples =
+        false; // next_row() gives the next token, and each row behind it one more while the draft tokens are right
+    bool again    = false; // `samples` was taken back: the last known token runs once more in a later step
+    int  n_drafts = 0;     // of the tokens, the last ones: draft tokens, each with a logit row
+    // Which of its logit rows belongs to the last known token.
+    int next_row() const { return n_logit_rows - 1 - n_drafts; }
 };
 
 // Fills the plan's tokens, positions, slots, block tables and logit rows, and each item's first_logit_row.
@@ -78,8 +82,9 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     item.first_logit_row = int(plan.logit_rows.size());
     for (int position = item.first; position < end; position++) {
         if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
-        const bool known = std::size_t(position) < s.tokens.size(); // else it is about to be sampled
-        plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
+        const auto at = std::size_t(position), n = s.tokens.size();
+        // A token that is neither known nor a draft is about to be sampled.
+        plan.tokens.push_back(at < n ? s.tokens[at] : position >= end - item.n_drafts ? s.guess[at - n] : 0);
         plan.positions.push_back(position);
     }
     plan.token_start.push_back(plan.n_tokens());

@@ -22,6 +22,8 @@ public:
     // Slots for the next token of each sequence, for all of a group or none. A prompt has its slots since admission, but a block
     // that is shared may have to be copied now.
     bool allocate_slots(SequenceGroup& group);
+    // Then slots for the draft tokens of each sequence, so that keep_free blocks stay free; where that cannot be, no draft token runs.
+    void allocate_drafts(SequenceGroup& group, int keep_free);
 
 private:
     bool grow(SequenceGroup& group);
@@ -94,6 +96,17 @@ bool BlockSupply::allocate_slots(SequenceGroup& group) {
         else if (n_slots > 0) writes_.push_back({s->table, n - n_slots, n_slots});
     }
     return blocks_.allocate_slots(writes_);
+}
+
+void BlockSupply::allocate_drafts(SequenceGroup& group, int keep_free) {
+    for (const auto& s : group.sequences) {
+        if (s->n_drafts == 0) continue;
+        const int        n = int(s->tokens.size());
+        const std::array write{Write{s->table, n, s->n_drafts, blocks_.blocks_per_unit() > 0}};
+        const bool fits = blocks_.n_entries(s->table) >= blocks_.entries_for(n) && !blocks_.must_wait(s->table, n) &&
+                          blocks_.blocks_to_write(write) + keep_free <= blocks_.n_free();
+        if (!fits || !blocks_.allocate_slots(write)) s->n_drafts = 0;
+    }
 }
 
 // Of the sequences before sequence i of a group, the one with which it has the most whole blocks in common, and so many tokens of these

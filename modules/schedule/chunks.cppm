@@ -40,6 +40,7 @@ private:
     };
 
     static Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
+    int          limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget) const;
     void         share();
     void         schedule_chunks(SequenceGroup& group, BlockManager& blocks, Budget& budget,
                                  std::vector<Scheduled>& items) const;
@@ -180,16 +181,38 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
     last = last && budget.tokens - budget.others >= own && budget.logit_rows - budget.other_rows >= own;
     for (std::size_t i = first_item; i < items.size() && last; i++) {
         Scheduled& item = items[i];
-        item.n_tokens++;
-        item.n_logit_rows++;
-        item.samples = true;
+        item.samples    = true;
+        item.n_drafts   = limit_drafts(item, blocks, budget);
+        const int n     = 1 + item.n_drafts;
+        item.n_tokens += n;
+        item.n_logit_rows += n;
         blocks.will_write({item.sequence->table, item.first, item.n_tokens});
-        budget.tokens--;
-        budget.logit_rows--;
+        budget.tokens -= n;
+        budget.logit_rows -= n;
     }
+    if (!last)
+        for (const auto& s : group.sequences)
+            if (std::exchange(s->n_drafts, 0) > 0) blocks.truncate(s->table, int(s->tokens.size()));
     // Of this group alone: all groups before it have been here.
     for (std::size_t i = items.size(); i-- > first_item;)
         if (items[i].n_tokens == 0) items.erase(items.begin() + std::ptrdiff_t(i));
+}
+
+// Draft tokens that run behind an item's last token: those that have slots, within what the other groups leave. A state that is kept for others
+// stands at the end of a step.
+int StepShares::limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget) const {
+    Sequence& s = *item.sequence;
+    if (s.n_drafts == 0) return 0;
+    const int n    = int(s.tokens.size());
+    int       most = std::min({s.n_drafts, tokens_with_slots(s, blocks) - n, budget.tokens - budget.others - 1,
+                               budget.logit_rows - budget.other_rows - 1});
+    if (blocks.blocks_per_unit() > 0) {
+        const Request& r = item.group->request;
+        most             = checkpoints_.wanted(n, r) ? 0 : std::min(most, checkpoints_.next(n, n + most, r) - n);
+    }
+    s.n_drafts = std::max(most, 0);
+    blocks.truncate(s.table, n + s.n_drafts);
+    return s.n_drafts;
 }
 
 void StepShares::schedule(Groups running, BlockManager& blocks, std::vector<Scheduled>& items) {

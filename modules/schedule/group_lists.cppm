@@ -138,7 +138,8 @@ void GroupLists::check_invariants(const BlockManager& blocks) const {
         for (const auto& s : group.sequences) {
             const int have = blocks.n_entries(s->table);
             check(have >= blocks.entries_for(s->n_computed), "a sequence has fewer blocks than its tokens need");
-            check(have <= blocks.entries_for(int(s->tokens.size())), "a sequence has more blocks than its tokens need");
+            check(have <= blocks.entries_for(int(s->tokens.size()) + s->n_drafts),
+                  "a sequence has more blocks than its tokens need");
             check(!blocks.is_swapped(s->table), "a running sequence is swapped out");
         }
     }

@@ -87,6 +87,8 @@ struct Output {
     int                                   loaded_tokens   = 0; // of these, tokens that were in host memory
     int                                   disk_tokens     = 0; // of these, tokens that files had
     int                                   computed_tokens = 0; // with return_progress: of the prompt, so far
+    int                                   draft_tokens    = 0; // of the request, so far, that ran
+    int                                   accepted_tokens = 0; // of these, tokens that were right
     FinishReason                          finish          = FinishReason::none;
     bool                                  done            = false; // the request is over
     double                                logprob         = 0;     // best_of and beams: sum over the answer

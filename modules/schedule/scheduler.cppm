@@ -61,10 +61,12 @@ struct Ended {
 struct SchedulerStats : PreemptionStats {
     std::uint64_t copied_blocks   = 0; // copy-on-write
     std::uint64_t forks           = 0;
-    std::uint64_t released_blocks = 0; // behind the sliding windows of their layers
-    std::uint64_t context_shifts  = 0; // sequences that forgot tokens
-    std::uint64_t checkpoints     = 0; // recurrent states that were kept
-    SharingStats  sharing;             // of all requests together, each step
+    std::uint64_t released_blocks = 0;                   // behind the sliding windows of their layers
+    std::uint64_t context_shifts  = 0;                   // sequences that forgot tokens
+    std::uint64_t checkpoints     = 0;                   // recurrent states that were kept
+    std::uint64_t drafts          = 0;                   // sequences with draft tokens, summed over the steps
+    std::uint64_t draft_tokens = 0, accepted_tokens = 0; // that ran; of these, tokens that were right
+    SharingStats  sharing;                               // of all requests together, each step
 };
 
 class Scheduler {
@@ -93,8 +95,16 @@ public:
     // Instead of schedule(): the step that prepare() planned, with its token ids; empty if an assumption was wrong.
     std::span<const Scheduled> adopt(StepPlan& plan);
 
+    // Before any request: a step of one sequence of n tokens, with as many rows of logits, to measure. It must run at once, and needs no commit().
+    // False: there is no room for it.
+    bool plan_trial(int n, StepPlan& plan);
     // While a step runs: the group's sequences get no token from it. Their last tokens run again when none of the sequences waits.
     void put_off(const SequenceGroup& group);
+    // After commit(): a token that was chosen is the item's draft token number n - 1, as the draft tokens before it are the tokens before: what the
+    // step has computed for these n tokens is valid.
+    void accept(const Scheduled& item, int n);
+    // No more draft tokens of the item are right, or can be checked: what was computed for the others is taken back.
+    void end_drafts(const Scheduled& item);
 
     // -- decoding methods use fork, append and free (the paper, section 5.2), between commit() and the next schedule()
 
@@ -352,6 +362,7 @@ void Scheduler::preempt_last() {
 // A running group that was preempted waits from now on.
 void Scheduler::to_queue(std::size_t i) {
     const SequenceGroup& group = *running()[i];
+    for (const auto& s : group.sequences) s->n_drafts = 0;
     log(group.status == GroupStatus::swapped ? MemoryEventKind::swap_out : MemoryEventKind::recompute, group);
     lists_.to_queue(i);
 }
@@ -493,11 +504,27 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
         blocked_n_free_      = blocks_.n_free();
         blocked_n_sequences_ = lists_.n_sequences();
     }
+    const int kept = lists_.n_sequences() * blocks_.layout().blocks_per_entry(); // for the next tokens of all
+    for (const Group& group : running())
+        if (group->ready) supply_.allocate_drafts(*group, kept);
     shares_.schedule(running(), blocks_, scheduled_);
 
     plan_items(scheduled_, blocks_, plan);
     take_moves(plan.moves);
     return scheduled_;
+}
+
+bool Scheduler::plan_trial(int n, StepPlan& plan) {
+    plan.clear();
+    SequenceGroup group;
+    Sequence&     s = *group.sequences.emplace_back(std::make_unique<Sequence>());
+    s.tokens.assign(std::size_t(n), 0);
+    s.table = blocks_.open_table();
+    std::array item{Scheduled{&group, &s, 0, n, 0, n}};
+    const bool fits = blocks_.allocate(s.table, s.tokens, 0, false) && blocks_.allocate_slots(s.table, 0, n);
+    if (fits) plan_items(item, blocks_, plan);
+    blocks_.close_table(s.table, true);
+    return fits;
 }
 
 void Scheduler::take_moves(BlockMoves& moves) {
@@ -518,7 +545,8 @@ bool Scheduler::queue_waits() const {
 
 bool Scheduler::prepare(StepPlan& plan) {
     ahead_.drop();
-    return queue_waits() && std::ranges::all_of(scheduled_, &Scheduled::samples) &&
+    const auto gets_one = [](const Scheduled& item) { return item.samples && item.n_drafts == 0; };
+    return queue_waits() && std::ranges::all_of(scheduled_, gets_one) &&
            ahead_.prepare(running(), scheduled_.size(), plan);
 }
 
@@ -536,17 +564,46 @@ void Scheduler::put_off(const SequenceGroup& group) {
         if (item.group == &group && std::exchange(item.samples, false)) item.again = true;
 }
 
+void Scheduler::accept(const Scheduled& item, int n) {
+    Sequence& s        = *item.sequence;
+    const int more     = n - std::exchange(s.n_right, n);
+    const int computed = item.first + item.n_tokens - item.n_drafts + n;
+    item.group->n_accepted += more;
+    stats_.accepted_tokens += std::uint64_t(more);
+    if (blocks_.blocks_per_unit() > 0) {
+        if (n < item.n_drafts) return; // the state has seen the wrong ones, too
+        blocks_.advance(s.table, computed);
+    }
+    s.n_computed = computed;
+    blocks_.publish(s.table, s.tokens, computed);
+}
+
+void Scheduler::end_drafts(const Scheduled& item) {
+    Sequence& s = *item.sequence;
+    s.n_drafts  = 0;
+    if (s.table < 0) return; // the sequence has ended
+    s.n_new = int(s.tokens.size()) - s.n_computed;
+    blocks_.truncate(s.table, int(s.tokens.size()));
+}
+
 void Scheduler::commit() {
     blocks_.commit();
     const bool states = blocks_.blocks_per_unit() > 0;
     for (const Scheduled& item : scheduled_) {
         Sequence& s = *item.sequence;
         // The state has seen all tokens of the step: these run again together, from the state before them.
-        s.n_computed = item.again && states ? item.first : item.first + item.n_tokens - int(item.again);
-        s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
-        if (states && !item.again) blocks_.advance(s.table, s.n_computed);
+        // So do these where draft tokens ran behind them, unless accept() says that all were right.
+        const bool stays = states && (item.again || item.n_drafts > 0);
+        s.n_computed     = stays ? item.first : item.first + item.n_tokens - item.n_drafts - int(item.again);
+        s.n_new          = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
+        if (states && !stays) blocks_.advance(s.table, s.n_computed);
+        s.n_right = 0;
+        item.group->n_drafted += item.n_drafts;
+        stats_.drafts += std::uint64_t(item.n_drafts > 0);
+        stats_.draft_tokens += std::uint64_t(item.n_drafts);
+        if (item.again && item.n_drafts > 0) s.n_drafts = 0, blocks_.truncate(s.table, int(s.tokens.size()));
         blocks_.publish(s.table, s.tokens, s.n_computed);
-        if (states && checkpoints_.wanted(s.n_computed, item.group->request))
+        if (states && !stays && checkpoints_.wanted(s.n_computed, item.group->request))
             stats_.checkpoints += blocks_.keep_state(s.table, s.tokens);
         // The next query is at n_computed. A pinned prefix is kept whole.
         if (demand_.window() > 0 && !item.group->request.pin)

@@ -22,22 +22,31 @@ struct Sequence {
     int                index = 0; // which answer of its request
     std::vector<Token> tokens;
     int                n_computed = 0; // leading tokens whose KV is written
-    int     n_new   = 1;  // last tokens that may have no slots yet: the sampled token, and the tokens forced behind it
-    TableId table   = -1; // while it has blocks
-    bool    growing = false;                // scratch of BlockSupply: gets blocks in this step
-    double  logprob = 0;                    // sum over the generated tokens, where answers are ranked by it
-    std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
+    // Last tokens that may have no slots yet: the sampled token, and the tokens forced behind it. With a recurrent state also the draft
+    // tokens that were right beside others that were not: the state has to see them again.
+    int                           n_new   = 1;
+    TableId                       table   = -1;    // while it has blocks
+    bool                          growing = false; // scratch of BlockSupply: gets blocks in this step
+    double                        logprob = 0;     // sum over the generated tokens, where answers are ranked by it
+    std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
     Polymorphic<TokenFilter>      constraint;    // after the tokens so far
     bool                          waits = false; // in no step: its next mask is made beside the steps
     // Whether its last tokens may run again: then the recurrent state before them stays.
-    bool                     may_repeat() const { return bool(constraint); }
+    bool                     may_repeat() const { return bool(constraint) || n_drafts > 0; }
     bool                     slow_masks   = false; // its last mask was made beside the steps, and took long
     double                   mask_seconds = 0;     // that the masks beside the steps took
     Polymorphic<TokenForcer> reasoning;            // after the tokens so far
     double                   mu        = 0;        // mirostat's state
     int                      n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
     int                      n_kept    = 0;
+    // The tokens that may follow, as guessed before this step; the first n_drafts of them run in it as draft tokens, each with a row of logits
+    // (quire.decode.drafting).
+    std::vector<Token>        guess;
+    int                       n_drafts = 0;
+    int                       n_right  = 0; // of these, as far as the step's results have been read
+    Polymorphic<TokenGuesser> guesser;
+    double                    hits = -1; // how many of its guesses come true, 0..1, lately; -1: not known
 };
 
 // One request with all its sequences: admitted, preempted and resumed together (a sequence group).
@@ -53,6 +62,8 @@ struct SequenceGroup {
     int                                    n_recomputed         = 0;     // tokens computed again after preemptions
     int                                    n_preempted          = 0;     // preemptions of the request
     int                                    n_priority_preempted = 0;     // of these, for a more urgent request
+    int                                    n_drafted            = 0;     // draft tokens that ran
+    int                                    n_accepted           = 0;     // of these, tokens that were right
     bool                                   prompt_done          = false; // the prompt is computed, all sequences exist
     std::vector<int>                       cancelled; // answers cancelled before their sequences existed
     SharingStats                           sharing;

@@ -1,5 +1,6 @@
-// quire.schedule.token_filter: interfaces: TokenFilter says which tokens may come next in a text, TokenForcer which token has to come. The
-// scheduler tells them each token, and copies them where a sequence forks; the decoder asks them. Owns nothing.
+// quire.schedule.token_filter: interfaces: TokenFilter says which tokens may come next in a text, TokenForcer which token has to come,
+// TokenGuesser which tokens are likely to come. The scheduler copies them where a sequence forks, and tells the first two each token; the
+// decoder asks them. Owns nothing.
 export module quire.schedule.token_filter;
 
 import quire.core.base;
@@ -43,6 +44,16 @@ public:
     virtual void accept(Token token) = 0;
     // The token that has to come next; none: any may.
     virtual std::optional<Token> forced() const = 0;
+};
+
+// Guesses the next tokens of one text. A wrong guess costs time and changes nothing.
+class TokenGuesser {
+public:
+    virtual ~TokenGuesser() = default;
+
+    // Appends to `guess` at most n tokens of the vocabulary that may follow `text`, the prompt and the answer so far. The text grows from call to call; where a
+    // full context has made its sequence forget tokens it is shorter, or another one.
+    virtual void guess(std::span<const Token> text, int n, std::vector<Token>& guess) = 0;
 };
 
 } // namespace quire

@@ -87,7 +87,7 @@ void Run::submit(int task) {
     l.task     = task;
     l.arrived  = step_;
     l.request  = oracle_.request(task);
-    (void)oracle_.expected(task);
+    sim_.texts->push_back(oracle_.text(task)); // before the engine has it
     live_.push_back(std::move(live));
     hand_over(l);
 }
@@ -116,10 +116,12 @@ void Run::restart() {
         sim_.disk->steps = sim_.executor->steps();
         if (sim_.disk->random.one_in(2)) sim_.disk->lose_power();
     }
-    const std::shared_ptr<SimDisk> disk = sim_.disk;
-    sim_                                = {}; // before the next one opens the files
-    sim_                                = make_engine(s_, false, disk);
-    sim_.executor->trace                = trace_;
+    const std::shared_ptr<SimDisk> disk  = sim_.disk;
+    const std::shared_ptr<Texts>   texts = sim_.texts;
+    sim_                                 = {}; // before the next one opens the files
+    sim_                                 = make_engine(s_, false, disk);
+    *sim_.texts                          = *texts;
+    sim_.executor->trace                 = trace_;
     compiled_.clear();
     events_.clear();
     ending_.clear();
@@ -302,6 +304,9 @@ void Run::count_reached() {
     reached_["forks"] += stats.memory.forks;
     reached_["copied blocks"] += stats.memory.copied_blocks;
     reached_["blocks released behind windows"] += stats.memory.released_blocks;
+    reached_["draft tokens that were right"] += stats.memory.accepted_tokens;
+    reached_["draft tokens that were wrong"] += stats.memory.draft_tokens - stats.memory.accepted_tokens;
+    if (layout_of(s_).keeps_state()) reached_["draft tokens behind a state"] += stats.memory.draft_tokens;
     reached_["context shifts"] += stats.memory.context_shifts;
     reached_["states kept"] += stats.memory.checkpoints;
     reached_["states not written in place"] += std::uint64_t(sim_.executor->n_states_kept);

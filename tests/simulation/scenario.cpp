@@ -111,6 +111,8 @@ Scenario make_scenario(std::uint64_t seed) {
     add_states(s);
     Random tier(seed, 3);
     if (tier.one_in(2)) s.n_tier = tier.between(1, tier.one_in(2) ? 4 : 3 * s.n_blocks);
+    Random guesser(seed, 4);
+    if (guesser.one_in(3)) s.drafts = guesser.between(1, 7), s.guesses = Guesses(guesser.below(4));
     const int n    = r.between(2, 14);
     const int busy = r.between(4, 60);
     Random    disk(seed, 4);
@@ -154,6 +156,8 @@ std::string describe(const Scenario& s) {
     flag(s.late_moves, "moved late");
     flag(!s.scribbles, "free blocks stay as they are");
     flag(s.paced, "chunks by time");
+    const char* guesses[] = {"right", "wrong", "right or wrong", "right or wrong, where it pays"};
+    if (s.drafts > 0) out += cat("; ", s.drafts, " draft tokens, ", guesses[int(s.guesses)]);
     if (s.no_memory > 0)
         out += cat("; behind the server each allocation number ", s.no_memory, " of a thread finds no memory");
     out += cat("; ", s.token_seconds, " s a token, ", s.block_seconds, " s a block\n");
@@ -213,6 +217,7 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"paced", &s.paced, 0},
             {"scribbles", &s.scribbles, 1},
             {"cache", &s.cache, 0},
+            {"drafts", &s.drafts, 0},
             {"no_memory", &s.no_memory, 0},
             {"units", &s.n_units, s.n_units},
             {"interval", &s.interval, s.interval},

@@ -34,6 +34,9 @@ struct Task {
     int           cancel_answer = -1, cancel_answer_after = 0;
 };
 
+// What the draft tokens are that run before their sequence has them.
+enum class Guesses : std::uint8_t { right, wrong, mixed, paying }; // paying: mixed, and only as many as save time
+
 enum class FaultKind : std::uint8_t {
     not_finite, // a row of logits is NaN
     move,       // moving blocks fails
@@ -67,6 +70,8 @@ struct Scenario {
     double         watermark     = 0.04;
     double         token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes
     int no_memory = 0; // behind the server each so many-th allocation of a thread finds none; 0, as seeds have it: none
+    int drafts    = 0; // tokens that are guessed for a sequence in a step
+    Guesses            guesses = Guesses::mixed;
     std::vector<Task>  tasks;
     std::vector<Fault> faults;
 };

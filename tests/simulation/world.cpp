@@ -14,6 +14,33 @@ const std::string& model_path() {
     return path;
 }
 
+// Guesses what follows in one of the known texts, with tokens changed where the guesses are to be wrong.
+class SimGuesser final : public TokenGuesser {
+public:
+    SimGuesser(std::shared_ptr<const Texts> texts, Guesses how) : texts_(std::move(texts)), how_(how) {}
+
+    void guess(std::span<const Token> text, int n, std::vector<Token>& guess) override {
+        const std::uint64_t luck = mix(text.size() * 31 + std::uint64_t(text.back()));
+        if (how_ > Guesses::wrong) n = int(luck % std::uint64_t(n + 1));
+        const auto begins_so = [&](const std::vector<Token>& known) {
+            return known.size() > text.size() && std::ranges::equal(text, std::span(known).first(text.size()));
+        };
+        const auto known = std::ranges::find_if(*texts_, begins_so);
+        for (std::size_t i = 0; i < std::size_t(n); i++) {
+            const std::size_t at    = text.size() + i;
+            const bool        there = known != texts_->end() && at < known->size();
+            const Token       right = there ? (*known)[at] : Token(mix(luck + i) % vocab);
+            const bool        wrong = how_ == Guesses::wrong || (how_ > Guesses::wrong && mix(luck ^ i) % 4 == 0);
+            guess.push_back(wrong ? (right + 1) % vocab : right);
+        }
+    }
+
+private:
+    static constexpr int         vocab = 600; // fewer than the model's
+    std::shared_ptr<const Texts> texts_;
+    Guesses                      how_;
+};
+
 SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> disk) {
     SimEngine     sim;
     EngineOptions o;
@@ -37,6 +64,10 @@ SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> di
     o.watermark           = alone ? 0 : s.watermark;
     o.pipeline            = !alone && s.pipeline;
     o.step_seconds        = !alone && s.paced ? 8 * s.token_seconds : 0;
+    o.drafts.on           = !alone && s.drafts > 0;
+    o.drafts.most         = std::max(s.drafts, 1);
+    o.drafts.always       = s.guesses != Guesses::paying;
+    o.drafts.guesser      = [texts = sim.texts, how = s.guesses](const Request&) { return SimGuesser(texts, how); };
     o.clock               = [clock = sim.clock] { return clock->now; };
     if (!alone && s.disk > 0 && s.n_tier > 0 && s.cache) {
         sim.disk        = disk ? std::move(disk) : std::make_shared<SimDisk>(s);
@@ -148,6 +179,13 @@ Request Oracle::request(int task) {
     r.return_progress = t.progress;
     r.prompt_logprobs = t.prompt_logprobs;
     return r;
+}
+
+std::vector<Token> Oracle::text(int task) {
+    std::vector<Token> tokens = prompt(task);
+    if (const Expected& e = expected(task); !e.answers.empty())
+        tokens.insert(tokens.end(), e.answers[0].tokens.begin(), e.answers[0].tokens.end());
+    return tokens;
 }
 
 const Expected& Oracle::expected(int task) {

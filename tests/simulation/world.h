@@ -11,10 +11,14 @@ import quire.schedule.request;
 
 namespace quire::simulation {
 
+// The texts that requests will have, for guesses.
+using Texts = std::vector<std::vector<Token>>;
+
 struct SimEngine {
     std::shared_ptr<Clock>   clock    = std::make_shared<Clock>();
-    SimExecutor*             executor = nullptr; // the engine's
-    std::shared_ptr<SimDisk> disk;               // of an engine with files
+    std::shared_ptr<Texts>   texts    = std::make_shared<Texts>(); // of the requests so far
+    SimExecutor*             executor = nullptr;                   // the engine's
+    std::shared_ptr<SimDisk> disk;                                 // of an engine with files
     std::optional<Engine>    engine;
 };
 
@@ -54,6 +58,8 @@ public:
     // Everything but what belongs to one engine: the constraint.
     Request         request(int task);
     const Expected& expected(int task);
+    // The prompt and the first answer.
+    std::vector<Token> text(int task);
 
 private:
     Expected by_hand(const Request& request);

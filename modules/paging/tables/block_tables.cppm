@@ -119,6 +119,7 @@ struct BlockTables {
     void    close(TableId table);
     int     release_behind(TableId table, int next);
     void    advance(TableId table, int n_tokens);
+    void    truncate(TableId table, int n_entries);
     void    place(TableId table, BlockId first);
 
     // -- entries
@@ -330,6 +331,15 @@ int BlockTables::release_behind(TableId id, int next) {
             release(std::exchange(lane.blocks[std::size_t(lane.n_released)], released_block));
     }
     return n;
+}
+
+void BlockTables::truncate(TableId id, int n_entries) {
+    BlockTable& table = at(id);
+    while (table.n_entries() > n_entries)
+        for (LaneTable& lane : of(table)) {
+            if (lane.blocks.back() >= 0) release(lane.blocks.back());
+            lane.blocks.pop_back();
+        }
 }
 
 // The state is that of n_tokens tokens now, in the unit that the step has written.

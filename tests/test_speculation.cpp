@@ -1,0 +1,210 @@
+// Draft tokens: whatever is guessed, every token, log-probability and finish reason is that of decoding one token a step; n-grams as guesses;
+// how many drafts a step gets.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+import quire.constraint.compile;
+import quire.core.base;
+import quire.core.std;
+import quire.decode.drafting;
+import quire.decode.ngram_guesser;
+import quire.engine.engine;
+import quire.schedule.request;
+
+#include "engine_tools.h"
+#include "schedule_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+enum class Guesses { right, wrong, mixed, end_tokens };
+
+// Guesses what follows in one of the texts that it knows.
+class KnownTexts final : public TokenGuesser {
+public:
+    KnownTexts(std::shared_ptr<const std::vector<std::vector<Token>>> texts, Guesses how, Token end)
+        : texts_(std::move(texts)), how_(how), end_(end) {}
+
+    void guess(std::span<const Token> text, int n, std::vector<Token>& guess) override {
+        for (const std::vector<Token>& known : *texts_) {
+            if (known.size() <= text.size() || !std::ranges::equal(text, std::span(known).first(text.size()))) continue;
+            for (std::size_t i = text.size(); i < known.size() && int(guess.size()) < n; i++) {
+                const bool wrong = how_ == Guesses::wrong || (how_ == Guesses::mixed && (i * 7 + text.size()) % 3 == 0);
+                guess.push_back(how_ == Guesses::end_tokens ? end_ : wrong ? (known[i] + 1) % 600 : known[i]);
+            }
+            return;
+        }
+    }
+
+private:
+    std::shared_ptr<const std::vector<std::vector<Token>>> texts_;
+    Guesses                                                how_;
+    Token                                                  end_;
+};
+
+std::string model(const char* name) { return std::string(QUIRE_ROOT "/tests/data/models/") + name; }
+
+// Requests of many methods, which come while others run.
+std::vector<Task> many_requests(const Engine& engine, const std::shared_ptr<Constraint>& number) {
+    std::vector<Task> tasks;
+    const auto        add = [&](Request r, int at) { tasks.push_back({.request = std::move(r), .submit_at = at}); };
+    for (int i = 0; i < 3; i++) {
+        Request r       = greedy(prompt_of(9 + 20 * i, i), 20);
+        r.return_logits = i == 0;
+        add(r, i);
+        r                             = sampled(prompt_of(13 + i, 3), 18, std::uint64_t(i));
+        r.sampling.repetition_penalty = 1.3f;
+        r.sampling.frequency_penalty  = 0.4f;
+        r.sampling.logit_bias         = {{7, 2.f}, {11, -3.f}};
+        r.ignore_end                  = false;
+        add(r, 2 * i);
+    }
+    Request several = sampled(prompt_of(10, 8), 8, 5);
+    several.n       = 2;
+    add(several, 1);
+    several.best_of           = 3;
+    several.sampling.logprobs = 1;
+    add(several, 2);
+    add(beam(prompt_of(10, 4), 8, 2), 3);
+    Request mirostat           = sampled(prompt_of(15, 2), 16, 9);
+    mirostat.sampling.mirostat = 2;
+    mirostat.min_tokens        = 5;
+    add(mirostat, 4);
+    Request dry                 = sampled(prompt_of(30, 6), 16, 2);
+    dry.sampling.dry.multiplier = 0.8f;
+    add(dry, 0);
+    for (bool logprobs : {false, true}) {
+        Request r    = sampled(prompt_of(12, 1), 16, 4);
+        r.constraint = ConstraintState(number, engine.token_trie());
+        r.ignore_end = false;
+        if (!logprobs) r.sampling.logprobs = -1;
+        add(r, logprobs);
+    }
+    return tasks;
+}
+
+} // namespace
+
+TEST_CASE("draft tokens change no token, no log-probability and no finish reason") {
+    const auto [file, how] = GENERATE(table<const char*, Guesses>({{"llama3-gqa-Q8_0.gguf", Guesses::right},
+                                                                   {"llama3-gqa-Q8_0.gguf", Guesses::mixed},
+                                                                   {"llama3-gqa-Q8_0.gguf", Guesses::wrong},
+                                                                   {"llama3-gqa-Q8_0.gguf", Guesses::end_tokens},
+                                                                   {"mistral-swa-Q8_0.gguf", Guesses::mixed},
+                                                                   {"gemma4-Q8_0.gguf", Guesses::mixed},
+                                                                   {"deepseek2-Q8_0.gguf", Guesses::mixed},
+                                                                   {"qwen3moe-Q8_0.gguf", Guesses::mixed},
+                                                                   {"qwen35-k-Q4_K_M.gguf", Guesses::right},
+                                                                   {"qwen35-k-Q4_K_M.gguf", Guesses::mixed},
+                                                                   {"nemotron_h-Q8_0.gguf", Guesses::mixed}}));
+    INFO(file << ", guesses of kind " << int(how));
+    EngineOptions o;
+    o.threads          = 1;
+    o.block_size       = 4;
+    o.kv_blocks        = 400;
+    o.context          = 96;
+    o.max_batch_tokens = 64;
+    ConstraintSpec       spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
+    const auto           number = *compile_constraint(spec);
+    auto                 texts  = std::make_shared<std::vector<std::vector<Token>>>();
+    std::vector<Answers> expected;
+    Token                end = 0;
+    {
+        Engine     plain = load(model(file), o);
+        const auto tasks = many_requests(plain, number);
+        expected         = run_all(plain, tasks);
+        end              = plain.tokenizer().end_tokens().front();
+        for (std::size_t i = 0; i < tasks.size(); i++)
+            for (const auto& [index, answer] : expected[i].by_index) {
+                std::vector<Token>& text = texts->emplace_back(tasks[i].request.prompt);
+                text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+            }
+        CHECK(plain.stats().memory.draft_tokens == 0);
+    }
+    o.drafts.on        = true;
+    o.drafts.most      = 5;
+    o.drafts.always    = true;
+    o.drafts.guesser   = [&](const Request&) { return KnownTexts(texts, how, end); };
+    const bool crowded = GENERATE(false, true);
+    if (crowded) { // requests are preempted, computed again or swapped
+        o.max_batch_tokens = 20;
+        o.kv_blocks        = file == std::string("llama3-gqa-Q8_0.gguf") ? 60 : 90;
+        o.swap_blocks      = how == Guesses::right ? 0 : 60;
+        o.pipeline         = how == Guesses::mixed;
+    }
+    Engine     engine = load(model(file), o);
+    const auto tasks  = many_requests(engine, number);
+    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
+        const std::vector<Answers> got = run_all(engine, tasks);
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            INFO("round " << round << ", request " << i << ": " << got[i].message);
+            CHECK(identical(got[i], expected[i]));
+        }
+    }
+    const auto stats = engine.stats().memory;
+    CHECK(stats.draft_tokens > 0);
+    if (how == Guesses::wrong) CHECK(stats.accepted_tokens == 0);
+    if (how == Guesses::right) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
+    if (how == Guesses::mixed) CHECK((stats.accepted_tokens > 0 && stats.accepted_tokens < stats.draft_tokens));
+}
+
+TEST_CASE("the blocks of an answer with drafts are found as those of an answer without") {
+    EngineOptions o      = small_blocks(false, 100, 4);
+    Engine        plain  = load(model("llama3-gqa-Q8_0.gguf"), o);
+    const Request first  = greedy(prompt_of(10), 23);
+    const Answers want   = run_one(plain, first);
+    auto          texts  = std::make_shared<std::vector<std::vector<Token>>>(1, first.prompt);
+    const auto&   tokens = want.by_index.at(0).tokens;
+    texts->front().insert(texts->front().end(), tokens.begin(), tokens.end());
+
+    o.drafts       = {.on = true, .most = 7, .always = true, .guesser = [&](const Request&) {
+                    return KnownTexts(texts, Guesses::mixed, 0);
+                }};
+    Engine drafted = load(model("llama3-gqa-Q8_0.gguf"), o);
+    CHECK(identical(run_one(drafted, first), want));
+    CHECK(drafted.stats().memory.accepted_tokens > 0);
+    Request next         = first; // the next turn
+    next.prompt          = texts->front();
+    const Answers before = run_one(plain, next), after = run_one(drafted, next);
+    CHECK(identical(after, before));
+    CHECK(after.cached_tokens == before.cached_tokens);
+    CHECK(after.cached_tokens == 32);
+}
+
+TEST_CASE("n-grams: what followed the last tokens where they occurred before") {
+    NgramGuesser       guesser({.least = 2, .most = 3});
+    std::vector<Token> text{1, 2, 3, 4, 5, 6, 2, 3, 9, 9, 1, 2, 3};
+    const auto         guess = [&](int n) {
+        std::vector<Token> out;
+        guesser.guess(text, n, out);
+        return out;
+    };
+    CHECK(guess(3) == std::vector<Token>{4, 5, 6}); // three tokens are alike there
+    text = {1, 2, 3, 4, 5, 6, 2, 3, 9, 9, 1, 2, 3, 7, 2, 3};
+    CHECK(guess(2) == std::vector<Token>{7, 2}); // two, the last time
+    text.push_back(100);
+    CHECK(guess(5).empty());
+    text = {8, 8, 8}; // another text, shorter: what it knew is of no use
+    CHECK(guess(4) == std::vector<Token>{8, 8, 8, 8});
+    guesser = NgramGuesser({.least = 1, .most = 2});
+    text    = {5, 6, 7, 5, 6};
+    CHECK(guess(7) == std::vector<Token>{7, 5, 6, 7, 5, 6, 7}); // goes on in itself
+    text.clear();
+    for (int i = 0; i < 20'000; i++) text.push_back(i % 5000);
+    CHECK(guess(3) == std::vector<Token>{0, 1, 2});
+}
+
+TEST_CASE("the cost of steps lies on lines between what was measured") {
+    StepCost cost;
+    CHECK(cost.of(3) == 0);
+    cost.add_trial(1, 2);
+    cost.add_trial(1, 1);
+    CHECK(cost.of(5) == 1);
+    cost.add_trial(4, 4);
+    CHECK(cost.of(2) == 2);
+    CHECK(cost.of(6) == 6);
+    cost.add(4, 400); // a single slow step
+    CHECK(cost.of(4) < 4.3);
+}
