@@ -415,6 +415,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(within(-1, 1 << 24));
     add_cache_flags(app, o);
+    add_speculation_flags(app, o);
     app.add_option("--kv-events", a.kv_events,
                    "ZeroMQ endpoint (tcp://*:5557) where routers learn which blocks the prefix cache has");
     app.add_option("--kv-events-replay", a.kv_replay, "the same for routers that have missed some of it");

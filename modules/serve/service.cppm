@@ -288,9 +288,11 @@ static void append(Output& to, Output& more) {
     to.loaded_tokens = more.loaded_tokens;
     to.disk_tokens   = more.disk_tokens;
     if (more.computed_tokens > 0) to.computed_tokens = more.computed_tokens;
-    to.n_preempted = more.n_preempted;
-    to.first_run   = more.first_run;
-    to.done        = more.done;
+    to.n_preempted     = more.n_preempted;
+    to.draft_tokens    = more.draft_tokens;
+    to.accepted_tokens = more.accepted_tokens;
+    to.first_run       = more.first_run;
+    to.done            = more.done;
     if (more.finish == FinishReason::none) return;
     to.finish  = more.finish;
     to.message = std::move(more.message);

@@ -7,6 +7,7 @@ module;
 export module quire.tools.common.engine_flags;
 
 import quire.core.base;
+import quire.core.json;
 import quire.engine.options;
 import quire.text.templates.chat_template;
 import quire.tools.common.flag_sources;
@@ -37,6 +38,8 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options);
 void add_kv_type_flag(CLI::App& app, EngineOptions& options);
 // these and --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
+// --spec, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
+void add_speculation_flags(CLI::App& app, EngineOptions& options);
 // --chat-template, --chat-template-file, --chat-template-kwargs, --reasoning.
 struct ChatTemplateFlags {
     std::string name, file, variables, reasoning = "auto";
@@ -152,6 +155,57 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
     app.add_option("--kv-disk-bytes", options.kv_disk_bytes, "most bytes of the files in --kv-dir, as 10G")
         ->transform(CLI::AsSizeValue(false))
         ->check(CLI::Range(std::int64_t(1), std::int64_t(1) << 50));
+}
+
+// vLLM's JSON: the method and its numbers. Returns what is wrong with it, or "".
+std::string read_speculative_config(const std::string& text, DraftOptions& drafts) {
+    const Result<Json> json = json_parse(text);
+    if (!json || !json->is_object()) return cat(quote(text), " is not a JSON object");
+    DraftOptions read = drafts;
+    read.most         = 0;
+    read.on           = true;
+    for (auto at = json->begin(); at != json->end(); ++at) {
+        const std::string& name   = at.key();
+        const Json&        value  = at.value();
+        int* const         number = name == "num_speculative_tokens" ? &read.most
+                                    : name == "prompt_lookup_max"    ? &read.ngram.most
+                                    : name == "prompt_lookup_min"    ? &read.ngram.least
+                                                                     : nullptr;
+        if (name == "method") {
+            if (value != "ngram")
+                return cat("the method ", json_dump(value), " is not \"ngram\", the one that quire has");
+        } else if (!number) {
+            return cat("quire has nothing like ", quote(name));
+        } else if (!value.is_number_integer() || value < 1 || value > most_drafts) {
+            return cat(quote(name), " is not a whole number in 1..", most_drafts);
+        } else {
+            *number = value.get<int>();
+        }
+    }
+    if (!json->contains("method")) return "it names no method";
+    if (read.most == 0) return "it names no num_speculative_tokens";
+    drafts = std::move(read);
+    return "";
+}
+
+void add_speculation_flags(CLI::App& app, EngineOptions& options) {
+    DraftOptions& drafts = options.drafts;
+    app.add_option_function<std::string>(
+           "--spec", [&drafts](const std::string& method) { drafts.on = method == "ngram"; },
+           "ngram: a step checks several guessed tokens where that saves time; the answers stay the same; on a CPU")
+        ->check(CLI::IsMember({"none", "ngram"}))
+        ->default_str("none");
+    add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
+    add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");
+    add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,
+               "last tokens that have to have occurred before; so many are looked for first");
+    add_number(app, "--spec-ngram-min", drafts.ngram.least, 1, most_ngram, "and so few last");
+    app.add_option("--speculative-config",
+                   "the same, as vLLM's JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 4}")
+        ->each([&drafts](const std::string& text) {
+            if (const std::string wrong = read_speculative_config(text, drafts); !wrong.empty())
+                throw CLI::ValidationError("--speculative-config", wrong);
+        });
 }
 
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now) {

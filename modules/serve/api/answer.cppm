@@ -35,6 +35,7 @@ struct SpelledPosition {
 // prompt's steps made the first token, so the second time is for the tokens behind the first.
 struct Timings {
     int    prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+    int    draft_tokens = 0, accepted_tokens = 0; // of the prompt's request; see Output
     double prompt_ms = 0, generated_ms = 0;
 };
 // llama.cpp's object `timings`. predicted_n counts all tokens; predicted_ms is the time behind the first one, and predicted_per_token_ms
@@ -127,15 +128,17 @@ Json timings_json(const Timings& t) {
     const auto rate     = [](int n, double ms) { return ms > 0 ? n * 1e3 / ms : 0; };
     const auto each     = [](int n, double ms) { return n > 0 ? ms / n : 0; };
     const int  computed = t.prompt_tokens - t.cached_tokens, behind_first = std::max(t.generated_tokens - 1, 0);
-    return {{"cache_n", t.cached_tokens},
-            {"prompt_n", computed},
-            {"prompt_ms", t.prompt_ms},
-            {"prompt_per_token_ms", each(computed, t.prompt_ms)},
-            {"prompt_per_second", rate(computed, t.prompt_ms)},
-            {"predicted_n", t.generated_tokens},
-            {"predicted_ms", t.generated_ms},
-            {"predicted_per_token_ms", each(behind_first, t.generated_ms)},
-            {"predicted_per_second", rate(behind_first, t.generated_ms)}};
+    Json       json = {{"cache_n", t.cached_tokens},
+                       {"prompt_n", computed},
+                       {"prompt_ms", t.prompt_ms},
+                       {"prompt_per_token_ms", each(computed, t.prompt_ms)},
+                       {"prompt_per_second", rate(computed, t.prompt_ms)},
+                       {"predicted_n", t.generated_tokens},
+                       {"predicted_ms", t.generated_ms},
+                       {"predicted_per_token_ms", each(behind_first, t.generated_ms)},
+                       {"predicted_per_second", rate(behind_first, t.generated_ms)}};
+    if (t.draft_tokens > 0) json["draft_n"] = t.draft_tokens, json["draft_n_accepted"] = t.accepted_tokens;
+    return json;
 }
 
 Json progress_json(const PromptProgress& p) {

@@ -38,8 +38,8 @@ public:
 
 private:
     struct PromptState {
-        int                           n_tokens = 0, cached = 0, loaded = 0, from_disk = 0, preempted = 0;
-        Token                         first = -1;
+        int   n_tokens = 0, cached = 0, loaded = 0, from_disk = 0, preempted = 0, drafted = 0, accepted = 0;
+        Token first = -1;
         std::vector<Token>            tokens; // only where the response returns them
         std::string                   echo;
         std::vector<PositionLogprobs> logprobs; // come with the first answer
@@ -190,6 +190,8 @@ Timings Generation::timings(const PromptState& prompt, const Answer& answer) con
     t.prompt_tokens    = prompt.n_tokens;
     t.cached_tokens    = prompt.cached;
     t.generated_tokens = answer.text.n_tokens();
+    t.draft_tokens     = prompt.drafted;
+    t.accepted_tokens  = prompt.accepted;
     if (!answer.first || !answer.last) return t;
     t.prompt_ms    = std::max(seconds_between(prompt.first_run, *answer.first), 0.0) * 1e3;
     t.generated_ms = seconds_between(*answer.first, *answer.last) * 1e3;
@@ -228,6 +230,8 @@ Choice Generation::add(Output& output) {
     usage_.disk_tokens += output.disk_tokens - prompt.from_disk;
     prompt.from_disk = output.disk_tokens;
     prompt.preempted = output.n_preempted;
+    prompt.drafted   = output.draft_tokens;
+    prompt.accepted  = output.accepted_tokens;
     prompt.first_run = output.first_run;
     if (output.computed_tokens > 0)
         choice.progress = {prompt.n_tokens, prompt.cached, output.computed_tokens,

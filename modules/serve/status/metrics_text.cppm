@@ -167,6 +167,14 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
     t.gauge("quire:kv_disk_bytes", "Bytes of the files.", d(s.disk_bytes));
     t.counter("quire:kv_host_hits_total", "Of these, prompt tokens that were in host memory.", d(s.loaded_tokens));
     t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
+    if (o.drafts.on) {
+        t.counter("vllm:spec_decode_num_drafts_total", "Steps of sequences that checked guessed tokens.",
+                  d(s.memory.drafts));
+        t.counter("vllm:spec_decode_num_draft_tokens_total", "Guessed tokens that were checked.",
+                  d(s.memory.draft_tokens));
+        t.counter("vllm:spec_decode_num_accepted_tokens_total", "Of these, tokens that were right.",
+                  d(s.memory.accepted_tokens));
+    }
     t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));
     t.counter("vllm:prompt_tokens_cached_total", "Of these found in the cache.", d(m.cached.load()));
     t.counter("vllm:generation_tokens_total", "Tokens generated.", d(m.generated.load()));
