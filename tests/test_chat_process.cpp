@@ -647,7 +647,7 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
     CHECK(has(chat({"--color", "-p", "Hello", "-st", "--show-timings"}).err, "\x1b[2m"));
     CHECK(has(chat({"-p", "Hello", "-st", "--show-timings", "--color"}).err, "\x1b[2m"));
     CHECK(chat({"-p", "-nothing", "-st"}).code == 0); // a text that begins with a dash
-    for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-hf", "x/y"},
+    for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-dr", "x/y"},
                                                                                          {"-no-cnv"},
                                                                                          {"--adaptive-target", "0.5"},
                                                                                          {"--kv-cache-dtype", "q4"},

@@ -8,6 +8,7 @@ import quire.tools.bench.random_model;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
+import quire.tools.common.model_source;
 
 #include "bench/commands.h"
 
@@ -28,9 +29,11 @@ int run(int argc, char** argv) {
     CLI::App* windows_command =
         app.add_subcommand("windows", "KV memory of models whose layers see different windows, without a model");
     windows_command->add_flag("--json", json, "print JSON instead of a Markdown table");
-    Arguments  a;
-    const auto model_options = [&](CLI::App* c) {
-        c->add_option("-m,--model", a.model, "GGUF file")->required();
+    Arguments   a;
+    ModelSource source;
+    const auto  model_options = [&](CLI::App* c) {
+        c->add_option("-m,--model", a.model, "GGUF file");
+        add_hub_flags(*c, source.hub);
         add_device_flags(*c, a.engine);
         add_kv_type_flag(*c, a.engine);
         c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
@@ -38,14 +41,14 @@ int run(int argc, char** argv) {
         c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         c->add_option("-b,--batch-size", a.batch_tokens,
-                      "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
+                       "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
             ->check(CLI::Range(0, 1 << 20));
         c->add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: as many as needed")
             ->check(CLI::Range(0, 1 << 24));
         c->add_option("--pipeline", a.engine.pipeline,
-                      "on or off: start the next step before the last one's outputs are processed");
+                       "on or off: start the next step before the last one's outputs are processed");
         c->add_option("--bandwidth", a.bandwidth,
-                      "this machine's memory bandwidth in GB/s, to print the fraction of the limit");
+                       "this machine's memory bandwidth in GB/s, to print the fraction of the limit");
         c->add_option("--tflops", a.tflops, "this machine's TFLOP/s, to print the fraction of the limit");
         c->add_flag("--json", a.json);
         return c;
@@ -127,7 +130,8 @@ int run(int argc, char** argv) {
     QualityArguments quality_arguments;
     CLI::App*        quality_command =
         app.add_subcommand("quality", "what types of the KV cache, or other weights, change in a model's predictions");
-    quality_command->add_option("-m,--model", quality_arguments.model, "GGUF file")->required();
+    quality_command->add_option("-m,--model", quality_arguments.model, "GGUF file");
+    add_hub_flags(*quality_command, source.hub);
     add_device_flags(*quality_command, quality_arguments.engine);
     add_number(*quality_command, "-t,--threads", quality_arguments.engine.threads, 0, 1024,
                "threads; 0: one per physical core");
@@ -175,6 +179,15 @@ int run(int argc, char** argv) {
         return app.exit(e) == 0 ? 0 : 2;
     }
     if (!flags->note.empty()) std::fprintf(stderr, "bench: %s\n", flags->note.c_str());
+    for (const auto& [command, file] :
+         {std::pair{model_command, &a.model}, std::pair{batched_command, &a.model},
+          std::pair{throughput_command, &a.model}, std::pair{quality_command, &quality_arguments.model}}) {
+        if (!command->parsed()) continue;
+        if (const std::optional<int> code = find_model("bench", source, *file)) return *code;
+        if (!file->empty()) continue;
+        std::fprintf(stderr, "bench: name a model with -m FILE, or fetch one with -hf USER/MODEL\n");
+        return 2;
+    }
     if (model_command->parsed()) return model(a);
     if (batched_command->parsed()) return batched(a);
     if (compare_command->parsed()) return compare(side);

@@ -3,14 +3,17 @@
 #include <CLI/CLI.hpp>
 
 import quire.core.base;
+import quire.core.output_file;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
 import quire.text.templates.chat_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
+import quire.tools.chat.model_list;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
+import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.terminal;
 
@@ -207,6 +210,11 @@ int run(ChatArguments& a) {
     const TerminalFacts facts       = terminal_facts();
     const bool          interactive = facts.in && facts.out;
     on_interrupt(OnInterrupt::leave);
+    if (a.list_models) {
+        std::fputs(model_list(models_folder()).c_str(), stdout);
+        const auto ok = flush_output();
+        return ok ? 0 : complain(ok.error());
+    }
 
     if (a.escapes)
         for (std::string* text : {&a.prompt, &a.system}) *text = without_escapes(*text);
@@ -225,6 +233,7 @@ int run(ChatArguments& a) {
         if (!made) return complain(made.error());
         a.answers = std::move(*made);
     }
+    if (const std::optional<int> code = find_model("chat", a.source, a.model)) return *code;
     if (a.model.empty()) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());

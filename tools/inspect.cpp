@@ -16,6 +16,8 @@ import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
+import quire.tools.common.foreign_flags;
+import quire.tools.common.model_source;
 import quire.tools.common.terminal;
 import quire.tools.inspect.constrain;
 import quire.tools.inspect.tool_calls;
@@ -30,7 +32,8 @@ struct Arguments {
     std::string     schema_tests, key_order = "any", numbers = "any";
     std::string     model, ids, raw_file, template_file, template_name, now;
     std::string     tool_form = "auto"; // of recorded answers: by the template, or a name of ToolForm
-    EngineOptions   engine;             // what the flags say of it
+    ModelSource     source;
+    EngineOptions   engine; // what the flags say of it
     bool            no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false, json = false;
     int             top = 20, n = 48, beam = 0;
     float           length_penalty = 0;
@@ -478,9 +481,9 @@ int main(int argc, char** argv) {
     CLI::App  app{"Shows what is in a GGUF file and runs single parts of the engine; prints one line of JSON."};
     app.require_subcommand(1);
     auto command = [&](const char* name, const char* what) {
-        CLI::App*    c     = app.add_subcommand(name, what);
-        CLI::Option* model = c->add_option("model", a.model, "GGUF file");
-        if (const std::string_view n = name; n != "template" && n != "tool-calls") model->required();
+        CLI::App* c = app.add_subcommand(name, what);
+        c->add_option("model", a.model, "GGUF file, or its URL");
+        add_hub_flags(*c, a.source.hub);
         return c;
     };
     auto run_options = [&](CLI::App* c) {
@@ -553,15 +556,33 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"plain", "any"}))
         ->capture_default_str();
 
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        for (const CLI::App* c :
+             app.get_subcommands([&](const CLI::App* c) { return argc > 1 && c->check_name(argv[1]); }))
+            if (const CLI::Option* option = c->get_option_no_throw(name)) return option->get_items_expected_min() > 0;
+        return std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_source_flags(typed, own);
+    if (!flags) {
+        complain(flags.error());
+        return 2;
+    }
     try {
-        app.parse(argc, argv);
-        if (template_command->parsed() && a.model.empty() == a.template_file.empty())
+        app.parse(std::vector<std::string>(flags->words.rbegin(), flags->words.rend()));
+        const HubModel& hub  = a.source.hub;
+        const bool      some = !a.model.empty() || !hub.repo.empty() || !hub.url.empty() || !hub.file.empty();
+        if (template_command->parsed() && some == !a.template_file.empty())
             throw CLI::ValidationError("template", "give a MODEL or --file");
-        if (calls_command->parsed() && a.model.empty() && a.template_file.empty())
+        if (calls_command->parsed() && !some && a.template_file.empty())
             throw CLI::ValidationError("tool-calls", "give a MODEL or --file");
+        if (!template_command->parsed() && !calls_command->parsed() && !some)
+            throw CLI::ValidationError(app.get_subcommands()[0]->get_name(), "give a MODEL or -hf USER/MODEL");
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? 0 : 2;
     }
+    if (a.model.starts_with("https://") || a.model.starts_with("http://")) a.source.word = std::exchange(a.model, "");
+    if (const std::optional<int> code = find_model("inspect", a.source, a.model)) return *code;
     if (show_command->parsed()) return show(a);
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);

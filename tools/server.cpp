@@ -19,6 +19,7 @@ import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
+import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
@@ -33,6 +34,7 @@ constexpr int default_port = 8080;
 struct Arguments {
     std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins, hosts;
+    ModelSource              source;
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
@@ -390,6 +392,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     o.shared_step_seconds = 0.15; // on a CPU, for the users of streams
     o.kv_host_bytes       = -1;
     add_model_flag(app, a.model);
+    add_source_flags(app, a.source);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");
     app.add_flag("--strict-model-name", a.endpoints.limits.strict_model,
@@ -523,5 +526,6 @@ int main(int argc, char** argv) {
     a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
         a.engine.max_batch_tokens = a.engine.max_sequences;
+    if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
     return run(a);
 }

@@ -43,6 +43,14 @@ has_sanitizers() {
     return 1
 }
 
+has_curl() { # Debian keeps its headers in a folder of the architecture
+    [ -z "$list" ] || return 1
+    for file in /usr/include/curl/curl.h /usr/include/*/curl/curl.h /usr/local/include/curl/curl.h; do
+        [ -e "$file" ] && return 0
+    done
+    return 1
+}
+
 has_venv() { has_command python3 && python3 -c 'import ensurepip, venv' 2>/dev/null; }
 
 look() {
@@ -62,6 +70,7 @@ look() {
     has_header xxhash.h || need libxxhash-dev
     has_header httplib.h || need libcpp-httplib-dev
     has_header openssl/ssl.h || need libssl-dev
+    has_curl || need libcurl4-openssl-dev
     has_header zmq.h || need libzmq3-dev
     has_command openssl || need openssl
     has_header nlohmann/json.hpp || need nlohmann-json3-dev

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Independent clients against ./server: the packages openai, anthropic and ollama, pydantic-ai, litellm, langchain, llama-index, instructor,
-# curl; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; then
-# load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
+# curl; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; a model
+# hub, beside huggingface_hub; then load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build
@@ -44,5 +44,8 @@ fi
 # Of dynamo the indexer alone, which needs few of its packages: those of the list.
 if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then build/indexer/bin/python tests/clients/indexer.py; fi
 if installed build/masks tests/clients/masks_requirements.txt; then build/masks/bin/python tests/clients/masks.py; fi
+hub_python=python3
+if installed build/hub tests/clients/hub_requirements.txt; then hub_python=build/hub/bin/python; fi
+$hub_python tests/clients/hub_client.py
 python3 tests/clients/load.py 20
 python3 tests/clients/chaos.py 15

@@ -10,12 +10,14 @@ import quire.engine.options;
 import quire.engine.sampling_defaults;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
+import quire.tools.common.model_source;
 import quire.tools.common.sampler_flags;
 
 export namespace quire {
 
 struct ChatArguments {
     std::string                 model, prompt, prompt_file, system, now, color = "auto";
+    ModelSource                 source;
     ChatTemplateFlags           chat_template;
     EngineOptions               engine;
     ConstraintFlags             constraint;
@@ -27,6 +29,7 @@ struct ChatArguments {
     bool                        trim = true, context_shift = false;
     std::int64_t                seed = -1;
     bool single_turn = false, ignore_eos = false, timings = false, no_timings = false, escapes = false;
+    bool list_models = false;
 };
 
 void add_chat_flags(CLI::App& app, ChatArguments& a);
@@ -39,6 +42,8 @@ namespace quire {
 
 void add_chat_flags(CLI::App& app, ChatArguments& a) {
     add_model_flag(app, a.model);
+    add_source_flags(app, a.source);
+    app.add_flag("--models", a.list_models, "list the models on this machine, then leave");
     add_constraint_flags(app, a.constraint);
     auto* prompt =
         app.add_option("-p,--prompt", a.prompt, "the first message; a piped text follows it behind an empty line");

@@ -15,6 +15,8 @@ import quire.tools.common.foreign_flags;
 
 export namespace quire {
 
+// models/ beside the program.
+std::string models_folder();
 // Without -m: the first models/*.gguf beside the program.
 Result<std::string> default_model();
 
@@ -67,14 +69,19 @@ module :private;
 
 namespace quire {
 
+std::string models_folder() {
+    std::error_code error;
+    return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models").string();
+}
+
 Result<std::string> default_model() {
-    std::error_code             error;
-    const std::filesystem::path folder =
-        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models";
+    std::error_code          error;
+    const std::string        folder = models_folder();
     std::vector<std::string> found;
     for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
         if (at->path().extension() == ".gguf") found.push_back(at->path().string());
-    if (found.empty()) return fail("no model: name one with -m FILE.gguf or put one into ", folder.string());
+    if (found.empty())
+        return fail("no model: name one with -m FILE.gguf, fetch one with -hf USER/MODEL or put one into ", folder);
     return *std::ranges::min_element(found);
 }
 

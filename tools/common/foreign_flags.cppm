@@ -5,7 +5,7 @@ import quire.core.base;
 
 export namespace quire {
 
-enum class Program : std::uint8_t { chat = 1, server = 2, bench = 4 };
+enum class Program : std::uint8_t { chat = 1, server = 2, bench = 4, inspect = 8 };
 
 struct TranslatedFlags {
     std::vector<std::string> words; // the program's own flags
@@ -39,13 +39,19 @@ struct ForeignFlag {
     std::string_view text; // renamed: the words here, "=" for the value, "=MiB" for the value with a unit; refused: why
 };
 
-constexpr int chat = 1, server = 2, bench = 4, talkers = chat + server, all = talkers + bench;
+constexpr int chat = 1, server = 2, bench = 4, inspect = 8, talkers = chat + server, all = talkers + bench,
+              sources = all + inspect;
 
 // The first line that fits counts.
 constexpr ForeignFlag foreign_flags[] = {
     // -- another name
     {chat, "-sys", 1, "", Fate::renamed, "--system-prompt ="},
     {chat, "-st", 0, "", Fate::renamed, "--single-turn"},
+    {sources, "-hf -hfr", 1, "", Fate::renamed, "--hf-repo ="},
+    {sources, "-hff", 1, "", Fate::renamed, "--hf-file ="},
+    {sources, "-hft", 1, "", Fate::renamed, "--hf-token ="},
+    {sources, "-mu", 1, "", Fate::renamed, "--model-url ="},
+    {chat, "-cl --cache-list", 0, "", Fate::renamed, "--models"},
     {chat, "--grammar-file", 1, "", Fate::renamed, "--grammar ="},
     {chat, "-jf --json-schema-file", 1, "", Fate::renamed, "--schema ="},
     {chat, "-co", -1, "", Fate::renamed, "--color ="},
@@ -95,7 +101,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "--keep", 1, "", Fate::ignored, ""},
     {talkers,
      "--jinja --no-jinja --perf --no-perf --log-disable --log-prefix --no-log-prefix "
-     "--log-timestamps --no-log-timestamps --offline --cache-prompt --swa-full --check-tensors --no-mmproj "
+     "--log-timestamps --no-log-timestamps --cache-prompt --swa-full --check-tensors --no-mmproj "
      "--no-mmproj-auto --mmproj-offload --no-mmproj-offload",
      0, "", Fate::ignored, ""},
     {chat, "-v --verbose --log-verbose", 0, "", Fate::ignored, ""},
@@ -138,8 +144,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
     // -- functions that quire lacks
-    {all, "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo -hft --hf-token -hfd --hf-repo-draft", 1,
-     "", Fate::refused, "quire downloads nothing; fetch the GGUF file and name it with -m"},
+    {sources, "-dr --docker-repo", 1, "", Fate::refused, "quire fetches from a hub (-hf) or a URL (-mu)"},
     {talkers, "--kv-cache-dtype", 1, "", Fate::refused, "--kv-type takes f16, bf16, f32, q8_0 and fp8"},
     {chat, "-no-cnv --no-conversation", 0, "", Fate::refused,
      "chat always holds a conversation; the server's /v1/completions continues plain text"},
@@ -148,7 +153,8 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
     {talkers, "--spec-type", 1, "", Fate::refused, "quire guesses tokens by n-grams alone: --spec ngram"},
     {talkers,
-     "-md --model-draft --spec-draft-model -ngld --gpu-layers-draft -lcs --lookup-cache-static -lcd "
+     "-md --model-draft -hfd --hf-repo-draft --spec-draft-model -ngld --gpu-layers-draft -lcs --lookup-cache-static "
+     "-lcd "
      "--lookup-cache-dynamic",
      1, "", Fate::refused, "quire guesses tokens by n-grams alone: --spec ngram"},
     {chat, "-j --json-schema", 1, "", Fate::refused, "--schema takes a file with the JSON Schema"},

@@ -1,0 +1,130 @@
+// quire.tools.common.model_source: where a program's model comes from: a file, a model hub, a URL. Owns nothing.
+module;
+
+#include <CLI/CLI.hpp>
+
+export module quire.tools.common.model_source;
+
+import quire.core.base;
+import quire.tools.common.foreign_flags;
+import quire.tools.common.terminal;
+export import quire.tools.hub.hub;
+
+export namespace quire {
+
+// -hf, -hff, -mu, --hf-token, --offline
+void add_hub_flags(CLI::App& app, HubModel& hub);
+// These and -m, and for the program's last word, without a flag: FILE or URL.
+struct ModelSource {
+    std::string word; // the last one
+    HubModel    hub;
+};
+void add_source_flags(CLI::App& app, ModelSource& source);
+
+// -hf and the like → the long names, for a program that takes no other flags of llama.cpp (inspect). Error: as translate_flags().
+Result<TranslatedFlags> translate_source_flags(std::span<const std::string> words, const OwnFlag& own);
+
+// Sets `model` to the path of the model's file, fetched if a flag says so; how that goes is shown on standard error. Nothing happens when
+// only -m was given, or nothing at all. Returns the exit code if the program ends here: 1 where no file can be had, 2 after wrong usage, each
+// with a sentence on standard error.
+std::optional<int> find_model(const std::string& program, const ModelSource& source, std::string& model);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void add_hub_flags(CLI::App& app, HubModel& hub) {
+    app.add_option("--hf-repo", hub.repo,
+                   "USER/MODEL or USER/MODEL:TYPE: fetch this model from the hub, once (short: -hf); "
+                   "default of TYPE: Q4_K_M");
+    app.add_option("--hf-file", hub.file, "this file of it (short: -hff)");
+    app.add_option("--model-url", hub.url, "fetch the model's file from this URL, once (short: -mu)");
+    app.add_option("--hf-token", hub.token,
+                   "token for private models (short: -hft); better in HF_TOKEN, where no other user sees it");
+    app.add_flag("--offline", hub.offline, "fetch nothing: take what was fetched before");
+}
+
+void add_source_flags(CLI::App& app, ModelSource& source) {
+    app.add_option("FILE", source.word, "the model's GGUF file, or its URL; as -m and -mu");
+    add_hub_flags(app, source.hub);
+}
+
+Result<TranslatedFlags> translate_source_flags(std::span<const std::string> words, const OwnFlag& own) {
+    return translate_flags(Program::inspect, words, own);
+}
+
+// How a fetch is shown: a line that changes on a terminal, otherwise a line every ten seconds.
+class FetchDisplay {
+public:
+    explicit FetchDisplay(std::string program)
+        : program_(std::move(program)), line_(terminal_facts_.err && !terminal_facts_.dumb) {}
+
+    void show(const FetchProgress& p) {
+        const auto   now     = std::chrono::steady_clock::now();
+        const bool   whole   = p.size >= 0 && p.done == p.size;
+        const double percent = p.size > 0 ? 100 * double(p.done) / double(p.size) : 0;
+        std::string  text    = cat(p.name, "  ", bytes_text(p.done));
+        if (p.size > 0) text += cat(" of ", bytes_text(p.size), " (", int(percent), " %)");
+        if (p.rate > 0) text += cat("  ", bytes_text(std::int64_t(p.rate)), "/s");
+        if (p.rate > 0 && p.size > p.done) text += cat("  ", duration(double(p.size - p.done) / p.rate), " left");
+        if (terminal_facts_.err && !terminal_facts_.dumb) {
+            const std::size_t columns = std::size_t(std::max(20, screen_columns()));
+            if (text.size() >= columns) text = cat("...", text.substr(text.size() - columns + 4)); // the numbers stay
+            line_.show(printable(text));
+        } else if (now - said_ >= std::chrono::seconds(10) || (whole && p.name != finished_)) {
+            said_ = now;
+            std::fprintf(stderr, "%s: %s\n", program_.c_str(), printable(text).c_str());
+        }
+        if (whole) finished_ = p.name;
+    }
+    void clear() { line_.clear(); }
+    void note(const std::string& sentence) {
+        clear();
+        std::fprintf(stderr, "%s: %s\n", program_.c_str(), sentence.c_str());
+    }
+
+private:
+    static std::string duration(double seconds) {
+        const std::int64_t s = std::int64_t(std::min(seconds, 1e7));
+        char               text[32];
+        std::snprintf(text, sizeof text, "%lld:%02lld", static_cast<long long>(s / 60), static_cast<long long>(s % 60));
+        return s < 3600 ? std::string(text) : cat(s / 3600, " h ", s / 60 % 60, " min");
+    }
+
+    std::string                           program_, finished_;
+    TerminalFacts                         terminal_facts_ = terminal_facts();
+    StatusLine                            line_;
+    std::chrono::steady_clock::time_point said_ = std::chrono::steady_clock::now();
+};
+
+std::optional<int> find_model(const std::string& program, const ModelSource& source, std::string& model) {
+    const auto complain = [&](const std::string& sentence, int code) {
+        std::fprintf(stderr, "%s: %s\n", program.c_str(), sentence.c_str());
+        return code;
+    };
+    HubModel   hub  = source.hub;
+    const bool url  = source.word.starts_with("http://") || source.word.starts_with("https://"),
+               word = !source.word.empty();
+    if (int(word) + int(!model.empty()) + int(!hub.repo.empty()) + int(!hub.url.empty()) > 1)
+        return complain("of FILE, -m, -hf and -mu only one can be given (variables as LLAMA_ARG_MODEL count, too)", 2);
+    if (url) hub.url = source.word;
+    if (auto ok = check_hub_model(hub); !ok) return complain(ok.error().message, 2);
+    if (word && !url) {
+        std::error_code ignored;
+        if (!std::filesystem::exists(source.word, ignored))
+            return complain(cat("there is no file ", quote(source.word, 200), "; -hf USER/MODEL fetches a model"), 1);
+        model = source.word;
+    }
+    if (hub.repo.empty() && hub.url.empty()) return std::nullopt;
+    FetchDisplay        display(program);
+    Result<std::string> path = hub_file(hub, {[&](const FetchProgress& p) { display.show(p); },
+                                              [&](const std::string& sentence) { display.note(sentence); }});
+    display.clear();
+    if (!path) return complain(path.error().message, 1);
+    model = std::move(*path);
+    return std::nullopt;
+}
+
+} // namespace quire
