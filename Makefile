@@ -1,6 +1,7 @@
 # `make chat` and `make test` work on a new Debian; `make help` lists all targets.
 # The presets release and cuda put the tools into the root of the project, the others into build/PRESET.
 PRESET       ?= release
+PREFIX       ?= /usr/local
 JOBS         ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 SEEDS        ?= 2000
@@ -16,7 +17,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-real test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat programs $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -83,15 +84,24 @@ fuzz:
 	        build/fuzz/corpus/$$name $$seeds || exit 1; \
 	done
 
-# The tools with the libraries that another machine may not have; dist/ can be copied there.
+# Programs, manual pages, completions, the toy model, documentation, a systemd unit. What is built already is not built again: root installs it.
+install:
+	@[ -e chat -a -e block-viz ] || $(MAKE) --no-print-directory programs
+	@packaging/install.sh "$(PREFIX)" "$(DESTDIR)"
+
+# A .deb for the Debian at hand.
+package: programs
+	@$(SETUP) package
+	@packaging/package.sh $(build)
+
+# The tools with the libraries that another machine may not have, as a folder and as an archive without the tests.
 dist: all
-	@rm -rf dist && mkdir -p dist/lib dist/models
-	@cp $(notdir $(basename $(wildcard tools/*.cpp))) dist/
-	@cp models/*.gguf dist/models/
-	@[ -e $(build)/quire_tests ] && cp $(build)/quire_tests dist/ || true
-	@ldd dist/chat dist/block-viz dist/server | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u | \
-	    grep -v -E '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -I{} cp -L {} dist/lib/
-	@du -sh dist
+	@rm -rf dist && mkdir -p dist
+	@$(SETUP) package
+	@packaging/dist.sh $(build)
+
+programs: configure
+	@cmake --build $(build) -j $(JOBS) --target $(tools) chat
 
 # Compiles every kernel for the oldest and the newest supported GPU; needs nvcc, no GPU.
 cuda-check:
@@ -139,7 +149,9 @@ help:
 	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS (60); FUZZ=tests/fuzz/fuzz_http.cpp: only this one"
 	@echo "make lint         check with clang-format and clang-tidy"
 	@echo "make format       format the source files"
-	@echo "make dist         copy the tools and their libraries into dist/, for another machine"
+	@echo "make install      install what is built below PREFIX (/usr/local), in the folder DESTDIR if one is given"
+	@echo "make package      make a .deb for this Debian"
+	@echo "make dist         dist/: the tools and their libraries, as a folder and an archive, for another machine"
 	@echo "make cuda-check   compile cuda/ for sm_80 and sm_90a (needs nvcc, no GPU)"
 	@echo "make clean        remove what was built"
 	@echo "Variables: PRESET=release|debug|asan|tsan|fuzz|cuda, JOBS=$(JOBS), SETUP=: (do not look for missing packages)"

@@ -5,6 +5,8 @@
 #   as root                      make chat with a question piped in, make test, make test-clients
 #   as root, without a network   both commands again
 #   as a user without sudo       make chat in a clone of his own, without a network
+# What `make package` and `make dist` made there is then tried in the same Debian with nothing installed: the archive without a network, and
+# the package, which is installed and removed.
 # The mirror, the name servers and the certificates are those of the machine at hand. Needs root, debootstrap and about 4 GB
 # in TMPDIR (/var/tmp). Exit status: 0 passed or skipped (only without root or debootstrap), 1 failed.
 set -euo pipefail
@@ -32,7 +34,8 @@ mirror=${DEBIAN_MIRROR:-$(mirror_of)}
 root=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-bare-$release.XXXXXX")
 chmod 755 "$root" # a user has to be able to enter
 log=$root.log
-trap 'rm -rf --one-file-system "$root"; rm -f "$log"' EXIT
+clean=$root.clean # the same system as it is at first
+trap 'rm -rf --one-file-system "$root" "$root.clean"; rm -f "$root.log"' EXIT
 
 SECONDS=0
 stamp() { printf 'bare %s  %2d:%02d  %s\n' "$release" $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
@@ -68,6 +71,8 @@ says() { # PATTERN: the last step's output has to hold it
 stamp "debootstrap $codename"
 debootstrap --variant=minbase --include=git,make "$codename" "$root" "$mirror" >"$log" 2>&1 || { tail -n 20 "$log"; fail debootstrap; }
 cp /etc/resolv.conf "$root/etc/resolv.conf"
+cp -a "$root" "$clean"
+mkdir "$clean/root/quire"
 # pip there trusts whom pip here trusts (the proxy of a company, for one), also after ca-certificates wrote its own bundle.
 certificates=
 if [ -r "${PIP_CERT:-}" ]; then
@@ -107,4 +112,16 @@ step "without network: make test" no root "make test"
 tests
 step "as a user: make chat" no reader "$chat"
 answer
+# The Debian with nothing installed. A pipe into chat makes it answer each line.
+step "make package" yes root "make package"
+step "make dist" no root "make dist"
+tail -n 1 "$log"
+cp "$root"/root/quire/build/release/package/*.deb "$root"/root/quire/dist/*.tar.gz "$clean/root/quire/"
+root=$clean step "nothing installed: the archive" no root "tar -xzf *.tar.gz && cd */ && for program in server bench inspect quantize \
+    block-viz; do ./\$program --help >/dev/null; done && echo 'What is a quire?' | ./chat -st"
+answer
+root=$clean step "nothing installed: the package" yes root "apt-get -q update && apt-get -q install -y --no-install-recommends ./*.deb && \
+    quire-server --version && quire-chat --models | grep -q quire-14m && echo 'What is a quire?' | quire-chat -st"
+answer
+root=$clean step "the package is removed" no root "apt-get -q purge -y quire && ! ls -d /usr/*/quire /usr/bin/quire* /etc/quire"
 stamp "passed"

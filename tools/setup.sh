@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the packages that a build needs, if any are missing: tools/setup.sh [SET]
-# SET is build (the default), sanitize, lint, clients, pages or bare; each except bare includes build.
+# SET is build (the default), sanitize, lint, clients, pages, package or bare; each except bare includes build.
 # It first looks for what is there, without a network. If nothing is missing it prints nothing and ends.
 # tools/setup.sh --list SET prints the packages of a set, one per line (tests/setup_table.sh).
 set -eu
@@ -86,6 +86,10 @@ look() {
         has_command curl || need curl
         has_venv || need python3-venv
     fi
+    if [ "$set" = package ]; then
+        has_command dpkg-shlibdeps || need dpkg-dev
+        has_command file || need file
+    fi
     if [ "$set" = pages ]; then
         has_command chromium || has_command google-chrome || need chromium
         has_command python3 || need python3
@@ -107,8 +111,8 @@ list=
 [ "${1:-}" != --list ] || { list=yes; shift; }
 set=${1:-build}
 case $set in
-    build | sanitize | lint | clients | pages | bare) ;;
-    *) echo "usage: tools/setup.sh [--list] [build|sanitize|lint|clients|pages|bare]" >&2; exit 2 ;;
+    build | sanitize | lint | clients | pages | package | bare) ;;
+    *) echo "usage: tools/setup.sh [--list] [build|sanitize|lint|clients|pages|package|bare]" >&2; exit 2 ;;
 esac
 look
 [ -z "$list" ] || { printf '%s\n' $missing; exit 0; }
