@@ -88,7 +88,6 @@ look() {
     fi
     if [ "$set" = package ]; then
         has_command dpkg-shlibdeps || need dpkg-dev
-        has_command file || need file
     fi
     if [ "$set" = pages ]; then
         has_command chromium || has_command google-chrome || need chromium
