@@ -3,6 +3,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include "../cuda/kernels.h"
+
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.std;
@@ -11,6 +13,7 @@ import quire.decode.ngram_guesser;
 import quire.engine.engine;
 import quire.schedule.request;
 
+#include "cuda_tools.h"
 #include "engine_tools.h"
 #include "schedule_tools.h"
 
@@ -148,6 +151,48 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
     if (how == Guesses::wrong) CHECK(stats.accepted_tokens == 0);
     if (how == Guesses::right) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
     if (how == Guesses::mixed) CHECK((stats.accepted_tokens > 0 && stats.accepted_tokens < stats.draft_tokens));
+}
+
+TEST_CASE("GPU, deterministic: draft tokens change no token of the most likely ones", "[cuda]") {
+    if (no_gpu()) return;
+    for (const char* file : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma4-Q8_0.gguf", "deepseek2-Q8_0.gguf",
+                             "qwen3moe-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf"})
+        for (const Guesses how : {Guesses::right, Guesses::mixed, Guesses::wrong}) {
+            CAPTURE(file, int(how));
+            EngineOptions o;
+            o.device        = "cuda";
+            o.deterministic = true;
+            o.kv_blocks     = 400;
+            o.context       = 400;
+            std::vector<Task> tasks;
+            for (int i = 0; i < 8; i++) {
+                Request r           = greedy(prompt_of(9 + 40 * i, i), 24);
+                r.sampling.logprobs = -1;
+                tasks.push_back({.request = r, .submit_at = i});
+            }
+            auto                 texts = std::make_shared<std::vector<std::vector<Token>>>();
+            std::vector<Answers> expected;
+            {
+                Engine plain = load(model(file), o);
+                expected     = run_all(plain, tasks);
+                for (std::size_t i = 0; i < tasks.size(); i++) {
+                    std::vector<Token>& text   = texts->emplace_back(tasks[i].request.prompt);
+                    const auto&         tokens = expected[i].by_index.at(0).tokens;
+                    text.insert(text.end(), tokens.begin(), tokens.end());
+                }
+            }
+            o.drafts      = {.on = true, .most = 5, .always = true, .guesser = [&](const Request&) {
+                            return KnownTexts(texts, how, 0);
+                        }};
+            Engine engine = load(model(file), o);
+            for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
+                const std::vector<Answers> got = run_all(engine, tasks);
+                for (std::size_t i = 0; i < tasks.size(); i++) CHECK(identical(got[i], expected[i]));
+            }
+            const auto stats = engine.stats().memory;
+            CHECK(stats.draft_tokens > 0);
+            if (how == Guesses::right) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
+        }
 }
 
 TEST_CASE("the blocks of an answer with drafts are found as those of an answer without") {
