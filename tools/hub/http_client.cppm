@@ -149,17 +149,15 @@ WebAnswer web_get(const WebRequest& request, const WebBody& body, const std::fun
         t.answer.fault = "libcurl does not start";
         return t.answer;
     }
-    char                                                        words[CURL_ERROR_SIZE] = "";
-    std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(nullptr, curl_slist_free_all);
-    const auto                                                  add_header = [&](const std::string& line) {
-        if (curl_slist* longer = curl_slist_append(headers.get(), line.c_str())) {
-            (void)headers.release();
-            headers.reset(longer);
-        }
+    char        words[CURL_ERROR_SIZE] = "";
+    curl_slist* lines                  = nullptr;
+    const auto  add_header             = [&lines](const std::string& line) {
+        if (curl_slist* longer = curl_slist_append(lines, line.c_str())) lines = longer;
     };
     if (!request.etag.empty()) add_header(cat(request.from > 0 ? "If-Range: " : "If-None-Match: ", request.etag));
     if (request.from > 0) add_header(cat("Range: bytes=", request.from, "-"));
-    const long stall = std::max(1L, long(request.stall_seconds));
+    const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(lines, curl_slist_free_all);
+    const long                                                        stall = std::max(1L, long(request.stall_seconds));
     curl_easy_setopt(curl, CURLOPT_URL, request.url.c_str());
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR,
