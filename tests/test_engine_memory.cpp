@@ -647,25 +647,27 @@ TEST_CASE("cancelled in any state, every block comes back") {
     }
 }
 
-TEST_CASE("rounds of chats have the same bits with every set of prefix cache, host memory and swap space") {
+TEST_CASE("rounds of chats have the same bits with every set of prefix cache, host memory, files and swap space") {
     const std::string name = GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf",
                                       "deepseek2-Q8_0.gguf", "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf",
                                       "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf", "mamba2-F16.gguf");
     CAPTURE(name);
     if (name.starts_with("mamba") && !has_reference(cat("models/", name))) return; // in the full set only
-    const std::string model = reference(cat("models/", name));
+    const std::string           model  = reference(cat("models/", name));
+    const std::filesystem::path folder = cat("/tmp/quire-chats-", getpid());
     // Four users take turns, with room for the text of one.
-    const auto run = [&](bool cache, bool host, bool swap) {
+    const auto run = [&](bool cache, bool host, bool swap, bool files = false) {
         EngineOptions o;
-        o.threads                              = 1;
-        o.block_size                           = 8;
-        o.kv_blocks                            = name.starts_with("mamba") ? 3 : 13;
-        o.max_sequences                        = 2;
-        o.swap_blocks                          = swap ? 13 : 0;
-        o.prefix_cache                         = cache;
-        o.kv_host_bytes                        = host ? std::int64_t(64) << 20 : 0;
-        o.context                              = 128;
-        o.checkpoint_interval                  = 16;
+        o.threads             = 1;
+        o.block_size          = 8;
+        o.kv_blocks           = name.starts_with("mamba") ? 3 : 13;
+        o.max_sequences       = 2;
+        o.swap_blocks         = swap ? 13 : 0;
+        o.prefix_cache        = cache;
+        o.kv_host_bytes       = host ? std::int64_t(64) << 20 : 0;
+        o.context             = 128;
+        o.checkpoint_interval = 16;
+        if (files) o.kv_dir = folder.string();
         Engine                          engine = load(model, o);
         std::vector<Answers>            answers;
         std::vector<std::vector<Token>> texts;
@@ -690,5 +692,12 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
         }
         CHECK((stats.loaded_tokens > 0) == (cache && host));
         CHECK(stats.loaded_tokens <= stats.cached_tokens);
+        if (!cache || !host) continue;
+        for (const bool again : {false, true}) { // and once more with the files of the first time
+            const auto [with_files, more] = run(cache, host, swap, true);
+            for (std::size_t i = 0; i < got.size(); i++) CHECK(identical(with_files[i], expected[i]));
+            CHECK((more.disk_tokens > 0) == again);
+        }
+        std::filesystem::remove_all(folder);
     }
 }
