@@ -156,6 +156,11 @@ int run(int argc, char** argv) {
     CLI::App*         replicas_command =
         app.add_subcommand("replicas", "many servers behind a router, by policy, simulated or measured");
     add_replicas_flags(replicas_command, replicas_arguments);
+    ChatsArguments chats_arguments;
+    CLI::App*      chats_command = app.add_subcommand(
+        "chats",
+        "chats of many users that the device has no room for, with and without host memory and files behind it");
+    add_chats_flags(chats_command, chats_arguments);
     PaperArguments paper_arguments;
     CLI::App*      paper_command =
         app.add_subcommand("paper", "the figures of the paper, in simulated time or on this machine's engine");
@@ -195,6 +200,7 @@ int run(int argc, char** argv) {
     if (kernel_command->parsed()) return kernels(a);
     if (serve_command->parsed()) return serve(std::move(serving));
     if (replicas_command->parsed()) return replicas(replicas_arguments);
+    if (chats_command->parsed()) return chats(chats_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (quality_command->parsed()) return quality(quality_arguments);
     if (make_command->parsed()) return make_model(a);

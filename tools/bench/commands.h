@@ -57,6 +57,15 @@ struct ReplicasArguments {
     std::string              costs, model, device            = "auto", json, svg;
 };
 
+struct ChatsArguments {
+    EngineOptions       engine;
+    std::string         model, directory;
+    std::vector<double> sizes{0.5, 1, 2, 5, 10, 20};
+    int                 pool = 4096, at_once = 4, rounds = 2, seed = 1;
+    double              host = 4, scale = 0.25;
+    bool                json = false;
+};
+
 struct PaperArguments {
     std::vector<std::string> figures{"all"};
     std::string              out = "paper", page, cost = "calibrated", model, shape = "opt-13b", device = "auto";
@@ -80,6 +89,8 @@ int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
 int  replicas(const ReplicasArguments& a);
 void add_replicas_flags(CLI::App* c, ReplicasArguments& a);
+int  chats(const ChatsArguments& a);
+void add_chats_flags(CLI::App* c, ChatsArguments& a);
 int  paper(PaperArguments a);
 void add_paper_flags(CLI::App* c, PaperArguments& a);
 
