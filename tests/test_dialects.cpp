@@ -452,9 +452,10 @@ TEST_CASE("llama.cpp's /completion", "[server][dialects]") {
         for (const Json& t : e.data["tokens"]) tokens.push_back(t);
         CHECK(e.data["stop"] == (&e == &events.back()));
         if (e.data.contains("prompt_progress")) {
+            const Json& now = e.data["prompt_progress"];
+            CHECK(now["total"] == e.data["tokens_evaluated"]);
+            CHECK(now["processed"] == (progress ? now["total"] : now["cache"])); // first what the cache had
             progress = true;
-            CHECK(e.data["prompt_progress"]["total"] == e.data["tokens_evaluated"]);
-            CHECK(e.data["prompt_progress"]["processed"] == e.data["tokens_evaluated"]);
         }
         if (!e.data["content"].get<std::string>().empty()) CHECK(e.data.contains("timings"));
     }
@@ -513,6 +514,182 @@ TEST_CASE("a chat's stream shows the progress of its prompt, and the timings", "
     CHECK(total == last["usage"]["prompt_tokens"].get<int>());
     CHECK(last["timings"]["predicted_n"] == 2);
     CHECK(timings == 2); // of the last piece, and of the usage
+}
+
+// A copy of the shipped model with more keys in its file.
+std::string with_keys(const std::vector<std::pair<std::string, std::uint32_t>>& keys) {
+    std::string more;
+    const auto  put = [&](auto value) { more.append(reinterpret_cast<const char*>(&value), sizeof value); };
+    for (const auto& [key, value] : keys) {
+        put(std::uint64_t(key.size()));
+        more += key;
+        put(std::uint32_t(4)); // its type
+        put(value);
+    }
+    // Tensors stay where they are modulo their alignment: a last key fills up.
+    put(std::uint64_t(1));
+    more += "x";
+    put(std::uint32_t(8));
+    const std::size_t rest = (32 - (more.size() + 8) % 32) % 32;
+    put(std::uint64_t(rest));
+    more.append(rest, ' ');
+    std::string   file = slurp(shipped);
+    std::uint64_t n    = 0;
+    std::memcpy(&n, file.data() + 16, sizeof n);
+    n += keys.size() + 1;
+    std::memcpy(file.data() + 16, &n, sizeof n);
+    const std::string path = temporary();
+    std::ofstream(path, std::ios::binary) << file.substr(0, 24) << more << file.substr(24);
+    return path;
+}
+
+TEST_CASE("text between two texts", "[server][dialects]") {
+    const std::string model = with_keys({{"tokenizer.ggml.fim_pre_token_id", 300},
+                                         {"tokenizer.ggml.fim_suf_token_id", 301},
+                                         {"tokenizer.ggml.fim_mid_token_id", 302}});
+    {
+        const Server s({"-c", "64"}, model);
+        const Plain  asked{{"input_prefix", "Once "},
+                           {"prompt", "upon a"},
+                           {"input_suffix", " there was"},
+                           {"n_predict", 4},
+                           {"temperature", 0}};
+        const Plain  one = s.ask("/infill", asked);
+        const Plain  two = s.ask("/v1/completions", {{"prompt", "Once upon a"},
+                                                     {"suffix", " there was"},
+                                                     {"max_tokens", 4},
+                                                     {"temperature", 0},
+                                                     {"return_token_ids", true}});
+        const Plain  ids = two["choices"][0]["prompt_token_ids"];
+        CHECK(ids.front() == 300);
+        CHECK(ids.back() == 302);
+        CHECK(one["tokens_evaluated"] == ids.size());
+        CHECK(one["content"] == two["choices"][0]["text"]);
+        CHECK(s.ask("/completion", {{"prompt", ids}, {"n_predict", 4}, {"temperature", 0}})["content"] ==
+              one["content"]);
+        // What does not fit is left out of /infill, and refused elsewhere.
+        Plain long_one           = asked;
+        long_one["input_prefix"] = std::string(1000, 'a') + "Once ";
+        CHECK(s.ask("/infill", long_one)["tokens_evaluated"] == 60);
+        CHECK(s.post("/v1/completions", {{"prompt", long_one["input_prefix"]}, {"suffix", "b"}}).status == 400);
+        for (const Plain& wrong :
+             {Plain{{"input_suffix", "a"}}, Plain{{"input_prefix", "a"}},
+              Plain{{"input_extra", Plain::array({{{"filename", 1}, {"text", "a"}}})}},
+              Plain{{"input_extra", Plain::array({{{"filename", "a"}}})}}, Plain{{"prompt", Plain::array({"a"})}}}) {
+            Plain body = wrong.contains("input_suffix") || wrong.contains("input_prefix") ? Plain::object() : asked;
+            body.update(wrong);
+            CHECK(s.post("/infill", body).status == 400);
+        }
+    }
+    unlink(model.c_str());
+    const Server plain; // without the marks
+    CHECK(plain.post("/infill", {{"input_prefix", "a"}, {"input_suffix", "b"}}).status == 501);
+    const Reply r = plain.post("/v1/completions", {{"prompt", "a"}, {"suffix", "b"}});
+    CHECK(r.status == 400);
+    CHECK(Plain::parse(r.body)["error"]["param"] == "suffix");
+}
+
+TEST_CASE("llama.cpp's forms of prompts and responses", "[server][dialects]") {
+    const Server s;
+    const Plain  part =
+        s.ask("/completion", {{"prompt", {{"prompt_string", "Hello"}}},
+                              {"n_predict", 4},
+                              {"response_fields", {"content", "generation_settings/n_predict", "none/such"}}});
+    CHECK(part.size() == 2);
+    CHECK(part["generation_settings/n_predict"] == 4);
+    CHECK(s.ask("/completion", {{"prompt", {"a", {{"prompt_string", "b"}}, {1, 2}}}, {"n_predict", 1}}).size() == 3);
+    CHECK(s.post("/completion", {{"prompt", {{"prompt_string", "a"}, {"multimodal_data", {"b"}}}}}).status == 400);
+    CHECK(s.post("/completion", {{"prompt", {{"text", "a"}}}}).status == 400);
+    Plain chat{{"messages", {{{"role", "user"}, {"content", "Hi"}}}}, {"max_tokens", 1}, {"seed", 5}};
+    CHECK(!s.ask("/v1/chat/completions", chat).contains("__verbose"));
+    chat["verbose"]     = true;
+    const Plain verbose = s.ask("/v1/chat/completions", chat)["__verbose"];
+    CHECK(verbose["prompt"] == s.ask("/apply-template", {{"messages", chat["messages"]}})["prompt"]);
+    CHECK(verbose["generation_settings"]["seed"] == 5);
+    const Server closed({"--no-slots", "--seed", "7"});
+    CHECK(closed.get("/slots").status == 501);
+    CHECK(closed.ask_get("/props")["default_generation_settings"]["params"]["seed"] == 7);
+}
+
+TEST_CASE("responses are stored for their owner, until their memory is used up", "[server][dialects]") {
+    const Server      s({"--api-key", "one,two", "--response-store", "80000"});
+    const std::string one = "Authorization: Bearer one\r\n", two = "X-Api-Key: two\r\n";
+    const auto        ask = [&](Plain body, int status = 200) {
+        body.update({{"max_output_tokens", 4}, {"temperature", 0}});
+        const Reply r = s.post("/v1/responses", body, one);
+        INFO(body.dump() << ' ' << r.body);
+        REQUIRE(r.status == status);
+        return Plain::parse(r.body);
+    };
+    const Plain       first = ask({{"input", "Hello"}, {"instructions", "Be brief."}});
+    const std::string path  = "/v1/responses/" + first["id"].get<std::string>();
+    CHECK(first["store"] == true);
+    CHECK(Plain::parse(s.get(path, one).body) == first);
+    CHECK(s.get(path, two).status == 404);
+    CHECK(s.get(path + "/input_items", two).status == 404);
+
+    // The second one continues what the first one said, without its instructions.
+    const Plain next  = ask({{"input", "And then?"}, {"previous_response_id", first["id"]}});
+    Plain       whole = Plain::array({{{"role", "user"}, {"content", "Hello"}}});
+    for (const Plain& item : first["output"]) whole.push_back(item);
+    whole.push_back({{"role", "user"}, {"content", "And then?"}});
+    const Plain same = ask({{"input", whole}, {"store", false}});
+    CHECK(next["previous_response_id"] == first["id"]);
+    CHECK(next["usage"]["input_tokens"] == same["usage"]["input_tokens"]);
+    CHECK(next["output"][0]["content"][0]["text"] == same["output"][0]["content"][0]["text"]);
+    CHECK(s.get("/v1/responses/" + same["id"].get<std::string>(), one).status == 404);
+
+    const std::string items = "/v1/responses/" + next["id"].get<std::string>() + "/input_items";
+    const Plain       all   = Plain::parse(s.get(items + "?order=asc", one).body),
+                last        = Plain::parse(s.get(items + "?limit=1", one).body);
+    REQUIRE(all["data"].size() == whole.size());
+    CHECK(all["has_more"] == false);
+    CHECK(all["data"][0]["content"][0]["text"] == "Hello");
+    CHECK(last["data"][0] == all["data"].back());
+    CHECK(last["has_more"] == true);
+    const std::string behind = "&after=" + last["last_id"].get<std::string>();
+    CHECK(Plain::parse(s.get(items + "?limit=1" + behind, one).body)["data"][0] == all["data"][all["data"].size() - 2]);
+    for (const char* wrong : {"?limit=0", "?limit=a", "?order=up", "?after=x"})
+        CHECK(s.get(items + wrong, one).status == 400);
+
+    // A stream is stored as well.
+    const auto events =
+        events_of(s.post("/v1/responses", {{"input", "a"}, {"stream", true}, {"max_output_tokens", 2}}, one).body);
+    const Json& end = events.back().data["response"];
+    CHECK(Plain::parse(s.get("/v1/responses/" + end["id"].get<std::string>(), one).body)["status"] ==
+          end["status"].get<std::string>());
+
+    Client client = s.client();
+    client.send("DELETE " + path + " HTTP/1.1\r\nHost: localhost\r\n" + one + "\r\n");
+    CHECK(Plain::parse(client.reply().body) == Plain{{"id", first["id"]}, {"object", "response"}, {"deleted", true}});
+    CHECK(s.get(path, one).status == 404);
+    const Plain gone = ask({{"input", "a"}, {"previous_response_id", first["id"]}}, 400);
+    CHECK(gone["error"]["code"] == "previous_response_not_found");
+    CHECK(gone["error"]["param"] == "previous_response_id");
+    // The oldest go; one that is too large is not stored.
+    for (int i = 0; i < 40; i++) ask({{"input", std::string(1000, 'a')}});
+    CHECK(s.get("/v1/responses/" + next["id"].get<std::string>(), one).status == 404);
+}
+
+TEST_CASE("a response's stream has llama.cpp's times and progress where asked", "[server][dialects]") {
+    const Server s;
+    const Plain  body{{"input", "Tell me about the sea."},
+                      {"stream", true},
+                      {"max_output_tokens", 4},
+                      {"timings_per_token", true},
+                      {"return_progress", true}};
+    bool         progress = false, times = false;
+    for (const Event& e : events_of(s.post("/v1/responses", body).body)) {
+        if (e.data.contains("prompt_progress") && !progress) {
+            progress = true;
+            CHECK(e.name == "response.in_progress");
+            CHECK(e.data["prompt_progress"]["processed"] == e.data["prompt_progress"]["cache"]);
+            CHECK(e.data["timings"]["prompt_n"] == 0);
+        }
+        times = times || (e.name == "response.output_text.delta" && e.data.contains("timings"));
+    }
+    CHECK(progress);
+    CHECK(times);
 }
 
 TEST_CASE("/slots lists what runs", "[server][dialects]") {

@@ -201,7 +201,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("use_beam_search":true,"logit_bias":{"1":1})", "logit_bias"},
         {R"("priority":"high")", "priority"},
         {R"("cache_salt":1)", "cache_salt"},
-        {R"("suffix":"x")", "suffix"},
+        {R"("suffix":5)", "suffix"},
         {R"("tools":5)", "tools"},
         {R"("tools":{})", "tools"},
         {R"("tool_choice":"required")", "tool_choice"},
@@ -266,6 +266,8 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     CHECK(wrong_field(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
     CHECK(wrong_field(chat(R"("logprobs":false,"n_probs":2)")) == "n_probs");
     CHECK(wrong_field(chat(R"("echo":true)")) == "echo");
+    CHECK(wrong_field(chat(R"("suffix":"x")")) == "suffix");
+    CHECK(wrong_field(completion(R"("suffix":"x","echo":true)")) == "suffix");
     CHECK(wrong_field(chat(R"("chat_template":"rag")")) == "chat_template");
     ApiLimits named = limits();
     named.templates = {"default", "rag"};
@@ -618,7 +620,7 @@ TEST_CASE("responses have OpenAI's shapes", "[openai]") {
     head.include_usage = true;
     const Json begin   = json_of(render_first_chunk(head, choice, usage));
     CHECK(begin["object"] == "chat.completion.chunk");
-    CHECK(begin["choices"][0]["delta"] == json_of(R"({"role":"assistant","content":""})"));
+    CHECK(begin["choices"][0]["delta"] == json_of(R"({"role":"assistant","content":null})"));
     CHECK(begin["usage"].is_null());
     CHECK(json_of(render_chunk(head, choice, usage))["choices"][0]["delta"]["content"] == "ab");
     const Json last = json_of(render_usage_chunk(head, usage));

@@ -153,8 +153,8 @@ TEST_CASE("responses that are malformed are refused with their place", "[dialect
          "No tool output found for function call x.");
     says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"[]"}])", "input", "arguments");
     says(ask + R"(,"previous_response_id":"resp_1")", "previous_response_id", "nothing is stored here");
-    says(ask + R"(,"conversation":"c")", "conversation", "nothing is stored here");
-    says(ask + R"(,"background":true)", "background", "nothing is stored here");
+    says(ask + R"(,"conversation":"c")", "conversation", "conversation is not supported");
+    says(ask + R"(,"background":true)", "background", "background is not supported");
     says(ask + R"(,"store":"yes")", "store", "store is a string");
     says(ask + R"(,"tools":[{}])", "tools[0].type", "tools[0].type");
     says(ask + R"(,"tools":[{"type":"custom"}])", "tools[0].name", "tools[0].name");

@@ -129,7 +129,7 @@ TEST_CASE("chunks of a stream", "[server]") {
         CHECK(chunk["id"] == chat.chunks[0]["id"]);
         for (const Json& c : chunk["choices"])
             if (c["delta"].contains("role")) {
-                CHECK(c["delta"] == Json{{"role", "assistant"}, {"content", ""}});
+                CHECK(c["delta"] == Json{{"role", "assistant"}, {"content", nullptr}});
                 firsts[c["index"]]++;
             }
     }
@@ -298,6 +298,8 @@ TEST_CASE("a prompt that does not fit is refused in OpenAI's words, one that jus
         const Json e = Json::parse(r.body)["error"];
         CHECK(e["code"] == "context_length_exceeded");
         CHECK(e["type"] == "invalid_request_error");
+        CHECK(e["n_ctx"] == 64);
+        CHECK(e["n_prompt_tokens"].get<int>() > 0);
         CHECK(e["param"] == param);
         CHECK(has(e["message"], "This model's maximum context length is 64 tokens. However, you requested " + sum));
     };

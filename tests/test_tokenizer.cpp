@@ -11,6 +11,7 @@ import quire.core.std;
 import quire.core.unicode;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
+import quire.serve.api.infill;
 import quire.text.tokens.pattern;
 import quire.text.tokens.pretokenizer;
 import quire.text.tokens.tokenizer;
@@ -448,4 +449,61 @@ TEST_CASE("what is not known of a tokenizer is refused by name", "[tokenizer]") 
     CHECK(made(w).error() == "tokenizer.ggml.pre is 'lama-bpe', which is not known; the nearest that is: llama-bpe");
     w.set("tokenizer.ggml.model", "bert");
     CHECK(made(w).error() == "tokenizer.ggml.unknown_token_id is missing, a vocabulary of word pieces needs it");
+}
+
+TEST_CASE("a prompt to fill in the middle has the file's marks around its texts", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "gpt2");
+    w.set("tokenizer.ggml.merges", Strings{});
+    w.set("tokenizer.ggml.tokens", Strings{"a",
+                                           "b",
+                                           "c",
+                                           "d",
+                                           "Ċ",
+                                           "<fim_prefix>",
+                                           "<x>",
+                                           "<fim_middle>",
+                                           "<|file_sep|>",
+                                           "<REPO>",
+                                           "e",
+                                           "f",
+                                           "i",
+                                           "l",
+                                           "r",
+                                           "p",
+                                           "o",
+                                           "s",
+                                           "t",
+                                           "y"});
+    w.set("tokenizer.ggml.token_type",
+          std::vector<std::int32_t>{1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
+    w.set("tokenizer.ggml.fim_suf_token_id", 6u);
+    w.set("tokenizer.ggml.fim_mid_token_id", 1000u); // none of its vocabulary: the spelling decides
+    const std::string path = temporary();
+    REQUIRE(w.write(path));
+    const Result<Gguf> file = Gguf::open(path);
+    REQUIRE(file);
+    const auto named = named_middle_marks(*file);
+    REQUIRE(named);
+    const auto t = Tokenizer::load(*file);
+    REQUIRE(t);
+    const MiddleMarks m = complete_middle_marks(*named, *t);
+    CHECK(Ids{m.prefix, m.suffix, m.middle, m.repository, m.file} == Ids{5, 6, 7, 9, 8});
+    CHECK(m.usable());
+
+    Infill in{.suffix = "cd", .files = {}, .trim = true};
+    CHECK(infill_tokens(*t, m, in, {std::string("ab")}, 0) == Ids{5, 0, 1, 6, 2, 3, 7});
+    CHECK(infill_tokens(*t, m, in, {std::string("ab"), Ids{3}}, 7) == Ids{5, 0, 1, 3, 6, 2, 7}); // without the far end
+    CHECK(infill_tokens(*t, m, in, {std::string("ababab")}, 7) == Ids{5, 1, 0, 1, 6, 2, 7}); // and the far beginning
+    CHECK(infill_tokens(*t, m, in, {std::string("ab")}, 3) == Ids{5, 6, 7});
+    in.suffix = "";
+    in.files  = {{"a", "b"}, {"b", "c"}};
+    const Ids head{9, 14, 10, 15, 16, 17, 12, 18, 16, 14, 19, 4}, last{8, 11, 12, 13, 10, 4, 5, 0, 6, 7};
+    Ids       both = head, one = head; // of the other files
+    for (Token id : Ids{8, 0, 4, 1, 8, 1, 4, 2}) both.push_back(id);
+    for (Token id : Ids{8, 1, 4, 2}) one.push_back(id);
+    for (Ids* ids : {&both, &one}) ids->insert(ids->end(), last.begin(), last.end());
+    CHECK(infill_tokens(*t, m, in, {std::string("a")}, 0) == both);
+    CHECK(infill_tokens(*t, m, in, {std::string("a")}, int(both.size()) - 1) == one);
+    unlink(path.c_str());
 }

@@ -276,9 +276,12 @@ int run(Arguments& a) {
         if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
         if (auto ok = chosen->set_defaults(variables_of(a.chat_template)); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
-        options.tool_form     = a.answer.tool_form == "auto" ? call_form(*chosen)
-                                                             : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
-        options.reasoning     = reasoning_form(*chosen);
+        options.tool_form               = a.answer.tool_form == "auto" ? call_form(*chosen)
+                                                                       : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
+        options.reasoning               = reasoning_form(*chosen);
+        const Result<MiddleMarks> marks = named_middle_marks(*file);
+        if (!marks) return complain(marks.error());
+        options.middle        = *marks;
         options.reasons       = a.answer.reasoning_format != "none";
         options.chat_template = std::move(*chosen);
     }
@@ -443,6 +446,7 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
+    app.add_flag("--slots,!--no-slots", a.endpoints.slots, "off: GET /slots, which shows what runs, answers 501");
     app.add_flag("--log-json", a.log.json, "write all lines of the log as JSON");
     app.add_option("--log-file", a.log.file, "append the log to this file; SIGHUP opens it again");
     const std::vector<std::string> levels{"error", "warning", "info", "debug"}; // as LogLevel has them
@@ -453,7 +457,13 @@ void add_server_flags(CLI::App& app, Arguments& a) {
            },
            "error, warning, info or debug; info: a line for each request; debug: for probes of /health too")
         ->check(CLI::IsMember(levels));
-    app.add_flag_callback("-v,--verbose", [&a] { a.log.most = LogLevel::debug; }, "as --log-level debug");
+    app.add_flag_callback(
+        "-v,--verbose",
+        [&a] {
+            a.log.most                 = LogLevel::debug;
+            a.endpoints.limits.verbose = true;
+        },
+        "as --log-level debug, and OpenAI's responses have the prompt and the settings in __verbose");
     app.add_flag("--no-log", a.no_log, "write no access log");
     add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
     add_number(app, "--max-connections", h.connections, 1, 1 << 20, "most connections at once");
@@ -463,6 +473,9 @@ void add_server_flags(CLI::App& app, Arguments& a) {
                "most bytes that all requests may hold until they are answered; more get 503");
     add_number(app, "--max-working", a.endpoints.working_bytes, 1, 1e12,
                "most bytes that requests may take while they are parsed and tokenized; others wait");
+    app.add_option("--response-store", a.endpoints.stored_bytes,
+                   "bytes of memory for responses of /v1/responses that later ones continue, as 64M; 0: none is stored")
+        ->transform(CLI::AsSizeValue(false));
     add_number(app, "--max-header-bytes", h.head_bytes, 64, 1 << 24, "most bytes in a request line and its headers");
     add_number(app, "--max-headers", h.headers, 1, 1 << 16, "most headers in a request");
     add_number(app, "--request-timeout", h.request_seconds, 0.1, 1e6,

@@ -13,6 +13,7 @@ import quire.serve.memory_semaphore;
 import quire.serve.ollama.api;
 import quire.serve.openai.api;
 import quire.serve.openai.responses_api;
+import quire.serve.openapi;
 import quire.serve.pages.pages;
 import quire.serve.status.embedding_api;
 import quire.serve.status.memory_api;
@@ -43,6 +44,7 @@ private:
     Access                access_;
     MemorySemaphore       working_; // bytes of memory for bodies that are being parsed
     std::set<std::string> paths_;   // that have a route for OPTIONS
+    std::vector<ApiRoute> routes_;
 };
 
 } // namespace quire
@@ -57,6 +59,7 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
       working_(api_.options.working_bytes) {}
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Handler handler, bool open) {
+    routes_.push_back({method, path});
     server.route(method, path, [this, handler, open, post = method == std::string_view("POST")](HttpExchange& e) {
         access_.allow_origin(e);
         if (!open)
@@ -82,6 +85,8 @@ void add_pages(HttpServer& server) {
             e.response.headers.emplace_back("Cache-Control", "no-cache");
         });
 }
+
+void answer_openapi(ApiContext& api, HttpExchange& e) { e.response.body = api.openapi; }
 
 // The process answers: there is no need to restart it.
 void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
@@ -111,9 +116,13 @@ void Endpoints::add_to(HttpServer& server) {
     versioned("POST", "/chat/completions", answer_chat);
     versioned("POST", "/chat/completions/input_tokens", answer_chat_tokens);
     add(server, "POST", "/completion", answer_native_completion);
+    add(server, "POST", "/infill", answer_infill);
     add(server, "GET", "/slots", answer_slots);
     versioned("POST", "/responses", answer_responses);
     versioned("POST", "/responses/input_tokens", answer_responses_tokens);
+    versioned("GET", "/responses/*", answer_stored_response);
+    versioned("DELETE", "/responses/*", delete_stored_response);
+    versioned("GET", "/responses/*/input_items", answer_stored_items);
     add(server, "POST", "/v1/messages", answer_messages);
     add(server, "POST", "/v1/messages/count_tokens", answer_count_tokens);
     add(server, "POST", "/api/chat", answer_ollama_chat);
@@ -148,6 +157,8 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/pin", answer_pin);
     add(server, "POST", "/unpin", answer_unpin);
     add(server, "GET", "/pins", answer_pins);
+    add(server, "GET", "/openapi.json", answer_openapi);
+    api_.openapi = openapi_text(api_.options.limits, routes_);
     if (api_.options.pages) add_pages(server);
 }
 

@@ -8,6 +8,9 @@ import quire.serve.http.exchange;
 
 export namespace quire {
 
+// The API key that a request brings; "": none.
+std::string_view given_key(const HttpRequest& request);
+
 class Access {
 public:
     // A request needs one of the keys; no keys: every request may enter. `cors_origins`: sites whose pages may use this server; "*": all.
@@ -93,7 +96,7 @@ std::optional<ApiError> Access::preflight(HttpExchange& e) const {
         asked, [](char c) { return is_alphanumeric(c) || c == '-' || c == '_' || c == ',' || c == ' '; });
     if (!asked.empty() && plain) names += cat(", ", asked);
     e.response.status = 204;
-    e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     e.response.headers.emplace_back("Access-Control-Allow-Headers", names);
     e.response.headers.emplace_back("Access-Control-Max-Age", "600");
     if (r.header("access-control-request-private-network") == "true")
@@ -156,14 +159,17 @@ std::optional<ApiError> Access::cross_origin(const HttpRequest& r) const {
     return ApiError{415, cat("the Content-Type is ", quote(type), "; it has to be application/json"), "", ""};
 }
 
+std::string_view given_key(const HttpRequest& request) {
+    const std::string_view bearer = request.header("authorization");
+    if (bearer.starts_with("Bearer ") || bearer.starts_with("bearer ")) return bearer.substr(7);
+    return request.header("x-api-key");
+}
+
 std::optional<ApiError> Access::check(HttpExchange& e) const {
     const std::shared_ptr<Keys> keys = this->keys();
     if (keys->empty()) return cross_origin(e.request);
-    std::string_view given = e.request.header("x-api-key");
-    if (const std::string_view bearer = e.request.header("authorization");
-        bearer.size() >= 7 && (bearer.starts_with("Bearer ") || bearer.starts_with("bearer ")))
-        given = bearer.substr(7);
-    bool known = false;
+    const std::string_view given = given_key(e.request);
+    bool                   known = false;
     for (const std::string& key : *keys) known |= same_key(key, given); // all of them, always
     if (known) return std::nullopt;
     e.response.headers.emplace_back("WWW-Authenticate", "Bearer");

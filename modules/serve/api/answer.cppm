@@ -82,7 +82,8 @@ struct ResponseHead {
     bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
     bool include_usage = false, continuous_usage = false;
     bool timings_per_token = false;
-    bool short_call_ids    = false; // 9 letters and digits, as Mistral's templates take them
+    Json verbose; // llama.cpp's object `__verbose`: `prompt` and `generation_settings`; null where it was not asked for
+    bool short_call_ids = false; // 9 letters and digits, as Mistral's templates take them
 };
 
 // A name for a call of an answer; the request's id always gives the same names. `prefix`: of names that are not short.

@@ -14,10 +14,12 @@ import quire.serve.api.request_token_cache;
 import quire.serve.constraint_cache;
 export import quire.serve.http.exchange;
 import quire.serve.http.server;
+export import quire.serve.response_store;
 export import quire.serve.service;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 export import quire.text.templates.chat_template;
+export import quire.text.tokens.fill_in_middle;
 
 export namespace quire {
 
@@ -38,6 +40,7 @@ struct EndpointOptions {
                                              // not known, and tools are described in messages
     ReasoningForm            reasoning;      // likewise; the text between its marks is split off
     bool                     reasons = true; // false: it stays in the content
+    MiddleMarks              middle;         // of the vocabulary; those without a key in the file are filled in
     std::string              now;            // of the templates' clock; "": the machine's
     std::string              model_file;     // its name, without the folder
     ModelFacts               model;
@@ -45,12 +48,14 @@ struct EndpointOptions {
     std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
     double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
     bool                     pages        = true; // the chat and the block pool for a browser
+    bool                     slots        = true; // GET /slots answers
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
     // Memory for all bodies that are being parsed and tokenized; constraints have half as much beside it, at least 64 MiB.
-    std::size_t                    working_bytes = std::size_t(512) << 20;
-    std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
+    std::size_t working_bytes = std::size_t(512) << 20;
+    std::size_t stored_bytes  = std::size_t(64) << 20; // of responses that later ones continue; 0: none
+    std::function<std::uint64_t()> dropped_log_lines;  // for the metrics; none: there is no log
     // The endpoints of KV events, and of past KV events; "": none.
     std::string kv_events, kv_replay;
 };
@@ -64,9 +69,11 @@ struct ApiContext {
     ConstraintCache   constraints;
     RequestTokenCache request_tokens;
     RunningSettings   running;
+    ResponseStore     stored;
     AnswerRules       rules;   // of answers to chats, without the request's own rules
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
+    std::string       openapi; // the text of /openapi.json
 
     // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
@@ -92,12 +99,13 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     : service(the_service), options(std::move(the_options)),
       encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now,
               options.tool_form == ToolForm::none || options.tool_form == ToolForm::other),
-      request_tokens(service.tokenizer()), started(unix_seconds()) {
+      request_tokens(service.tokenizer()), stored(options.stored_bytes), started(unix_seconds()) {
     options.limits.models           = options.aliases;
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
     options.limits.vocab_size       = service.config().vocab_size;
     options.limits.context          = service.engine_options().context;
+    options.middle                  = complete_middle_marks(options.middle, service.tokenizer());
     if (options.tool_form == ToolForm::none || options.tool_form == ToolForm::other)
         options.tool_form = ToolForm::hermes;
     rules.form      = options.tool_form;
@@ -136,8 +144,7 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
             const ApiError overflow =
                 context_overflow(options.limits.context, std::int64_t(refusal.n_tokens), completion, param);
             error.code = overflow.code;
-            if (std::int64_t(refusal.n_tokens) + std::min(completion, 1) > options.limits.context)
-                error.message = overflow.message;
+            if (std::int64_t(refusal.n_tokens) + std::min(completion, 1) > options.limits.context) error = overflow;
             break;
         }
         case Refused::full:

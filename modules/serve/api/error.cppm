@@ -12,6 +12,8 @@ struct ApiError {
     std::string message;
     std::string param; // the field that is wrong; "": null
     std::string code;  // "": null
+    // Of a prompt that does not fit the context, in tokens; 0: the error is another one.
+    std::int64_t prompt_tokens = 0, context = 0;
 };
 
 template <class T>
@@ -85,7 +87,10 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
                 completion_tokens, " in the completion). Please reduce the length of the ", param,
                 completion_tokens > 0 ? " or completion." : ".",
                 at_least ? " (At least: a text this long is not split into tokens.)" : "", " (", overflow_code, ')'),
-            param, std::string(overflow_code)};
+            param,
+            std::string(overflow_code),
+            prompt_tokens,
+            context};
 }
 
 ErrorForm error_form(std::string_view path) {
@@ -101,11 +106,13 @@ std::string error_body(const ApiError& error, ErrorForm form) {
         return json_dump(
             Json{{"type", "error"}, {"error", {{"type", anthropic_type(error.status)}, {"message", message}}}});
     }
-    return json_dump(Json{{"error",
-                           {{"message", error.message},
-                            {"type", error_type(error.status)},
-                            {"param", or_null(error.param)},
-                            {"code", or_null(error.code)}}}});
+    Json out{{"message", error.message},
+             {"type", error_type(error.status)},
+             {"param", or_null(error.param)},
+             {"code", or_null(error.code)}};
+    if (error.context > 0)
+        out["n_prompt_tokens"] = error.prompt_tokens, out["n_ctx"] = error.context; // llama.cpp's names
+    return json_dump(Json{{"error", std::move(out)}});
 }
 
 } // namespace quire

@@ -10,6 +10,7 @@ export import quire.serve.api.context;
 export import quire.serve.api.error;
 import quire.serve.api.generation;
 export import quire.serve.api.generation_request;
+import quire.serve.api.infill;
 import quire.serve.api.request_token_cache;
 import quire.serve.constraint_cache;
 export import quire.serve.http.exchange;
@@ -43,11 +44,24 @@ module :private;
 
 namespace quire {
 
+Parsed<std::vector<Token>> encode_infill(const ApiContext& api, const GenerationRequest& r, const Prompt& prompt,
+                                         int completion) {
+    const Infill& infill = *r.infill;
+    std::size_t   bytes  = text_bytes(prompt) + infill.suffix.size();
+    for (const auto& [name, text] : infill.files) bytes += name.size() + text.size();
+    const auto ok = infill.trim ? api.encoder.check_split(bytes, "input_prefix")
+                                : api.encoder.check_size(bytes, completion, "prompt");
+    if (!ok) return std::unexpected(ok.error());
+    const int context = api.options.limits.context, reserve = std::min(r.max_tokens.value_or(context), context / 4);
+    return infill_tokens(api.service.tokenizer(), api.options.middle, infill, prompt,
+                         infill.trim ? context - std::max(reserve, 1) : 0);
+}
+
 Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationRequest& r, const std::string& param,
                                       int completion) {
     const auto check = [&](std::size_t bytes) {
-        return r.truncate_prompt == 0 ? api.encoder.check_size(bytes, completion, param)
-                                      : api.encoder.check_split(bytes, param);
+        return r.truncate_prompt == 0 && !r.infill ? api.encoder.check_size(bytes, completion, param)
+                                                   : api.encoder.check_split(bytes, param);
     };
     EncodedPrompts out;
     if (r.chat) {
@@ -71,11 +85,14 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
             chat->continue_final ? chat->input.messages.back()["content"].get_ref<const std::string&>().size() : 0;
         out.reasoning = prompt_reasoning(api.options.reasoning, bytes.substr(0, bytes.size() - begun),
                                          bytes.substr(bytes.size() - begun));
-        out.echoes.emplace_back();
+        out.echoes.push_back(r.show_prompt ? text->bytes : "");
     }
+    if (r.infill && !api.options.middle.usable())
+        return std::unexpected(no_middle_marks(r.infill->trim ? "" : "suffix"));
     for (const Prompt& prompt : r.prompts) {
         if (auto ok = check(text_bytes(prompt)); !ok) return std::unexpected(ok.error());
-        Parsed<std::vector<Token>> ids = api.encoder.encode(prompt, r.add_special_tokens, param);
+        Parsed<std::vector<Token>> ids = r.infill ? encode_infill(api, r, prompt, completion)
+                                                  : api.encoder.encode(prompt, r.add_special_tokens, param);
         if (!ids) return std::unexpected(ids.error());
         const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);
         out.echoes.push_back(!r.echo && !r.show_prompt ? ""
@@ -192,6 +209,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     head.include_usage     = r.include_usage;
     head.continuous_usage  = r.continuous_usage;
     head.timings_per_token = r.timings_per_token;
+    if (r.verbose) head.verbose = {{"prompt", texts[0]}, {"generation_settings", settings_json(r)}};
 
     AnswerFormat format;
     if (r.chat) {

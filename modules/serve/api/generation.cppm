@@ -42,7 +42,8 @@ private:
         Token first = -1;
         std::vector<Token>            tokens; // only where the response returns them
         std::string                   echo;
-        std::vector<PositionLogprobs> logprobs; // come with the first answer
+        std::vector<PositionLogprobs> logprobs;      // come with the first answer
+        bool                          begun = false; // progress of it was told
         TimePoint                     first_run{};
     };
     struct Answer {
@@ -185,6 +186,15 @@ std::vector<SpelledPosition> Generation::spell_prompt(const PromptState& prompt)
     return out;
 }
 
+// Of a prompt that is being computed.
+Timings timings_of(const PromptProgress& p) {
+    Timings t;
+    t.prompt_tokens = p.computed;
+    t.cached_tokens = p.cached;
+    t.prompt_ms     = p.ms;
+    return t;
+}
+
 Timings Generation::timings(const PromptState& prompt, const Answer& answer) const {
     Timings t;
     t.prompt_tokens    = prompt.n_tokens;
@@ -237,7 +247,10 @@ Choice Generation::add(Output& output) {
         choice.progress = {prompt.n_tokens, prompt.cached, output.computed_tokens,
                            std::max(seconds_between(output.first_run, std::chrono::steady_clock::now()), 0.0) * 1e3};
     // Only progress so far: the answer has not begun.
-    if (output.tokens.empty() && output.finish == FinishReason::none && output.prompt_logprobs.empty()) return choice;
+    if (output.tokens.empty() && output.finish == FinishReason::none && output.prompt_logprobs.empty()) {
+        if (choice.progress && head_.timings_per_token) choice.timings = timings_of(*choice.progress);
+        return choice;
+    }
     choice.first = !answer.begun;
     if (!output.prompt_logprobs.empty()) prompt.logprobs = std::move(output.prompt_logprobs);
     if (!answer.begun) add_prompt(output, choice);
@@ -335,6 +348,15 @@ void Generation::stream(const HttpWrite& write, double ping_seconds) {
             if (answer_of(output).finished) continue;
             Choice c = add(output);
             begin();
+            // The first report says what the cache had, as in llama.cpp, before the first one of a step.
+            if (c.progress && !std::exchange(prompt_of(output).begun, true)) {
+                Choice cached;
+                cached.index         = c.index;
+                cached.prompt_tokens = c.prompt_tokens;
+                cached.progress      = {c.progress->total, c.progress->cached, c.progress->cached, 0};
+                if (head_.timings_per_token) cached.timings = timings_of(*cached.progress);
+                out += renderer_->piece(std::move(cached), usage_);
+            }
             out += renderer_->piece(std::move(c), usage_);
         }
         const bool over = finished();

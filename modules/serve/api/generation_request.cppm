@@ -33,10 +33,18 @@ struct ConstraintField {
     std::string    param; // the field that it came from
 };
 
+// What surrounds a text that the answer is to continue, beside the text before it.
+struct Infill {
+    std::string                                      suffix; // behind the gap
+    std::vector<std::pair<std::string, std::string>> files;  // others: their names and texts
+    bool trim = false; // what does not fit the context is left out, else it is an error
+};
+
 // A request for text, of any API.
 struct GenerationRequest {
     bool                                       chat = false;
     std::vector<Prompt>                        prompts; // of completions
+    std::optional<Infill>                      infill;  // of them: the answer stands before a suffix
     Conversation                               conversation;
     ToolUse                                    tool_use; // of chats
     bool                                       add_special_tokens = true;
@@ -58,7 +66,10 @@ struct GenerationRequest {
     std::string id;    // request_id, if it is a plain word
     std::string model; // the name that was asked for, where the response repeats it
     bool        timings_per_token = false;
-    bool        show_prompt       = false;     // the response holds the text of the prompts
+    bool        show_prompt       = false; // the response holds the text of the prompts
+    bool        verbose           = false; // likewise, and the settings
+    std::vector<std::string>
+        response_fields; // of llama.cpp's completions: those of the response, as PATH/TO/FIELD; none: all
     std::optional<ConstraintField> constraint; // of the text
     std::vector<std::string>       unknown;    // unknown fields, for the log
 };

@@ -8,7 +8,8 @@ export import quire.serve.api.generation_request;
 
 export namespace quire {
 
-Json settings_json(const GenerationRequest& request);
+// `ends`: the vocabulary's end tokens.
+Json settings_json(const GenerationRequest& request, std::span<const Token> ends = {});
 // The shortest decimal number that is this float: 0.8, not 0.800000011920929.
 double decimal(float value);
 
@@ -39,8 +40,13 @@ double decimal(float value) {
     return out;
 }
 
-Json settings_json(const GenerationRequest& r) {
-    const SamplingParams& s = r.request.sampling;
+Json settings_json(const GenerationRequest& r, std::span<const Token> ends) {
+    const SamplingParams& s      = r.request.sampling;
+    Json                  biases = Json::array();
+    for (const auto& [token, bias] : s.logit_bias)
+        biases.push_back({{"token", token}, {"bias", std::isfinite(bias) ? Json(decimal(bias)) : Json()}});
+    if (r.request.ignore_end)
+        for (Token token : ends) biases.push_back({{"token", token}, {"bias", nullptr}}); // −∞
     return {{"n_predict", r.max_tokens.value_or(-1)},
             {"max_tokens", r.max_tokens.value_or(-1)},
             {"seed", s.seed},
@@ -66,8 +72,11 @@ Json settings_json(const GenerationRequest& r) {
             {"repeat_penalty", decimal(s.repetition_penalty)},
             {"presence_penalty", decimal(s.presence_penalty)},
             {"frequency_penalty", decimal(s.frequency_penalty)},
+            {"adaptive_target", -1}, // off: quire has no such sampler
+            {"adaptive_decay", 0.9},
             {"n_probs", std::max(s.logprobs, 0)},
             {"ignore_eos", r.request.ignore_end},
+            {"logit_bias", std::move(biases)},
             {"stop", r.stop},
             {"stream", r.stream},
             {"timings_per_token", r.timings_per_token}};

@@ -1,4 +1,5 @@
-// quire.serve.api.json_fields: reads the members of a JSON object by name, type and range, and keeps the first error. Owns nothing.
+// quire.serve.api.json_fields: reads the members of a JSON object by name, type and range, and keeps the first error. What is read of a request can
+// be recorded: so its description cannot differ from the checks. Owns nothing.
 export module quire.serve.api.json_fields;
 
 import quire.core.base;
@@ -22,14 +23,20 @@ std::string text_in(const Json& object, const char* name) {
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
+// What each field may be, as JSON Schema; an empty object where JsonFields does not know.
+using RecordedFields = std::map<std::string, Json>;
+// Where the next JsonFields of this thread records what it is asked for; null: nowhere.
+RecordedFields*& next_recorded();
+
 // The members of a request's object. The first error is kept, so that a reader of many members checks once, at the end.
 class JsonFields {
 public:
-    explicit JsonFields(const Json& object) : object_(object) {}
+    explicit JsonFields(const Json& object) : object_(object), recorded_(std::exchange(next_recorded(), nullptr)) {}
 
     // Null counts as absent.
     const Json* find(const std::string& name) {
         seen_.insert(name);
+        if (recorded_) recorded_->try_emplace(name, Json::object());
         const auto at = object_.find(name);
         return at == object_.end() || at->is_null() ? nullptr : &*at;
     }
@@ -44,6 +51,7 @@ public:
 
     bool boolean(const std::string& name, bool otherwise) {
         const Json* v = find(name);
+        if (recorded_) record(name, {{"type", "boolean"}});
         if (!v) return otherwise;
         if (!v->is_boolean())
             return fail(name, cat(name, " is ", type_name(*v), "; it has to be true or false")), false;
@@ -51,6 +59,7 @@ public:
     }
     std::optional<std::int64_t> integer(const std::string& name, std::int64_t least, std::int64_t most) {
         const Json* v = find(name);
+        if (recorded_) record(name, {{"type", "integer"}, {"minimum", least}, {"maximum", most}});
         if (!v) return std::nullopt;
         const std::optional<std::int64_t> n = integer_of(*v);
         if (!n && v->is_number()) return fail(name, cat(name, " is not an integer of 64 bits")), std::nullopt;
@@ -64,6 +73,8 @@ public:
     }
     double number(const std::string& name, double least, double most, double otherwise, bool above = false) {
         const Json* v = find(name);
+        if (recorded_)
+            record(name, {{"type", "number"}, {above ? "exclusiveMinimum" : "minimum", least}, {"maximum", most}});
         if (!v) return otherwise;
         if (!v->is_number()) return fail(name, cat(name, " is ", type_name(*v), "; it has to be a number")), otherwise;
         const double x = v->get<double>();
@@ -75,6 +86,7 @@ public:
     }
     std::string text(const std::string& name, std::size_t most, const std::string& otherwise = "") {
         const Json* v = find(name);
+        if (recorded_) record(name, {{"type", "string"}, {"maxLength", most}});
         if (!v) return otherwise;
         if (!v->is_string()) return fail(name, cat(name, " is ", type_name(*v), "; it has to be a string")), otherwise;
         const auto& s = v->get_ref<const std::string&>();
@@ -85,6 +97,10 @@ public:
     std::vector<std::string> texts(const std::string& name, int most, int most_bytes) {
         const Json*              v = find(name);
         std::vector<std::string> out;
+        if (recorded_) {
+            const Json one{{"type", "string"}, {"minLength", 1}, {"maxLength", most_bytes}};
+            record(name, {{"anyOf", {one, {{"type", "array"}, {"items", one}, {"maxItems", most}}}}});
+        }
         if (!v) return out;
         const auto add = [&](const Json& item) {
             if (!item.is_string()) return fail(name, cat(name, " has to be a string or a list of strings"));
@@ -104,6 +120,9 @@ public:
     std::vector<Token> tokens(const std::string& name, int vocab_size) {
         const Json*        v = find(name);
         std::vector<Token> out;
+        if (recorded_)
+            record(name,
+                   {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", vocab_size - 1}}}});
         if (!v) return out;
         if (!v->is_array())
             return fail(name, cat(name, " is ", type_name(*v), "; it has to be a list of token ids")), out;
@@ -148,9 +167,25 @@ public:
     std::unexpected<ApiError> error() const { return std::unexpected(error_.value_or(ApiError{})); }
 
 private:
+    void record(const std::string& name, Json schema) {
+        if (Json& known = (*recorded_)[name]; known.empty()) known = std::move(schema);
+    }
+
     const Json&             object_;
+    RecordedFields*         recorded_;
     std::set<std::string>   seen_;
     std::optional<ApiError> error_;
 };
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+RecordedFields*& next_recorded() {
+    thread_local RecordedFields* next = nullptr;
+    return next;
+}
 
 } // namespace quire

@@ -29,6 +29,7 @@ struct ApiLimits {
     int                      reasoning_budget = -1;    // tokens; -1: none
     bool                     trim_chats       = false; // unless a request says otherwise
     bool                     context_shift    = false;
+    bool                     verbose          = false; // likewise
     JsonLimits               json;
 };
 

@@ -14,7 +14,8 @@ export namespace quire {
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
 // Fails where the field `model` is no name, or, with --strict-model-name, none of the server's. `asked`: gets the name.
 void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr);
-// The prompts of the field `param`: a text, a list of token ids, texts and ids in one list, or a list of all these.
+// The prompts of the field `param`: a text, a list of token ids, texts and ids in one list, llama.cpp's object with a `prompt_string` or with a `content` of text parts, or a list
+// of all these.
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits);
 
 } // namespace quire
@@ -66,6 +67,29 @@ bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, cons
     return true;
 }
 
+// llama.cpp's object of a text and its pictures, of which the text alone is supported.
+bool parse_prompt_object(JsonFields& f, const std::string& param, const Json& object, Prompt& out) {
+    const auto data = object.find("multimodal_data");
+    if (data != object.end() && !data->empty())
+        f.fail(param, cat(param, " has multimodal_data, which is not supported"));
+    if (const auto parts = object.find("content"); parts != object.end() && parts->is_array()) {
+        std::string joined;
+        for (const Json& part : *parts) {
+            if (!part.is_object() || text_in(part, "type") != "text")
+                return f.fail(param, cat(param, " has a content with a part that is not text")), false;
+            joined += text_in(part, "text");
+        }
+        out.emplace_back(std::move(joined));
+        return true;
+    }
+    const auto text = object.find("prompt_string");
+    if (text == object.end() || !text->is_string())
+        f.fail(param, cat(param, " is an object without a text prompt_string"));
+    if (f.failed()) return false;
+    out.emplace_back(text->get<std::string>());
+    return true;
+}
+
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
     std::vector<Prompt> prompts;
     const Json*         v = f.find(param);
@@ -77,12 +101,16 @@ std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const
         prompts.push_back({v->get<std::string>()});
         return prompts;
     }
+    if (v->is_object()) {
+        if (Prompt one; parse_prompt_object(f, param, *v, one)) prompts.push_back(std::move(one));
+        return prompts;
+    }
     if (!v->is_array() || v->empty()) {
         f.fail(param, v->is_array() ? cat(param, " is empty")
                                     : cat(param, " is ", type_name(*v), "; it has to be a string or a list"));
         return prompts;
     }
-    const bool nested = std::ranges::any_of(*v, [](const Json& item) { return item.is_array(); });
+    const bool nested = std::ranges::any_of(*v, [](const Json& item) { return item.is_structured(); });
     const bool texts  = std::ranges::all_of(*v, [](const Json& item) { return item.is_string(); });
     if (!nested && !texts) {
         if (Prompt one; parse_mixed(f, param, *v, limits, one)) prompts.push_back(std::move(one));
@@ -95,7 +123,9 @@ std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const
     for (const Json& item : *v) {
         Prompt one;
         if (item.is_string()) one.emplace_back(item.get<std::string>());
-        else if (!item.is_array() || item.empty()) {
+        else if (item.is_object()) {
+            if (!parse_prompt_object(f, param, item, one)) break;
+        } else if (!item.is_array() || item.empty()) {
             f.fail(param, cat(param, " is a list with ", item.is_array() ? "an empty list" : type_name(item),
                               " among its prompts"));
             break;

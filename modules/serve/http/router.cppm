@@ -37,7 +37,7 @@ public:
     HttpRouter(const HttpLimits& limits, RefusalBody refusal);
     ~HttpRouter();
 
-    // A path stands for itself; HEAD goes where GET goes.
+    // A path stands for itself, but for a segment `*`, which is any one; HEAD goes where GET goes.
     void route(const std::string& method, const std::string& path, HttpHandler handler);
     // From now on, until open(), `handler` answers every request. Before warm_up().
     void hold(HttpHandler handler);
@@ -151,6 +151,8 @@ void warm_up_of(Router& router) {
 }
 
 std::string regex_of(const std::string& path) {
+    if (const std::size_t any = path.find("/*"); any != std::string::npos)
+        return regex_of(path.substr(0, any)) + "/[^/]+" + regex_of(path.substr(any + 2));
     std::string out;
     for (char c : path) {
         if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';

@@ -1,4 +1,4 @@
-// quire.serve.llama_cpp.api: llama.cpp's own routes /completion and /slots, and the form of their responses and streams (its
+// quire.serve.llama_cpp.api: llama.cpp's own routes /completion, /infill and /slots, and the form of their responses and streams (its
 // tools/server/README.md). Owns nothing.
 export module quire.serve.llama_cpp.api;
 
@@ -7,12 +7,19 @@ import quire.serve.api.generate;
 import quire.serve.api.request_fields;
 import quire.serve.openai.api;
 import quire.serve.openai.request;
+import quire.serve.openai.translated_fields;
 
 export namespace quire {
+
+// A body of /completion, and of /infill, as a request of /v1/completions.
+Parsed<GenerationRequest> parse_native_request(std::string_view json, const ApiLimits& limits);
+Parsed<GenerationRequest> parse_infill_request(std::string_view json, const ApiLimits& limits);
 
 void answer_native_completion(ApiContext& api, HttpExchange& e);
 // /completions, which is llama.cpp's where a body has a field that only llama.cpp knows, else OpenAI's.
 void answer_either_completion(ApiContext& api, HttpExchange& e);
+// The text between `input_prefix` with `prompt` behind it and `input_suffix`, for editors.
+void answer_infill(ApiContext& api, HttpExchange& e);
 // Sequences that run, as llama.cpp's slots; with ?fail_on_no_slot=1 an error if no more can.
 void answer_slots(ApiContext& api, HttpExchange& e);
 
@@ -24,11 +31,12 @@ namespace quire {
 
 class NativeRenderer : public AnswerRenderer {
 public:
-    // `prompts`: the texts of the prompts, with n answers each; `settings`: the response's `generation_settings`; `context`: of the model, in
+    // `prompts`: the texts of the prompts of `r`; `settings`: the response's `generation_settings`; `context`: of the model, in
     // tokens.
-    NativeRenderer(ResponseHead head, std::vector<std::string> prompts, int n, Json settings, int context)
-        : head_(std::move(head)), prompts_(std::move(prompts)), n_(n), settings_(std::move(settings)),
-          context_(context), new_line_(prompts_.size() * std::size_t(n)) {}
+    NativeRenderer(ResponseHead head, std::vector<std::string> prompts, const GenerationRequest& r, Json settings,
+                   int context)
+        : head_(std::move(head)), prompts_(std::move(prompts)), n_(r.request.n), fields_(r.response_fields),
+          settings_(std::move(settings)), context_(context), new_line_(prompts_.size() * std::size_t(n_)) {}
 
     std::string response(std::vector<Choice> choices, const Usage&) override {
         Json list = Json::array();
@@ -38,7 +46,7 @@ public:
             body["content"]  = std::move(text);
             body["tokens"]   = head_.token_ids ? Json(c.token_ids) : Json::array();
             if (head_.logprobs) body["completion_probabilities"] = probabilities(c);
-            list.push_back(std::move(body));
+            list.push_back(chosen(std::move(body)));
         }
         return json_dump(list.size() == 1 ? Json(list[0]) : std::move(list));
     }
@@ -61,7 +69,7 @@ public:
             if (head_.logprobs) part["completion_probabilities"] = probabilities(c);
             out += event(json_dump(std::move(part)));
         }
-        if (!c.finish_reason.empty()) out += event(json_dump(last(c, new_line_[answer])));
+        if (!c.finish_reason.empty()) out += event(json_dump(chosen(last(c, new_line_[answer]))));
         return out;
     }
 
@@ -99,6 +107,22 @@ private:
         return body;
     }
 
+    // The fields that the request asks for, each under its path.
+    Json chosen(Json body) const {
+        if (fields_.empty()) return body;
+        Json out = Json::object();
+        for (const std::string& path : fields_) {
+            const Json* at = &body;
+            for (std::string_view name : split(path, '/')) {
+                const auto member = at->find(std::string(name)); // the end where `at` is no object
+                at                = member == at->end() ? nullptr : &*member;
+                if (!at) break;
+            }
+            if (at) out[path] = *at;
+        }
+        return out;
+    }
+
     static Json probabilities(const Choice& c) {
         const auto one = [](const SpelledLogprob& t) {
             return Json{{"id", t.token},
@@ -112,16 +136,13 @@ private:
     ResponseHead             head_;
     std::vector<std::string> prompts_;
     int                      n_;
+    std::vector<std::string> fields_; // of the response; none: all
     Json                     settings_;
     int                      context_;
     std::vector<bool>        new_line_; // of each answer: whether its text has one so far
 };
 
-// A body of /completion as a request of /v1/completions.
-Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<JsonDocument> document = parse_object(text, limits);
-    if (!document) return std::unexpected(document.error());
-    Json       body  = std::move(*document).take();
+Parsed<GenerationRequest> read_native_request(Json body, const ApiLimits& limits) {
     const auto given = [&](const char* name) { return body.contains(name) && !body[name].is_null(); };
     // Without a number of tokens an answer may fill the context.
     if (!given("n_predict") && !given("max_tokens") && !given("max_completion_tokens") && limits.default_tokens < 0)
@@ -130,21 +151,74 @@ Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiL
         if (given(name)) return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
     Parsed<GenerationRequest> out = read_completion_request(body, limits);
     if (!out) return out;
+    JsonFields f(body);
+    out->response_fields = f.texts("response_fields", 64, 256);
+    if (f.failed()) return f.error();
     out->show_prompt = true;
     out->return_token_ids |= out->stream;
     return out;
 }
 
-void answer_native_completion(ApiContext& api, HttpExchange& e) {
-    generate(api, e, parse_native_request(e.request.body, api.options.limits), "prompt",
+Parsed<GenerationRequest> parse_native_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> document = parse_object(text, limits);
+    return document ? read_native_request(std::move(*document).take(), limits) : std::unexpected(document.error());
+}
+
+Parsed<GenerationRequest> parse_infill_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> document = parse_object(text, limits);
+    if (!document) return std::unexpected(document.error());
+    Json       body = std::move(*document).take();
+    JsonFields f(body);
+    Infill     infill;
+    infill.trim = true;
+    for (const char* name : {"input_prefix", "input_suffix"})
+        if (!f.has(name)) f.fail(name, cat(name, " is missing"));
+    const std::string prefix = f.text("input_prefix", limits.json.bytes);
+    infill.suffix            = f.text("input_suffix", limits.json.bytes);
+    for (const Json& file : objects_of(f, "input_extra", limits.messages)) {
+        const auto name = file.find("filename"), content = file.find("text");
+        if (content == file.end() || !content->is_string() || (name != file.end() && !name->is_string())) {
+            f.fail("input_extra", "a member of input_extra has to have a string text, and a string filename or none");
+            break;
+        }
+        infill.files.emplace_back(text_in(file, "filename"), content->get<std::string>());
+    }
+    const Json* prompt = f.find("prompt");
+    Json        before = prefix;
+    if (prompt && prompt->is_string()) before = prefix + prompt->get<std::string>();
+    else if (prompt && prompt->is_array() &&
+             std::ranges::all_of(*prompt, [](const Json& id) { return id.is_number_integer(); })) {
+        if (!prompt->empty()) {
+            before = Json::array({prefix});
+            before.insert(before.end(), prompt->begin(), prompt->end());
+        }
+    } else if (prompt) f.fail("prompt", "prompt has to be a string or a list of token ids");
+    if (f.failed()) return f.error();
+    for (const char* name : {"input_prefix", "input_suffix", "input_extra"}) body.erase(name);
+    body["prompt"]                = std::move(before);
+    Parsed<GenerationRequest> out = read_native_request(std::move(body), limits);
+    if (out) out->infill = std::move(infill);
+    return out;
+}
+
+void answer_native(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed) {
+    generate(api, e, std::move(parsed), "prompt",
              [&](const ResponseHead& head, const GenerationRequest& r,
                  const std::vector<std::string>& prompts) -> std::unique_ptr<AnswerRenderer> {
-                 Json settings     = settings_json(r);
+                 Json settings     = settings_json(r, api.service.tokenizer().end_tokens());
                  settings["n_ctx"] = api.options.limits.context;
                  settings["model"] = head.model;
-                 return std::make_unique<NativeRenderer>(head, prompts, r.request.n, std::move(settings),
+                 return std::make_unique<NativeRenderer>(head, prompts, r, std::move(settings),
                                                          api.options.limits.context);
              });
+}
+
+void answer_native_completion(ApiContext& api, HttpExchange& e) {
+    answer_native(api, e, parse_native_request(e.request.body, api.options.limits));
+}
+
+void answer_infill(ApiContext& api, HttpExchange& e) {
+    answer_native(api, e, parse_infill_request(e.request.body, api.options.limits));
 }
 
 bool has_native_field(std::string_view text, const ApiLimits& limits) {
@@ -164,6 +238,7 @@ void answer_either_completion(ApiContext& api, HttpExchange& e) {
 }
 
 void answer_slots(ApiContext& api, HttpExchange& e) {
+    if (!api.options.slots) return api.refuse(e, ApiError{501, "the server was started with --no-slots", "", ""});
     const std::shared_ptr<const Snapshot> snapshot = api.service.snapshot();
     if (!snapshot) return api.refuse(e, ApiError{503, "the engine takes no steps", "", ""});
     const int  n_slots = api.service.engine_options().max_sequences;

@@ -131,6 +131,8 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
     r.return_progress     = f.boolean("return_progress", false) && out.stream;
     out.timings_per_token = f.boolean("timings_per_token", false);
+    out.verbose           = f.boolean("verbose", limits.verbose);
+    out.show_prompt       = out.verbose;
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
     refuse_unsupported(f, out.chat && limits.reasoning_effort, out.chat);
 }
@@ -152,7 +154,10 @@ Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLim
     out.prompts            = parse_prompts(f, "prompt", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
     out.echo               = f.boolean("echo", false);
-    int logprobs           = -1;
+    if (const std::string suffix = f.text("suffix", limits.json.bytes); !suffix.empty())
+        out.infill.emplace().suffix = suffix;
+    if (out.infill && out.echo) f.fail("suffix", "suffix does not go with echo");
+    int logprobs = -1;
     if (const int n = parse_n_probs(f, limits); n > 0) logprobs = n;
     logprobs                      = f.integer("logprobs", 0, limits.logprobs, logprobs);
     out.logprobs                  = logprobs >= 0;

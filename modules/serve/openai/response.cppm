@@ -181,6 +181,7 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
     body["choices"] = std::move(list);
     body["usage"]   = usage_json(usage);
     if (const auto timings = all_timings(choices)) body["timings"] = timings_json(*timings);
+    if (!head.verbose.is_null()) body["__verbose"] = head.verbose;
     if (head.chat && !choices.empty()) {
         if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
         if (head.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs);
@@ -191,10 +192,11 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
 std::string render_first_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
     Json chunk       = frame(head, "chat.completion.chunk");
     chunk["choices"] = Json::array({Json{{"index", c.index},
-                                         {"delta", {{"role", "assistant"}, {"content", ""}}},
+                                         {"delta", {{"role", "assistant"}, {"content", nullptr}}},
                                          {"logprobs", nullptr},
                                          {"finish_reason", nullptr}}});
     if (head.token_ids) chunk["prompt_token_ids"] = c.prompt_token_ids;
+    if (!head.verbose.is_null()) chunk["__verbose"] = head.verbose;
     close_chunk(head, chunk, usage);
     return json_dump(std::move(chunk));
 }

@@ -3,8 +3,10 @@
 export module quire.serve.openai.responses_api;
 
 import quire.core.base;
+import quire.serve.api.access;
 import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
+import quire.serve.api.json_fields;
 import quire.serve.openai.api;
 import quire.serve.openai.responses_request;
 export import quire.serve.openai.responses_tools;
@@ -14,9 +16,15 @@ export namespace quire {
 void answer_responses(ApiContext& api, HttpExchange& e);
 // /responses/input_tokens: how many tokens the prompt of that response has.
 void answer_responses_tokens(ApiContext& api, HttpExchange& e);
+// /responses/ID with GET and DELETE, and /responses/ID/input_items.
+void answer_stored_response(ApiContext& api, HttpExchange& e);
+void answer_stored_items(ApiContext& api, HttpExchange& e);
+void delete_stored_response(ApiContext& api, HttpExchange& e);
 
-// `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves.
-std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools = {});
+// `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves. `done`: gets the
+// response at its end.
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools = {},
+                                                   std::function<void(const Json&)> done = {});
 
 } // namespace quire
 
@@ -27,12 +35,15 @@ namespace quire {
 // Makes the items of the output one after the other, and an event of every change; whole responses do without the events.
 class ResponsesRenderer : public AnswerRenderer {
 public:
-    ResponsesRenderer(ResponseHead head, Json echo, ResponsesTools tools)
-        : head_(std::move(head)), echo_(std::move(echo)), tools_(std::move(tools)) {}
+    ResponsesRenderer(ResponseHead head, Json echo, ResponsesTools tools, std::function<void(const Json&)> done)
+        : head_(std::move(head)), echo_(std::move(echo)), tools_(std::move(tools)), done_(std::move(done)) {}
 
     std::string response(std::vector<Choice> choices, const Usage& usage) override {
         piece(std::move(choices[0]), usage);
-        return json_dump(body(state(), &usage));
+        Json out = body(state(), &usage);
+        if (done_) done_(out);
+        add_timings(out);
+        return json_dump(std::move(out));
     }
 
     std::string begin(const Usage&) override {
@@ -43,6 +54,12 @@ public:
 
     std::string piece(Choice c, const Usage&) override {
         cut_ = c.finish_reason == "length";
+        if (c.timings) timings_ = c.timings;
+        if (c.progress) {
+            Json data{{"response", body("in_progress", nullptr)}, {"prompt_progress", progress_json(*c.progress)}};
+            add_timings(data);
+            send("response.in_progress", std::move(data));
+        }
         // The end token has no text, and no place here.
         if (!c.finish_reason.empty() && !cut_ && c.stop_string.empty() && !c.logprobs.empty()) c.logprobs.pop_back();
         if (head_.logprobs) add_logprobs(c.logprobs);
@@ -52,7 +69,10 @@ public:
     }
 
     std::string end(const Usage& usage) override {
-        send(cat("response.", state()), {{"response", body(state(), &usage)}});
+        Json data{{"response", body(state(), &usage)}};
+        if (done_) done_(data["response"]);
+        add_timings(data);
+        send(cat("response.", state()), std::move(data));
         return std::exchange(events_, "");
     }
 
@@ -70,6 +90,11 @@ public:
 
 private:
     const char* state() const { return cut_ ? "incomplete" : "completed"; }
+
+    // llama.cpp's, where the request asks for them.
+    void add_timings(Json& data) const {
+        if (head_.timings_per_token && timings_) data["timings"] = timings_json(*timings_);
+    }
 
     void send(const std::string& type, Json data) {
         Json out{{"type", type}};
@@ -122,11 +147,12 @@ private:
         text += b.text;
         const bool        is_content = b.kind == AnswerPart::Kind::content;
         const std::string type       = is_content ? "response.output_text.delta" : "response.reasoning_text.delta";
-        std::string       logprobs;
+        std::string       logprobs; // and timings
         if (is_content) {
             for (const Json& one : logprobs_) part_["logprobs"].push_back(one);
             logprobs = R"(,"logprobs":)" + json_dump(std::exchange(logprobs_, Json::array()));
         }
+        if (head_.timings_per_token && timings_) logprobs += cat(R"(,"timings":)", json_dump(timings_json(*timings_)));
         events_ += event(type, cat(R"({"type":")", type, R"(","item_id":)", json_dump(items_.back()["id"]),
                                    R"(,"output_index":)", items_.size() - 1, R"(,"content_index":0,"delta":)",
                                    json_quoted(b.text), logprobs, R"(,"sequence_number":)", sequence_++, '}'));
@@ -211,36 +237,131 @@ private:
         return out;
     }
 
-    ResponseHead   head_;
-    Json           echo_;
-    ResponsesTools tools_;
-    AnswerBlocks   blocks_;
-    Json           items_    = Json::array();  // the output so far
-    Json           part_     = Json::object(); // the content of the last item, while it is made
-    Json           logprobs_ = Json::array();  // of tokens whose text is still to come
-    std::string    arguments_;                 // of the last item, a call, while it is made
-    bool           custom_ = false;            // that call is of a custom tool
-    std::string    events_;
-    int            sequence_ = 0, n_calls_ = 0;
-    bool           cut_ = false;
+    ResponseHead                     head_;
+    Json                             echo_;
+    ResponsesTools                   tools_;
+    std::function<void(const Json&)> done_;
+    AnswerBlocks                     blocks_;
+    Json                             items_    = Json::array();  // the output so far
+    Json                             part_     = Json::object(); // the content of the last item, while it is made
+    Json                             logprobs_ = Json::array();  // of tokens whose text is still to come
+    std::string                      arguments_;                 // of the last item, a call, while it is made
+    bool                             custom_ = false;            // that call is of a custom tool
+    std::string                      events_;
+    std::optional<Timings>           timings_; // the last ones
+    int                              sequence_ = 0, n_calls_ = 0;
+    bool                             cut_ = false;
 };
 
-std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools) {
-    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools));
+std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools,
+                                                   std::function<void(const Json&)> done) {
+    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools), std::move(done));
+}
+
+// -- stored responses
+
+ApiError no_response(const std::string& id, const std::string& param, int status) {
+    return {status, cat("there is no response ", quote(cut_short(id)), ", or no longer"), param,
+            param.empty() ? "" : "previous_response_not_found"};
+}
+
+Parsed<ResponsesRequest> parse(ApiContext& api, const HttpExchange& e) {
+    const FindItems find = [&](const std::string& id) -> Parsed<Json> {
+        const auto stored = api.stored.find(std::string(given_key(e.request)), id);
+        if (!stored) return std::unexpected(no_response(id, "previous_response_id", 400));
+        // As values texts take many times their bytes.
+        if (!e.peer->count_memory((stored->input.size() + stored->response.size()) * 20))
+            return std::unexpected(ApiError{503, "too many large requests at once", "", "no_room"});
+        Json       items    = Json::parse(stored->input);
+        const Json response = Json::parse(stored->response);
+        for (const Json& item : response["output"]) items.push_back(item);
+        return items;
+    };
+    return parse_responses_request(e.request.body, api.options.limits, api.stored.on() ? find : FindItems());
+}
+
+// The id in a path …/responses/ID.
+std::string id_in(const HttpExchange& e) {
+    constexpr std::string_view before = "/responses/";
+    const std::string_view     path   = e.request.path;
+    const std::string_view     rest   = path.substr(path.find(before) + before.size());
+    return std::string(rest.substr(0, rest.find('/')));
+}
+
+std::shared_ptr<const StoredResponse> find_stored(ApiContext& api, HttpExchange& e) {
+    auto stored = api.stored.find(std::string(given_key(e.request)), id_in(e));
+    if (!stored) api.refuse(e, no_response(id_in(e), "", 404));
+    return stored;
+}
+
+void answer_stored_response(ApiContext& api, HttpExchange& e) {
+    if (const auto stored = find_stored(api, e)) e.response.body = stored->response;
+}
+
+void delete_stored_response(ApiContext& api, HttpExchange& e) {
+    const std::string id = id_in(e);
+    if (!api.stored.erase(std::string(given_key(e.request)), id)) return api.refuse(e, no_response(id, "", 404));
+    answer_json(e, Json{{"id", id}, {"object", "response"}, {"deleted", true}});
+}
+
+// A page of the list: `limit` items in `order` from the one behind `after` on.
+void answer_stored_items(ApiContext& api, HttpExchange& e) {
+    const auto stored = find_stored(api, e);
+    if (!stored) return;
+    std::string after, order = "desc";
+    int         limit = 20;
+    for (const auto& [name, value] : e.request.query) {
+        if (name == "after") after = value;
+        if (name == "order") order = value;
+        if (name != "limit") continue;
+        const char* end = value.data() + value.size();
+        if (std::from_chars(value.data(), end, limit).ptr != end || value.empty()) limit = 0;
+    }
+    if (limit < 1 || limit > 100)
+        return api.refuse(e, ApiError{400, "limit has to be an integer in 1..100", "limit", ""});
+    if (order != "asc" && order != "desc")
+        return api.refuse(e, ApiError{400, "order has to be asc or desc", "order", ""});
+    if (!api.count_memory(e, stored->input.size() * 20)) return;
+    const Json        list = Json::parse(stored->input);
+    const std::size_t n    = list.size();
+    const auto        item = [&](std::size_t i) -> const Json& { return list[order == "asc" ? i : n - 1 - i]; };
+    std::size_t       i    = 0;
+    if (!after.empty()) {
+        while (i < n && item(i)["id"] != after) i++;
+        if (i++ == n) return api.refuse(e, ApiError{400, "after names no item", "after", ""});
+    }
+    Json page = Json::array();
+    for (; i < n && page.size() < std::size_t(limit); i++) page.push_back(item(i));
+    Json out{{"object", "list"},
+             {"first_id", page.empty() ? Json() : page.front()["id"]},
+             {"last_id", page.empty() ? Json() : page.back()["id"]},
+             {"has_more", i < n}};
+    out["data"] = std::move(page);
+    answer_json(e, std::move(out));
 }
 
 void answer_responses_tokens(ApiContext& api, HttpExchange& e) {
-    Parsed<ResponsesRequest> parsed = parse_responses_request(e.request.body, api.options.limits);
+    Parsed<ResponsesRequest> parsed = parse(api, e);
     if (!parsed) return api.refuse(e, parsed.error());
     answer_input_tokens(api, e, std::move(parsed->generation), "input");
 }
 
 void answer_responses(ApiContext& api, HttpExchange& e) {
-    Parsed<ResponsesRequest> parsed = parse_responses_request(e.request.body, api.options.limits);
+    Parsed<ResponsesRequest> parsed = parse(api, e);
     if (!parsed) return api.refuse(e, parsed.error());
     generate(api, e, std::move(parsed->generation), "input",
              [&](const ResponseHead& head, const GenerationRequest&, const std::vector<std::string>&) {
-                 return responses_renderer(head, std::move(parsed->echo), std::move(parsed->tools));
+                 std::function<void(const Json&)> store;
+                 if (parsed->store) {
+                     for (std::size_t i = 0; i < parsed->items.size(); i++)
+                         if (Json& item = parsed->items[i]; text_in(item, "id").empty())
+                             item["id"] = cat("item_", head.id, '_', i);
+                     store = [&stored = api.stored, owner = std::string(given_key(e.request)),
+                              input = json_dump(std::move(parsed->items))](const Json& response) {
+                         stored.put(owner, response["id"].get<std::string>(), {json_dump(response), input});
+                     };
+                 }
+                 return responses_renderer(head, std::move(parsed->echo), std::move(parsed->tools), std::move(store));
              });
 }
 

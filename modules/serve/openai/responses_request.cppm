@@ -13,11 +13,18 @@ export namespace quire {
 
 struct ResponsesRequest {
     GenerationRequest generation;
-    Json              echo;  // the members of the response that repeat the request, and its `warnings`
-    ResponsesTools    tools; // what the functions of the generation stand for
+    Json              echo;          // the members of the response that repeat the request, and its `warnings`
+    ResponsesTools    tools;         // what the functions of the generation stand for
+    Json              items;         // the input, that of earlier responses first; each has an `id` or is to get one
+    bool              store = false; // later requests may continue the response
 };
 
-Parsed<ResponsesRequest> parse_responses_request(std::string_view json, const ApiLimits& limits);
+// The items of an earlier response with this id, those of its output last. Error: there is none.
+using FindItems = std::function<Parsed<Json>(const std::string& id)>;
+
+// `find_items`: none: nothing is stored.
+Parsed<ResponsesRequest> parse_responses_request(std::string_view json, const ApiLimits& limits,
+                                                 const FindItems& find_items = {});
 
 } // namespace quire
 
@@ -29,7 +36,8 @@ constexpr int most_parts = 4096;
 
 class ResponsesReader {
 public:
-    ResponsesReader(const Json& body, const ApiLimits& limits) : body_(body), limits_(limits), f_(body) {}
+    ResponsesReader(const Json& body, const ApiLimits& limits, const FindItems& find_items)
+        : body_(body), limits_(limits), find_items_(find_items), f_(body) {}
 
     Parsed<ResponsesRequest> read() {
         refuse_stored();
@@ -49,17 +57,23 @@ public:
             chat_["add_generation_prompt"] = true;
         Parsed<GenerationRequest> generation = read_chat_request(chat_, limits_);
         if (!generation) return std::unexpected(generation.error());
-        return ResponsesRequest{std::move(*generation), echo(), std::move(tools_.tools)};
+        return ResponsesRequest{std::move(*generation), echo(), std::move(tools_.tools), std::move(items_), store_};
     }
 
 private:
     void refuse_stored() {
-        for (const char* name : {"previous_response_id", "conversation", "prompt"})
-            if (f_.has(name))
-                f_.fail(name, cat(name, " is not supported: nothing is stored here; send the whole input"));
-        if (f_.boolean("background", false))
-            f_.fail("background", "background is not supported: nothing is stored here");
-        (void)f_.boolean("store", false); // accepted, without an effect
+        for (const char* name : {"conversation", "prompt"})
+            if (f_.has(name)) f_.fail(name, cat(name, " is not supported; send the whole input"));
+        if (f_.boolean("background", false)) f_.fail("background", "background is not supported");
+        store_    = f_.boolean("store", true) && find_items_;
+        previous_ = f_.text("previous_response_id", 1024);
+        if (previous_.empty()) return;
+        if (!find_items_)
+            return f_.fail("previous_response_id",
+                           "previous_response_id is not supported: nothing is stored here; send the whole input");
+        Parsed<Json> items = find_items_(previous_);
+        if (!items) return f_.fail(items.error());
+        items_ = std::move(*items);
     }
 
     // The text of a content: a string, or parts that are text.
@@ -86,14 +100,20 @@ private:
     void read_input() {
         const Json* input = f_.find("input");
         if (!input) return f_.fail("input", "input is missing");
-        if (input->is_string()) {
-            messages_.push_back({{"role", "user"}, {"content", *input}});
-            return;
-        }
-        const Json& items = objects_of(f_, "input", limits_.messages);
+        const std::size_t n_earlier = items_.size();
+        if (input->is_string())
+            items_.push_back({{"type", "message"},
+                              {"role", "user"},
+                              {"content", Json::array({{{"type", "input_text"}, {"text", *input}}})}});
+        else
+            for (const Json& item : objects_of(f_, "input", limits_.messages)) items_.push_back(item);
         if (f_.failed()) return;
-        if (items.empty()) return f_.fail("input", "input is empty");
-        for (std::size_t i = 0; i < items.size() && !f_.failed(); i++) read_item(items[i], cat("input[", i, "]"));
+        if (items_.size() == n_earlier) return f_.fail("input", "input is empty");
+        if (items_.size() > std::size_t(limits_.messages))
+            return f_.fail("input", cat("input and the earlier items are ", items_.size(), "; ", limits_.messages,
+                                        " are allowed"));
+        for (std::size_t i = 0; i < items_.size() && !f_.failed(); i++)
+            read_item(items_[i], i < n_earlier ? cat("earlier item ", i) : cat("input[", i - n_earlier, "]"));
         flush();
         if (!f_.failed()) finish_outputs();
     }
@@ -277,6 +297,8 @@ private:
     void read_rest() {
         read_metadata();
         (void)f_.text("user", 512);
+        for (const char* name : {"timings_per_token", "return_progress"}) // llama.cpp's
+            if (const Json* asked = f_.find(name)) chat_[name] = *asked;
         if (const Json* model = f_.find("model")) chat_["model"] = *model;
         if (const auto n = f_.integer("max_output_tokens", 1, std::numeric_limits<int>::max()))
             chat_["max_tokens"] = *n;
@@ -310,10 +332,10 @@ private:
                  {"max_tool_calls", given("max_tool_calls", nullptr)},
                  {"metadata", given("metadata", Json::object())},
                  {"parallel_tool_calls", given("parallel_tool_calls", true)},
-                 {"previous_response_id", nullptr},
+                 {"previous_response_id", or_null(previous_)},
                  {"reasoning", std::move(reasoning)},
                  {"service_tier", "default"},
-                 {"store", false},
+                 {"store", store_},
                  {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
                  {"text", std::move(text)},
                  {"tool_choice", given("tool_choice", "auto")},
@@ -328,7 +350,11 @@ private:
 
     const Json&      body_;
     const ApiLimits& limits_;
+    const FindItems& find_items_;
     JsonFields       f_;
+    std::string      previous_; // the id of the response that this one continues; "": none
+    bool             store_    = false;
+    Json             items_    = Json::array();
     Json             chat_     = Json::object();
     Json             messages_ = Json::array();
     TranslatedTools  tools_;
@@ -340,10 +366,11 @@ private:
     std::vector<Call> called_, open_; // of that message; without an output so far
 };
 
-Parsed<ResponsesRequest> parse_responses_request(std::string_view text, const ApiLimits& limits) {
+Parsed<ResponsesRequest> parse_responses_request(std::string_view text, const ApiLimits& limits,
+                                                 const FindItems& find_items) {
     Parsed<JsonDocument> body = parse_object(text, limits);
     if (!body) return std::unexpected(body.error());
-    return ResponsesReader(*body, limits).read();
+    return ResponsesReader(*body, limits, find_items).read();
 }
 
 } // namespace quire

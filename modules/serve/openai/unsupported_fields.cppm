@@ -7,7 +7,7 @@ import quire.serve.api.json_fields;
 export namespace quire {
 
 // Sets an error for a field whose value asks for a function that quire lacks. `reasoning_effort`: the chat template takes that field;
-// `tools`: the endpoint takes tools and tool_choice.
+// `tools`: the endpoint takes tools and tool_choice, and no suffix.
 void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools);
 
 } // namespace quire
@@ -64,17 +64,17 @@ constexpr Unsupported unsupported[] = {
     {"post_sampling_probs", "[false]"},
     {"lora", "[[]]"},
     {"image_data", "[[]]"},
-    {"response_fields", "[[]]"},
     {"n_cmpl", "[1]"},
     {"input_prefix", R"([""])"},
     {"input_suffix", R"([""])"},
     {"input_extra", "[[]]"},
 };
 
-// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels, slots.
+// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels, slots, what
+// /completion alone reads.
 constexpr std::string_view idle =
     "user metadata safety_identifier prompt_cache_key adaptive_decay parallel_tool_calls prompt_cache_retention "
-    "reasoning_format preserved_tokens generation_prompt id_slot";
+    "response_fields reasoning_format preserved_tokens generation_prompt id_slot";
 
 std::string listed(const Json& accepted) {
     std::string list;
@@ -86,6 +86,7 @@ void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
     for (const Unsupported& u : unsupported) {
         if (reasoning_effort && std::string_view(u.name) == "reasoning_effort") continue;
         if (tools && std::string_view(u.name).starts_with("tool")) continue;
+        if (!tools && std::string_view(u.name) == "suffix") continue;
         const Json* v = f.find(u.name);
         if (!v) continue;
         const Json accepted = Json::parse(u.accepted);

@@ -70,7 +70,7 @@ void answer_props(ApiContext& api, HttpExchange& e) {
     usual.dry_breakers     = l.samplers.dry_breakers;
     if (l.default_tokens >= 0) usual.max_tokens = l.default_tokens;
     Json params    = settings_json(usual);
-    params["seed"] = -1; // another one for each request
+    params["seed"] = l.seed; // -1: another one for each request
     answer_json(e, Json{{"default_generation_settings", {{"n_ctx", o.context}, {"params", std::move(params)}}},
                         {"total_slots", o.max_sequences},
                         {"model_alias", api.options.aliases[0]},
