@@ -17,7 +17,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat programs $(tools) test simulate test-clients test-templates test-tokenizers test-embeddings test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat programs $(tools) test simulate test-clients test-llama-server test-templates test-tokenizers test-embeddings test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -42,6 +42,11 @@ test-clients:
 	@$(SETUP) clients
 	@$(MAKE) --no-print-directory all
 	@tests/clients/run.sh
+
+# llama.cpp's own tests of its server, against ./server: docs/flags.md has the differences. Some minutes.
+test-llama-server:
+	@$(MAKE) --no-print-directory server
+	@tests/clients/llama_server.sh
 
 # Compares chat templates with jinja2; packages come from the package index into build/templates.
 test-templates:
@@ -139,6 +144,7 @@ help:
 	@echo "make test         build and run all tests"
 	@echo "make simulate     run SEEDS (2000) random scenarios on a simulated device, from the seed FROM (1) on"
 	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
+	@echo "make test-llama-server run llama.cpp's own tests of its server against ./server"
 	@echo "make test-templates compare chat templates with jinja2"
 	@echo "make test-real      a pretrained model beside exact arithmetic and llama.cpp"
 	@echo "make test-tokenizers compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
