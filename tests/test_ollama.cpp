@@ -141,7 +141,8 @@ TEST_CASE("Ollama's lines add up to the whole answer", "[ollama]") {
     text.parts         = {text_part("It "), text_part("is"), call("f", R"({"city":)")};
     more.parts         = {quire::testing::more(R"("Ulm"})"), call("g", R"({"cut)")};
     last.finish_reason = "tool_calls";
-    last.timings       = Timings{10, 4, 5, 2, 3};
+    last.timings =
+        Timings{.prompt_tokens = 10, .cached_tokens = 4, .generated_tokens = 5, .prompt_ms = 2, .generated_ms = 3};
     for (const Choice& c : {thoughts, text, more, last}) append(whole, c);
     const auto  stream = ollama_renderer(head, true);
     std::string sent   = stream->begin(usage);

@@ -43,7 +43,7 @@ Stream parse_stream(const std::string& body) {
         for (const Json& c : chunk["choices"]) {
             const int i = c["index"];
             if (c.contains("text")) s.texts[i] += c["text"].get<std::string>();
-            if (c.contains("delta") && c["delta"].contains("content"))
+            if (c.contains("delta") && c["delta"].contains("content") && c["delta"]["content"].is_string())
                 s.texts[i] += c["delta"]["content"].get<std::string>();
             if (!c["finish_reason"].is_null()) {
                 CHECK(!s.reasons.contains(i));
