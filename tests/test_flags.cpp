@@ -84,6 +84,8 @@ std::vector<std::string> values_of(const std::string& name) {
         {"--quantization", "awq"},
         {"--pipeline-parallel-size", "2"},
         {"--gpu-memory-utilization", "0.5"},
+        {"--spec-type", "ngram-simple"},
+        {"--speculative-config", R"({"method": "ngram", "num_speculative_tokens": 4})"},
     };
     const auto at = known.find(name);
     return at == known.end() ? std::vector<std::string>{"", "1"} : std::vector<std::string>{at->second};
