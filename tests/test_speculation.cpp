@@ -155,7 +155,7 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
 
 TEST_CASE("GPU, deterministic: draft tokens change no token of the most likely ones", "[cuda]") {
     if (no_gpu()) return;
-    for (const char* file : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma4-Q8_0.gguf", "deepseek2-Q8_0.gguf",
+    for (const char* file : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
                              "qwen3moe-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf"})
         for (const Guesses how : {Guesses::right, Guesses::mixed, Guesses::wrong}) {
             CAPTURE(file, int(how));
