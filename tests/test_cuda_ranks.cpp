@@ -147,9 +147,12 @@ std::vector<std::vector<Request>> batches(const Engine& engine) {
     return out;
 }
 
+// Models with recurrent layers, or with heads of several sizes, run on one rank.
 bool can_split(const Engine& engine, int n) {
-    const int heads = engine.config().n_heads, kv_heads = engine.config().n_kv_heads;
-    return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0);
+    const ModelConfig& c = engine.config();
+    const auto unlike    = [&](const LayerConfig& l) { return l.attends() && !c.latent && l.value_dim != c.value_dim; };
+    if (c.recurrent.taps > 0 || std::ranges::any_of(c.layers, unlike)) return false;
+    return c.n_heads % n == 0 && (c.n_kv_heads % n == 0 || n % c.n_kv_heads == 0);
 }
 
 void compare(const std::string& path, int n) {
