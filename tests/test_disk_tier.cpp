@@ -82,7 +82,7 @@ bool same(const Asked& a, const Asked& b) {
 TEST_CASE("after a restart the same prompts have the same answers, from files") {
     const std::string name =
         GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
-                 "gemma4-Q8_0.gguf", "lfm2-F16.gguf", "qwen35-F16.gguf", "mamba2-F16.gguf");
+                 "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf");
     CAPTURE(name);
     const std::string model = reference(cat("models/", name));
     Folder            folder;
