@@ -269,7 +269,7 @@ void SegmentStore::drop_oldest() {
         const auto at = records_.find(key);
         return at == records_.end() || at->second.segment != oldest ? records_.end() : at;
     };
-    for (const Key& key : segment.records | std::views::reverse) // a child before its parent
+    for (const Key& key : std::views::reverse(segment.records)) // a child before its parent
         if (const auto at = find(key); at != records_.end())
             if (!at->second.used && (key.second > 0 || !n_children_.contains(key.first))) forget(key);
     for (const Key& key : segment.records)
