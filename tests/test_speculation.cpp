@@ -15,6 +15,7 @@ import quire.schedule.request;
 
 #include "cuda_tools.h"
 #include "engine_tools.h"
+#include "process.h"
 #include "schedule_tools.h"
 
 using namespace quire;
@@ -252,4 +253,20 @@ TEST_CASE("the cost of steps lies on lines between what was measured") {
     CHECK(cost.of(6) == 6);
     cost.add(4, 400); // a single slow step
     CHECK(cost.of(4) < 4.3);
+}
+
+TEST_CASE("bench speculate measures decoding with draft tokens and without") {
+    const std::string        file = model("llama3-gqa-Q8_0.gguf");
+    std::vector<std::string> words{"speculate", "-m",       file, "--device", "cpu", "-t",
+                                   "1",         "--rounds", "1",  "-n",       "16",  "--json"};
+    const auto               text = GENERATE(false, true);
+    for (const char* word :
+         text ? std::array{"--text", QUIRE_ROOT "/tests/data/README.md"} : std::array{"--npl", "1,3"})
+        words.emplace_back(word);
+    const Finished f = run_program("bench", words);
+    INFO(f.err);
+    CHECK(f.code == 0);
+    CHECK(std::ranges::count_if(f.out, [](char c) { return c == '\n'; }) ==
+          (text ? 1 : 4)); // two rates of acceptance each
+    CHECK(f.out.contains(text ? "\"guesses\":\"text 1\"" : "\"sequences\":3"));
 }

@@ -4,6 +4,7 @@
 
 import quire.core.base;
 import quire.core.output_file;
+import quire.decode.drafting;
 import quire.tools.bench.random_model;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
@@ -149,6 +150,32 @@ int run(int argc, char** argv) {
     add_number(*quality_command, "-c,--ctx-size", quality_arguments.window, 3, 1 << 20,
                "tokens of a window, which is predicted from its beginning");
     quality_command->add_flag("--json", quality_arguments.json, "print JSON instead of a Markdown table");
+    SpeculateArguments speculation;
+    CLI::App*          speculate_command =
+        app.add_subcommand("speculate", "decoding with draft tokens beside decoding without, by turns");
+    speculate_command->add_option("-m,--model", speculation.model, "GGUF file")->required();
+    add_device_flags(*speculate_command, speculation.engine);
+    add_number(*speculate_command, "-t,--threads", speculation.engine.threads, 0, 1024,
+               "threads; 0: one per physical core");
+    speculate_command
+        ->add_option("--acceptance", speculation.acceptance,
+                     "guess from recorded answers, so that this part of the guessed tokens is right")
+        ->delimiter(',')
+        ->check(CLI::Range(0.0, 1.0));
+    speculate_command
+        ->add_option("--text", speculation.texts, "files with a prompt each, whose answers n-grams guess instead")
+        ->delimiter(',')
+        ->check(CLI::ExistingFile);
+    add_number(*speculate_command, "-k,--spec-draft-n-max", speculation.engine.drafts.most, 1, most_drafts,
+               "most draft tokens of a sequence in a step");
+    speculate_command->add_option("--npl", speculation.npl, "numbers of sequences")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 1024));
+    add_number(*speculate_command, "-p,--n-prompt", speculation.n_prompt, 1, 1 << 20, "tokens in each random prompt");
+    add_number(*speculate_command, "-n,--n-gen", speculation.n_tokens, 3, 1 << 20, "tokens in each answer");
+    add_number(*speculate_command, "--rounds", speculation.rounds, 1, 100,
+               "of the two by turns; the middle one counts");
+    speculate_command->add_flag("--json", speculation.json, "print JSON instead of a Markdown table");
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
@@ -203,6 +230,7 @@ int run(int argc, char** argv) {
     if (chats_command->parsed()) return chats(chats_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (quality_command->parsed()) return quality(quality_arguments);
+    if (speculate_command->parsed()) return speculate(speculation);
     if (make_command->parsed()) return make_model(a);
     if (windows_command->parsed()) return windows(json);
     return blocks(repetitions, json);

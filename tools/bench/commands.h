@@ -38,6 +38,16 @@ struct QualityArguments {
     bool          json = false;
 };
 
+struct SpeculateArguments {
+    EngineOptions            engine;
+    std::string              model;
+    std::vector<std::string> texts; // files with prompts; none: random prompts, and guesses from the recorded answers
+    std::vector<double>      acceptance{0.8, 0};
+    std::vector<int>         npl{1};
+    int                      n_prompt = 64, n_tokens = 128, rounds = 3;
+    bool                     json = false;
+};
+
 struct ServeArguments {
     std::string              base_url = "http://127.0.0.1:8080", endpoint = "/v1/completions", api_key, model, dataset;
     std::string              extra_body;
@@ -85,6 +95,7 @@ int  throughput(const Arguments& a);
 int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
 int  quality(const QualityArguments& a);
+int  speculate(const SpeculateArguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
 int  replicas(const ReplicasArguments& a);
