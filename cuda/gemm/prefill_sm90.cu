@@ -17,14 +17,12 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../epilogue.cuh"
 #include "../kernels.h"
-#include "../paged_kv.cuh"
 #include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
-#include "../rope.cuh"
 #include "../warp.cuh"
+#include "prefill_epilogue.cuh"
 
 namespace quire::cuda {
 
@@ -39,16 +37,11 @@ struct Maps {
 };
 
 struct Params {
-    __half*             out[max_projections];
-    const float*        bias[max_projections];
-    float               scale[max_projections];            // of results
-    int                 rows[max_projections];             // of the weights: N
-    int                 first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
-    int                 m, k_tiles;                        // tokens; steps of 64 columns
-    int                 tiles_m;                           // tiles along M
-    int                 n_whole, n_all;                    // whole tiles; and with strips
-    RopeStore           rope;
-    const std::int32_t *positions, *slots;
+    PrefillResults results;
+    int            first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
+    int            k_tiles;                           // steps of 64 columns
+    int            tiles_m;                           // tiles along M
+    int            n_whole, n_all;                    // whole tiles; and with strips
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -66,44 +59,6 @@ __device__ Tile tile_of(const Params& params, int i) {
     const int projection = tile_n < params.first_tile_n[1] ? 0 : tile_n < params.first_tile_n[2] ? 1 : 2;
     return {projection, (tile_n - params.first_tile_n[projection]) * rows + strip * (rows / Strips),
             whole % params.tiles_m * M};
-}
-
-// RoPE of whole heads of D, on Width columns of tokens `row` and row + 8 as wgmma lays them over the lanes.
-template <int D, int Width>
-__device__ void rotate(float (&sum)[N / 2], const Params& params, int row) {
-    static_assert(Width % D == 0);
-    const RopeStore& a    = params.rope;
-    const int        lane = threadIdx.x % 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float position = float(params.positions[min(row + 8 * r, params.m - 1)]);
-        const auto  each     = [&](int pair, int one, int other) {
-            float sine, cosine;
-            rope_angle(position, a.inv_freq[pair], sine, cosine);
-            sine *= a.scale, cosine *= a.scale;
-#pragma unroll
-            for (int head = 0; head < Width / 2; head += D / 2) {
-                float &      x = sum[head + one], &y = sum[head + other];
-                const float2 rotated = rotate_pair(x, y, sine, cosine);
-                x = rotated.x, y = rotated.y;
-            }
-        };
-        if (a.neox) {
-#pragma unroll
-            for (int j = 0; j < D / 8; j++) // two columns of each eight
-                each(j / 2 * 8 + lane * 2 + j % 2, j / 2 * 4 + 2 * r + j % 2, D / 4 + j / 2 * 4 + 2 * r + j % 2);
-        } else {
-#pragma unroll
-            for (int j = 0; j < D / 8; j++) each(j * 4 + lane, j * 4 + 2 * r, j * 4 + 2 * r + 1);
-        }
-    }
-}
-
-// Stores 32 neighbouring results from `to` on: each of four lanes has two of each of four groups of 8.
-__device__ void store_row(__half* to, int n, const std::uint32_t (&words)[4]) {
-    const uint4 eight = transpose_quad(words);
-    const int   at    = int(threadIdx.x) % 4 * 8;
-    if (to != nullptr && at < n) *reinterpret_cast<uint4*>(to + at) = eight;
 }
 
 #endif
@@ -183,48 +138,7 @@ __global__ void __launch_bounds__(384, 1)
         wgmma_pin(sum);
         release(before);
 
-        const int n = params.rows[t.projection], row = t.first_m + warp * 16 + lane / 4; // and row + 8
-        if (const float* bias = params.bias[t.projection]; !is_gated(E) && bias != nullptr)
-#pragma unroll
-            for (int i = 0; i < Width / 2; i++)
-                if (const int col = t.first_n + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n) sum[i] += bias[col];
-        if (const float scale = params.scale[t.projection]; E == Epilogue::store && scale != 1)
-#pragma unroll
-            for (int i = 0; i < Width / 2; i++) sum[i] *= scale;
-        if constexpr (E == Epilogue::rope_store)
-            if (t.projection < 2) rotate<D, Width>(sum, params, row);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const bool is_row = row + 8 * r < params.m;
-            const int  slot   = E == Epilogue::rope_store && is_row ? params.slots[row + 8 * r] : -1;
-            const auto place  = [&](int col) -> __half* { // of the results
-                if (!is_row) return nullptr;
-                if (E != Epilogue::rope_store || t.projection == 0)
-                    return params.out[t.projection] + std::int64_t(row + 8 * r) * n + col;
-                // Tokens that only fill up a graph have no slot.
-                const RopeStore& a = params.rope;
-                if (slot < 0) return nullptr;
-                return reinterpret_cast<__half*>(t.projection == 1 ? a.cache_k : a.cache_v) +
-                       kv_row_of_slot(slot, col / D, a.block_stride, a.block_size) * D + col % D;
-            };
-#pragma unroll
-            for (int c = 0; c < (is_gated(E) ? Width / 2 : Width); c += 32) {
-                std::uint32_t words[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float both[2];
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        const int k = (c / 8 + i) * 4 + 2 * r + j;
-                        both[j]     = sum[k];
-                        if constexpr (E == Epilogue::swiglu) both[j] = swiglu(sum[k], sum[Width / 4 + k]);
-                        if constexpr (E == Epilogue::geglu) both[j] = geglu(sum[k], sum[Width / 4 + k]);
-                    }
-                    words[i] = pack_finite(both[0], both[1]);
-                }
-                store_row(place(t.first_n + c), n - t.first_n - c, words);
-            }
-        }
+        finish_tile<E, D, Width>(sum, params.results, t.projection, t.first_n, t.first_m + warp * 16 + lane / 4);
     };
     for (int i = first; i < params.n_all; i += step) {
         const Tile t = tile_of<E, Strips>(params, i);
@@ -267,28 +181,18 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     const int        rows       = gated ? N / 2 : N; // of a tile's weights
     Params           params{};
     Maps             maps;
-    params.m       = int(op.rows);
+    params.results = results_of(ops, fused_rope, plan);
     params.k_tiles = int((op.cols + tile_k - 1) / tile_k);
     params.tiles_m = int((op.rows + M - 1) / M);
     for (int k = 0; k < max_projections; k++) {
-        const Projection& p        = op.projection[k];
-        params.out[k]              = static_cast<__half*>(p.out);
-        params.bias[k]             = p.bias;
-        params.scale[k]            = p.scale;
-        params.rows[k]             = int(p.weight.rows);
         const bool begins          = k < (gated ? 1 : op.n_projections);
-        params.first_tile_n[k + 1] = params.first_tile_n[k] + (begins ? (params.rows[k] + rows - 1) / rows : 0);
-    }
-    if (fused_rope) {
-        params.rope      = ops[1].rope;
-        params.positions = plan.positions;
-        params.slots     = plan.slots;
+        params.first_tile_n[k + 1] = params.first_tile_n[k] + (begins ? (params.results.rows[k] + rows - 1) / rows : 0);
     }
     // The last wave in whole tiles, in halves or in quarters, whichever takes the shortest time. A half takes more than half the
     // time.
     const int  n = params.first_tile_n[max_projections] * params.tiles_m, ctas = gpu.n_sms, last_wave = n % ctas;
     const auto time     = [&](int strips, double each) { return (last_wave * strips + ctas - 1) / ctas * each; };
-    const int  D        = fused_rope ? params.rope.head_dim : 0;
+    const int  D        = fused_rope ? params.results.rope.head_dim : 0;
     const bool quarters = D == 64 || (D == 0 && time(4, 0.33) < time(2, 0.55));
     const int  strips   = quarters ? 4 : 2;
     const bool cut      = time(strips, quarters ? 0.33 : 0.55) < time(1, 1);
