@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "epilogue.cuh"
+#include "fp8.cuh"
 #include "kernels.h"
 #include "paged_kv.cuh"
 #include "rope.cuh"
@@ -45,8 +46,9 @@ __device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 // RMS norm or LayerNorm (Layer). Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
 // registers; cols is even.
 template <bool Float, bool Layer, int PerThread>
-__global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias,
-                                                    float eps, float* residual, __half* out, int cols, int weights) {
+__global__ void __launch_bounds__(1024)
+    norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps, float* residual,
+                __half* out, int cols, int weights, Fp8Matrix fp8) {
     __shared__ float sums[32];
     reads_early(); // weights
     weight += blockIdx.x % unsigned(weights) * cols;
@@ -100,20 +102,31 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, 
                 squares += (v[i].x - mean) * (v[i].x - mean) + (v[i].y - mean) * (v[i].y - mean);
     }
     const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
+    float       most  = 0;
 #pragma unroll
     for (int i = 0; i < PerThread; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
         if (c >= n) continue;
-        const float2 b = Layer && bias ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
-        reinterpret_cast<std::uint32_t*>(out)[at + c] =
+        const float2        b = Layer && bias ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
+        const std::uint32_t h =
             pack_finite((v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y);
+        if (!fp8.codes) reinterpret_cast<std::uint32_t*>(out)[at + c] = h;
+        v[i] = as_float2(h);
+        most = max_or_nan(most, max_or_nan(fabsf(v[i].x), fabsf(v[i].y)));
     }
+    if (!fp8.codes) return;
+    const Fp8Scale by(cta_max_or_nan(most, sums));
+    if (threadIdx.x == 0) fp8.scales[blockIdx.x] = by.scale;
+#pragma unroll
+    for (int i = 0; i < PerThread; i++)
+        if (const int c = int(threadIdx.x + i * blockDim.x); c < n)
+            reinterpret_cast<std::uint16_t*>(fp8.codes)[at + c] = std::uint16_t(by.codes(v[i]));
 }
 
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
 __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps,
-                                float* residual, __half* out, int cols, int weights) {
+                                float* residual, __half* out, int cols, int weights, Fp8Matrix) {
     wait_for_inputs();
     weight += blockIdx.x % unsigned(weights) * cols;
     __shared__ float   sums[32];
@@ -477,7 +490,13 @@ void embed(const Weight& weight, const Weight* positions, float scale, int offse
 }
 
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
-          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights) {
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights,
+          const Fp8Matrix& fp8) {
+    if (fp8.codes && (kind == NormKind::none || cols % 2 != 0 || cols > 32768)) { // in two steps
+        norm(x, x_is_float, x_bias, kind, weight, bias, eps, residual, out, rows, cols, gpu, weights);
+        rows_to_fp8(out, rows, cols, fp8, gpu);
+        return;
+    }
     if (kind == NormKind::none) {
         run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>,
                    dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu, x, x_bias, residual,
@@ -490,7 +509,7 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
         run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, x_bias, weight, bias, eps, residual,
-                       reinterpret_cast<__half*>(out), int(cols), weights);
+                       reinterpret_cast<__half*>(out), int(cols), weights, fp8);
     };
     if (cols % 2 != 0 || cols > 32768) {
         if (x_is_float) layer ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);

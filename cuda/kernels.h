@@ -84,6 +84,14 @@ enum class WeightForm : int {
     f32,  // vectors and tables
 };
 
+// A matrix of GEMMs in e4m3, K a multiple of 16. Weights have a scale for each 128 × 128 block, [⌈N / 128⌉ × ⌈K / 128⌉]; x has one for each row.
+// value = scale · code.
+struct Fp8Matrix {
+    std::uint8_t* codes  = nullptr;
+    float*        scales = nullptr;
+};
+constexpr int fp8_block = 128;
+
 struct Weight {
     WeightForm   form = WeightForm::f16;
     std::int64_t rows = 0, cols = 0; // N, K
@@ -93,6 +101,7 @@ struct Weight {
     int          group          = 32;      // i8: 16 or 32
     bool         float_scales   = false;
     int          scale_exponent = 0; // i8, q4_k: all scales are below 2^scale_exponent
+    Fp8Matrix    fp8;                // the same matrix again, for prompts; or null
 };
 
 // -- convert.cu: GGUF's blocks → the forms above. `type` is ggml_type's number.
@@ -182,9 +191,11 @@ struct Bias {
 };
 // residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
 // All these take any number of rows and columns; unusual shapes run in a slower kernel. No weight: ones.
-// `weights`: the number of weights [cols], one after the other, that the rows take in turn.
+// `weights`: the number of weights [cols], one after the other, that the rows take in turn. `fp8`: where `out` goes as rows_to_fp8() makes
+// it; `out` is then undefined.
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
-          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights = 1);
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights = 1,
+          const Fp8Matrix& fp8 = {});
 // Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
 enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu, relu_squared, sigmoid };
 // gate = activation(gate) · up, or without `up` activation(gate).
@@ -558,6 +569,18 @@ struct Operation {
 int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu);
 // Runs that many of them; match_prefill_gemm() has said that it can. The bits of a token's results do not depend on M.
 int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu);
+
+// -- gemm/prefill_fp8.cu: the same with x and weights in e4m3, twice as fast, not exact
+
+bool has_fp8_gemm(const Context& gpu); // as Hopper GPUs have
+// Whether weights of this shape can be multiplied so.
+constexpr bool can_be_fp8(std::int64_t rows, std::int64_t cols) { return rows % 8 == 0 && cols % 16 == 0; }
+// The largest magnitude of a block, or of a row, becomes the largest code.
+void weight_to_fp8(const Half* weight, std::int64_t rows, std::int64_t cols, const Fp8Matrix& out, Context& gpu);
+void rows_to_fp8(const Half* x, std::int64_t rows, std::int64_t cols, const Fp8Matrix& out, Context& gpu);
+// run_prefill_gemm() with `x` in place of the operation's and Weight::fp8 of all its weights. A sum's products are added in the order of
+// the blocks of K, each block by the tensor cores, which keep some 14 bits.
+int run_fp8_gemm(const Operation* ops, int n_ops, const Fp8Matrix& x, const Plan& plan, Context& gpu);
 
 // -- fused/layer_kernel.cu: all operations between two attentions of a step of 2 to 128 tokens, as one persistent kernel
 

@@ -56,7 +56,7 @@ void dequantize(const Weight&, Half*, Context&) {}
 
 void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
 void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
-          std::int64_t, Context&, int) {}
+          std::int64_t, Context&, int, const Fp8Matrix&) {}
 void gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
 void causal_conv(const CausalConv&, const States&, Context&) {}
 void recurrence(const Recurrence&, const States&, Context&) {}
@@ -125,7 +125,11 @@ std::size_t prepare_layer_kernel(Context&) { return 0; }
 int         match_layer_kernel(const Operation*, int, int, const Context&) { return 0; }
 int         run_layer_kernel(const Operation*, int, int, const Plan&, Context&) { return 0; }
 
-int match_prefill_gemm(const Operation*, int, const Context&) { return 0; }
-int run_prefill_gemm(const Operation*, int, const Plan&, Context&) { return 0; }
+int  match_prefill_gemm(const Operation*, int, const Context&) { return 0; }
+int  run_prefill_gemm(const Operation*, int, const Plan&, Context&) { return 0; }
+bool has_fp8_gemm(const Context&) { return false; }
+void weight_to_fp8(const Half*, std::int64_t, std::int64_t, const Fp8Matrix&, Context&) {}
+void rows_to_fp8(const Half*, std::int64_t, std::int64_t, const Fp8Matrix&, Context&) {}
+int  run_fp8_gemm(const Operation*, int, const Fp8Matrix&, const Plan&, Context&) { return 0; }
 
 } // namespace quire::cuda

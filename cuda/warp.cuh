@@ -79,6 +79,18 @@ __device__ inline float cta_sum(float v, float* sums) {
     return warp_sum(int(threadIdx.x) % 32 < Team::size() / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
+// The largest of all threads of a CTA, NaN if one of them is; `most`: 32 floats of shared memory.
+__device__ inline float cta_max_or_nan(float v, float* most) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) v = max_or_nan(v, __shfl_xor_sync(~0u, v, step));
+    __syncthreads(); // the last use of `most` is over
+    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = most[0];
+    for (unsigned w = 1; w < blockDim.x / 32; w++) v = max_or_nan(v, most[w]);
+    return v;
+}
+
 // Sub-block j (32 weights) of a Q4_K superblock: value = d * scale * q - dmin * min. 12 bytes hold eight pairs of 6 bits.
 __device__ inline void q4_k_scale(const unsigned char* scales, int j, int& scale, int& min) {
     if (j < 4) {

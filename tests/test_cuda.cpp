@@ -358,6 +358,49 @@ std::vector<std::vector<Token>> tokens_of(Engine& engine, const std::vector<Requ
 } // namespace
 
 // The steps of both, of several tokens and of one, are kernels with grid barriers over all SMs.
+TEST_CASE("GPU: prompts in fp8 are predicted nearly as in 16 bits", "[cuda]") {
+    if (no_gpu()) return;
+    if (!cuda::has_fp8_gemm(Gpu())) return;
+    EngineOptions o;
+    o.device                    = "cuda";
+    o.kv_blocks                 = 512;
+    const std::string file      = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
+    Engine            exact     = load(file, o);
+    o.fp8_rows                  = 2; // a decode step of one token stays in 16 bits
+    Engine               engine = load(file, o);
+    std::vector<Request> requests;
+    for (const char* text :
+         {"Hello! How are you today?", "What is the KV cache of a language model, and why is it paged?",
+          "Once upon a time there was a small block of memory that nobody wanted to have."}) {
+        Request r;
+        r.prompt               = engine.tokenizer().encode(text);
+        r.max_tokens           = 4;
+        r.ignore_end           = true;
+        r.prompt_logprobs      = 0;
+        r.sampling.temperature = 0;
+        requests.push_back(std::move(r));
+    }
+    const auto want = run(exact, requests), got = run(engine, requests);
+    // The differences beside the variance of what was expected.
+    std::vector<double> expected, seen;
+    for (std::size_t i = 0; i < requests.size(); i++)
+        for (std::size_t k = 0; k < want[i].prompt_logprobs.size(); k++) {
+            expected.push_back(double(want[i].prompt_logprobs[k].chosen.logprob));
+            seen.push_back(double(got[i].prompt_logprobs.at(k).chosen.logprob));
+        }
+    const auto n    = double(expected.size());
+    double     mean = 0, all = 0, differences = 0;
+    for (double one : expected) mean += one / n;
+    for (std::size_t k = 0; k < expected.size(); k++) {
+        all += (expected[k] - mean) * (expected[k] - mean);
+        differences += (seen[k] - expected[k]) * (seen[k] - expected[k]);
+    }
+    INFO(differences << " of " << all << ", of " << n << " tokens");
+    CHECK(n > 30);
+    CHECK(differences > 1e-6 * all); // else nothing ran in fp8
+    CHECK(differences < 0.1 * all);
+}
+
 TEST_CASE("GPU: two engines side by side, each in a thread, give the tokens that each gives alone", "[cuda]") {
     if (no_gpu()) return;
     constexpr ModelShape shapes[] = {{"one", 3, 512, 8, 2, 1280, 2048, 2048},

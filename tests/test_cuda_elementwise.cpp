@@ -52,6 +52,28 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                        layer && biased ? b.data : nullptr, 1e-5f, adds ? sums.data : nullptr, to, rows, cols, gpu);
             CHECK(relative_error(floats_of((in_place ? there : out).back(gpu)), want) < 2e-3);
         }
+    for (int cols : {16, 336, 4096, 32768, 32784}) // in e4m3: as in two steps
+        for (const auto kind : {cuda::NormKind::rms, cuda::NormKind::layer, cuda::NormKind::none}) {
+            if (!cuda::has_fp8_gemm(gpu)) break;
+            CAPTURE(cols, int(kind));
+            constexpr int                 rows = 3;
+            const auto                    n    = std::size_t(rows * cols);
+            const OnDevice<std::uint16_t> there(gpu, random_fp16(n, random)),
+                out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
+            const OnDevice<float>        w(gpu, floats_of(random_fp16(std::size_t(cols), random)));
+            const OnDevice<std::uint8_t> codes(gpu, std::vector<std::uint8_t>(n)),
+                fused(gpu, std::vector<std::uint8_t>(n));
+            const OnDevice<float> scales(gpu, std::vector<float>(rows)), fused_scales(gpu, std::vector<float>(rows));
+            const auto            run = [&](const cuda::Fp8Matrix& fp8) {
+                cuda::norm(there.data, false, {}, kind, w.data, nullptr, 1e-5f, nullptr, out.data, rows, cols, gpu, 1,
+                                      fp8);
+            };
+            run({});
+            cuda::rows_to_fp8(out.data, rows, cols, {codes.data, scales.data}, gpu);
+            run({fused.data, fused_scales.data});
+            CHECK(fused.back(gpu) == codes.back(gpu));
+            CHECK(fused_scales.back(gpu) == scales.back(gpu));
+        }
     for (auto [rows, cols] : {std::pair(1, 8), std::pair(3, 2056), std::pair(70, 24)}) {
         const auto               n    = std::size_t(rows * cols);
         const auto               x    = random_fp16(n, random);

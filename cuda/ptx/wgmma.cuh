@@ -119,6 +119,18 @@ __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b) {
                      : W16(d, 0), W16(d, 16)
                      : "l"(a), "l"(b));
 }
+// d [64 × 128] = A [64 × 32] · B [128 × 32]ᵀ in e4m3, both in shared memory, rows of 128 codes (128 bytes); d += where Add.
+template <bool Add>
+__device__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+    if constexpr (Add)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" D64 "}, %64, %65, 1, 1, 1;\n"
+                     : F64(d, 0)
+                     : "l"(a), "l"(b));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" D64 "}, %64, %65, 0, 1, 1;\n"
+                     : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48)
+                     : "l"(a), "l"(b));
+}
 // d [64 × 2 · Size] += A [64 × 16] in registers · B [16 × 2 · Size] in shared memory
 __device__ inline void wgmma_rs(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"

@@ -42,8 +42,8 @@ Result<Backends> gpu_backends(const EngineOptions& o, int n) {
     const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * n;
     for (int r = 0; r < n; r++) {
         const int                        index = o.processes.n > 1 ? (before + r) % n_gpus : r / o.ranks_per_gpu;
-        Result<std::unique_ptr<Backend>> gpu =
-            make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1});
+        Result<std::unique_ptr<Backend>> gpu   = make_cuda_backend(
+            {index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1, o.fp8_rows});
         if (!gpu && o.device != "cuda" && r == 0) break;
         if (!gpu) return std::unexpected(gpu.error());
         gpus.push_back(std::move(*gpu));
@@ -78,6 +78,9 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const 
     if (refused)
         return fail("on a GPU the KV cache is f16, q8_0 or fp8; the type ", name_of(o.kv_type),
                     " needs the CPU: --device cpu");
+    if (o.fp8_rows > 0 && (o.deterministic || !o.fusion))
+        return fail("prompts in fp8 depend on the size of a step: --prompt-precision fp8 goes without ",
+                    o.deterministic ? "--deterministic" : "--no-fusion");
     const int        n_local  = o.tensor_parallel / o.processes.n;
     Result<Backends> backends = wants_gpu(o) ? gpu_backends(o, n_local) : Backends();
     if (!backends) return std::unexpected(backends.error());
@@ -85,6 +88,8 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& o, const 
     if (o.device == "cuda" && o.kv_type != DType::F16 && o.block_size % 4 != 0)
         return fail("on a GPU a KV cache of the type ", name_of(o.kv_type),
                     " needs a --block-size that is a multiple of 4, not ", o.block_size);
+    if (o.fp8_rows > 0 && o.device == "cpu")
+        return fail("prompts in fp8 need a GPU: --prompt-precision f16 without one");
     const double usual = o.device == "cpu" ? 60 : processes ? 20 : 10;
     const auto   group = std::make_shared<RankGroup>(o.tensor_parallel, o.rank_seconds > 0 ? o.rank_seconds : usual,
                                                      o.processes.rank * n_local, n_local, processes);

@@ -28,7 +28,9 @@ constexpr std::string_view name_of(DType kv_type) {
 // "q8_0", or of two types "q8_0 (V: f16)".
 std::string name_of(KvTypes types);
 // Whether a GPU's kernels have these types. Codes need blocks of a multiple of four tokens there, so that their scales can be copied by 16 bytes.
-constexpr bool gpu_has(KvTypes types) {
+// The least tokens of a step that --prompt-precision fp8 computes in e4m3: with fewer, GEMMs in 16 bits take as long.
+inline constexpr int usual_fp8_rows = 1024;
+constexpr bool       gpu_has(KvTypes types) {
     const auto has = [](DType type) { return type == DType::F16 || has_scales(type); };
     return has(types.k) && has(types.v);
 }
@@ -76,6 +78,8 @@ struct EngineOptions {
     // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.
     MakeReservations reservations = {};
     KvTypes          kv_type      = DType::F16; // of K and V; gpu_has() says which a GPU has
+    // > 0: the GEMMs of a step of so many tokens and more are in e4m3: faster prompts, not exact. On a GPU of compute capability 9.0.
+    int fp8_rows = 0;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to
     // some 9 billion weights, else 2048; 256 on a CPU, where the activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

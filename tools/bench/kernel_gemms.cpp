@@ -144,6 +144,7 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
         bool              gated;
         const cuda::Half* x;
         cuda::Half *      out, *weight[n_layers] = {};
+        cuda::Fp8Matrix   fp8[n_layers][3] = {};
     };
     Gemm all[] = {{"q, k, v", hidden, hidden, 3, false, x, qkv},
                   {"o", hidden, hidden, 1, false, x, delta},
@@ -151,17 +152,39 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
                   {"down", hidden, ff, 1, false, wide, delta}};
     for (Gemm& p : all)
         for (auto& w : p.weight) w = fp16(p.rows * p.cols * p.n);
+    const auto bytes  = [&](std::int64_t n) { return static_cast<std::uint8_t*>(gpu.fp16(std::size_t(n) / 2)); };
+    const auto floats = [&](std::int64_t n) { return static_cast<float*>(gpu.fp16(std::size_t(n) * 2)); };
+    const cuda::Fp8Matrix x8{bytes(most * ff), floats(most)};
+    if (cuda::has_fp8_gemm(gpu.context()))
+        for (Gemm& p : all)
+            for (int layer = 0; layer < n_layers; layer++)
+                for (int i = 0; i < p.n; i++) {
+                    p.fp8[layer][i] = {bytes(p.rows * p.cols), floats(p.rows * p.cols / (128 * 128))};
+                    cuda::weight_to_fp8(p.weight[layer] + i * p.rows * p.cols, p.rows, p.cols, p.fp8[layer][i],
+                                        gpu.context());
+                }
     std::set<std::pair<std::int64_t, std::int64_t>> tuned; // N, M
     for (std::int64_t n : {256, 512, 1024, 2048}) {
-        const auto ours = [&](const Gemm& p, int layer) {
+        const auto operation = [&](const Gemm& p, int layer) {
             cuda::Operation op;
             op.kind = p.gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
             op.x = p.x, op.rows = n, op.cols = p.cols, op.n_projections = p.n;
             for (int i = 0; i < p.n; i++) {
                 op.projection[i].weight.rows = p.rows, op.projection[i].weight.cols = p.cols;
                 op.projection[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
+                op.projection[i].weight.fp8  = p.fp8[layer][i];
                 op.projection[i].out         = p.out + i * n * p.rows;
             }
+            return op;
+        };
+        const auto in_fp8 = [&](const Gemm& p, int layer) { // with the rounding of x
+            if (!cuda::has_fp8_gemm(gpu.context())) return false;
+            const cuda::Operation op = operation(p, layer);
+            cuda::rows_to_fp8(p.x, n, p.cols, x8, gpu.context());
+            return cuda::run_fp8_gemm(&op, 1, x8, {}, gpu.context()) == 1;
+        };
+        const auto ours = [&](const Gemm& p, int layer) {
+            const cuda::Operation op = operation(p, layer);
             return cuda::match_prefill_gemm(&op, 1, gpu.context()) > 0 &&
                    cuda::run_prefill_gemm(&op, 1, {}, gpu.context()) == 1;
         };
@@ -172,12 +195,16 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
             if (p.gated) cuda::activate(cuda::Activation::silu, p.out, p.out + n * p.rows, n * p.rows, gpu.context());
             return ran;
         };
-        const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
+        const auto line = [&](std::string_view kernel, const std::string& what, double weights, const auto& multiply) {
             if (!multiply(0)) return;
-            const double s = gpu.seconds([&](int i) { multiply(i % n_layers); }, n == most ? 60 : 20);
-            kernel_line(cat(kernel, " f16"), cat(n, " rows, ", what), s, weights * 2, 2 * double(n) * weights, a);
+            const bool   fp8   = kernel.ends_with("fp8"); // which has half the bytes and twice the rate
+            const double s     = gpu.seconds([&](int i) { multiply(i % n_layers); }, n == most ? 60 : 20);
+            Arguments    limit = a;
+            if (fp8) limit.tflops = 2 * (a.tflops > 0 ? a.tflops : 790);
+            kernel_line(std::string(kernel), cat(n, " rows, ", what), s, weights * (fp8 ? 1 : 2),
+                        2 * double(n) * weights, limit);
         };
-        const auto each = [&](const char* kernel, const auto& multiply) {
+        const auto each = [&](std::string_view kernel, const auto& multiply) {
             double total = 0;
             for (const Gemm& p : all) {
                 const double weights = double(p.rows * p.cols * p.n);
@@ -188,8 +215,9 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
                 return std::ranges::all_of(all, [&](const Gemm& p) { return multiply(p, layer); });
             });
         };
-        each("prefill GEMM", ours);
-        each("prefill GEMM, cuBLASLt", theirs);
+        each("prefill GEMM f16", ours);
+        each("prefill GEMM fp8", in_fp8);
+        each("prefill GEMM, cuBLASLt f16", theirs);
     }
     gpu.clear();
 }

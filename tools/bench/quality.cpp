@@ -1,4 +1,4 @@
-// bench quality: what a type of K and V, or another file of weights, changes in a model's predictions of a text.
+// bench quality: what a type of K and V, GEMMs in fp8, or another file of weights change in a model's predictions of a text.
 import quire.core.base;
 import quire.core.json;
 import quire.compute.kv_cache;
@@ -48,9 +48,11 @@ Result<void> predict(Engine& engine, std::span<const Tokens> windows,
     return {};
 }
 
-Result<Engine> load(const QualityArguments& a, const std::string& path, KvTypes types) {
+// fp8: with the GEMMs of all steps of several tokens in e4m3.
+Result<Engine> load(const QualityArguments& a, const std::string& path, KvTypes types, bool fp8 = false) {
     EngineOptions o = a.engine;
-    if (o.device == "auto") o.device = "cpu"; // which runs all types
+    if (o.device == "auto") o.device = o.fp8_rows > 0 ? "cuda" : "cpu"; // a CPU runs all types
+    o.fp8_rows      = fp8 ? 2 : 0;
     o.kv_type       = types;
     o.context       = a.window;
     o.max_sequences = 1;
@@ -115,7 +117,8 @@ int quality(const QualityArguments& a) {
     const Result<std::string> text = text_of(a.text);
     if (!text) return complain(text.error());
     const std::string& base = a.against.empty() ? a.model : a.against;
-    const KvTypes      base_type(a.reference == "f16" ? DType::F16 : DType::F32);
+    const bool         fp8  = a.engine.fp8_rows > 0; // the only difference, but for other weights
+    const KvTypes      base_type(fp8 ? a.engine.kv_type : KvTypes(a.reference == "f16" ? DType::F16 : DType::F32));
 
     std::vector<Tokens> windows;
     Predictions         expected;
@@ -143,18 +146,19 @@ int quality(const QualityArguments& a) {
     }
     Json                 rows = Json::array();
     std::vector<KvTypes> types; // all but the reference, or the one that was asked for
-    if (!a.against.empty() || a.engine.kv_type != DType::F16) types.push_back(a.engine.kv_type);
+    if (fp8 || !a.against.empty() || a.engine.kv_type != DType::F16) types.push_back(a.engine.kv_type);
     else
         for (const KvTypeName& one : kv_type_names)
             if (base_type != one.type) types.emplace_back(one.type);
     for (const KvTypes& type : types) {
-        Result<Engine> engine = load(a, a.model, type);
+        Result<Engine> engine = load(a, a.model, type, fp8);
         if (!engine) return complain(engine.error());
         if (std::size_t(engine->config().vocab_size) * expected.followed.size() != expected.logprobs.size())
             return complain({ErrorKind::input, cat(a.model, " and ", base, " have vocabularies of different sizes")});
         const Result<Difference> d = compare(*engine, windows, expected);
         if (!d) return complain(d.error());
         const std::size_t bytes = KvCache::bytes_per_token(engine->config(), type);
+        const std::string what  = cat(name_of(type), fp8 ? ", prompts in fp8" : "");
         const double      more  = d->perplexity / d->expected_perplexity - 1;
         if (!a.json && &type == &types.front())
             std::printf(
@@ -163,6 +167,7 @@ int quality(const QualityArguments& a) {
                 "| --- | --: | --: | --: | --: | --: | --: | --: |\n");
         if (a.json)
             rows.push_back(Json{{"kv_type", name_of(type)},
+                                {"prompt_precision", fp8 ? "fp8" : "f16"},
                                 {"bytes_per_token", bytes},
                                 {"mean_kld", d->mean},
                                 {"p99_kld", d->p99},
@@ -171,8 +176,8 @@ int quality(const QualityArguments& a) {
                                 {"perplexity", d->perplexity},
                                 {"reference_perplexity", d->expected_perplexity}});
         else
-            std::printf("| %s | %zu | %.2e | %.2e | %.2e | %.2f %% | %.4f | %+.3f %% |\n", name_of(type).c_str(), bytes,
-                        d->mean, d->p99, d->most, 100 * d->same_top, d->perplexity, 100 * more);
+            std::printf("| %s | %zu | %.2e | %.2e | %.2e | %.2f %% | %.4f | %+.3f %% |\n", what.c_str(), bytes, d->mean,
+                        d->p99, d->most, 100 * d->same_top, d->perplexity, 100 * more);
         std::fflush(stdout);
     }
     if (a.json) std::printf("%s\n", json_dump(rows).c_str());

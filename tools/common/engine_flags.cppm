@@ -111,6 +111,12 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
                "GPUs that share the model, or parts of the CPU's threads (short: -tp)");
     app.add_flag("--deterministic", options.deterministic,
                  "bit-identical logits on any number of GPUs and in any batch");
+    app.add_option_function<std::string>(
+           "--prompt-precision",
+           [&options](const std::string& name) { options.fp8_rows = name == "fp8" ? usual_fp8_rows : 0; },
+           "f16, or fp8: the GEMMs of prompts in 8 bits on a Hopper GPU, faster and not exact")
+        ->check(CLI::IsMember({"f16", "fp8"}))
+        ->default_str("f16");
     app.add_option("--tune", options.tune,
                    "on or off: on a CPU, measure at the first start how weights are best prefetched")
         ->capture_default_str();

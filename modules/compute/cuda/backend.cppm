@@ -33,6 +33,8 @@ struct CudaOptions {
     bool   deterministic      = false; // the same bits in any batch and with any chunking, at the price of slow prompts
     bool   fusion             = true;  // false: every operation runs in its plain kernel, for comparison
     bool   shares_device      = false; // with other ranks of the model
+    // > 0: the GEMMs of steps with so many tokens and more are in e4m3.
+    int fp8_rows = 0;
 };
 
 // Error: no such device, and why.
@@ -80,7 +82,7 @@ public:
 
     std::string describe() const override {
         return cat(info_.name, ", compute ", info_.major, ".", info_.minor, ", ", info_.total >> 30, " GiB",
-                   options_.deterministic ? ", deterministic" : "");
+                   options_.deterministic ? ", deterministic" : "", options_.fp8_rows > 0 ? ", prompts in fp8" : "");
     }
     std::string numerics() const override { return describe(); }
 
@@ -161,12 +163,16 @@ private:
             tables = std::max(tables, lowered_[std::size_t(i)].tables);
         return step_.plan(tables);
     }
-    void                            run_gemm_and_next(std::size_t first);
-    StepKind                        kind_of_step() const;
+    void     run_gemm_and_next(std::size_t first);
+    StepKind kind_of_step() const;
+    int      least_prefill_rows() const {
+        return options_.fp8_rows > 0 ? std::min(options_.fp8_rows, min_prefill_rows) : min_prefill_rows;
+    }
     const std::vector<FusionGroup>& groups_of(StepKind kind) const;
     // An operation in its plain kernel.
     void execute(const Embed& embed, const LoweredOperation& op);
-    void execute(const Norm& norm, const LoweredOperation& op);
+    void execute(const Norm& norm, const LoweredOperation& op) { run_norm(norm, op, op.device.rows, {}); }
+    void run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows, const cuda::Fp8Matrix& fp8);
     void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const GatedGemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const quire::Gate&, const LoweredOperation& op);
@@ -206,7 +212,10 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
     const char*      why = cuda::open_device(options.device, info);
     cuda::Context*   gpu = why == nullptr ? cuda::create_context(options.device, why) : nullptr;
     if (gpu == nullptr) return fail_with(ErrorKind::system, "no GPU to run on: ", why);
-    return std::make_unique<CudaBackend>(options, info, gpu);
+    auto backend = std::make_unique<CudaBackend>(options, info, gpu);
+    if (options.fp8_rows > 0 && !cuda::has_fp8_gemm(*gpu))
+        return fail("prompts in fp8 need a GPU of compute capability 9.0, not ", info.major, ".", info.minor);
+    return backend;
 }
 
 // -- memory
@@ -302,6 +311,8 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     // Between ranks attn_output stands alone, and its GEMM is the library's.
     gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
+    if (options_.fp8_rows > 0 && !gemm_.make_fp8(limits_.max_tokens, limits_.rank_vocab, memory_))
+        return fail_with(ErrorKind::system, "the GPU has no memory left for the weights in fp8");
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
 }
@@ -350,9 +361,10 @@ void CudaBackend::run(const StepPlan& plan) {
 StepKind CudaBackend::kind_of_step() const {
     const int rows = step_.shape().tokens;
     if (rows == 1) return StepKind::one_token;
+    if (rows >= least_prefill_rows()) return StepKind::many_rows;
     if (rows <= cuda::max_layer_kernel_rows) return StepKind::few_rows;
     if (rows <= cuda::max_quantised_layer_rows) return StepKind::some_rows;
-    return rows < min_prefill_rows ? StepKind::more_rows : StepKind::many_rows;
+    return StepKind::more_rows;
 }
 
 const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
@@ -383,6 +395,10 @@ void CudaBackend::run_group(const FusionGroup& group) {
         if (ran > 0) return;
     }
     if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, plan_of(group))) return;
+    if (group.kernel == FusedKernel::norm_in_fp8) {
+        run_norm(std::get<Norm>(program_->operations[first]), lowered_[first], ops[0].rows, gemm_.fp8_x());
+        return gemm_.run_fp8(ops.subspan(1), plan_of(group));
+    }
     if (group.kernel == FusedKernel::bias_in_next) return run_gemm_and_next(first);
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
@@ -431,6 +447,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
+    if (options_.fp8_rows > 0) join_norms(many_rows_, program, lowered_, GemmDispatch::in_fp8);
     for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &some_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
     // Argmax comes after the megakernel, which runs no operation that only plain kernels know.
@@ -515,10 +532,12 @@ void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
                 op.device.rows, *gpu_);
 }
 
-void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
+// fp8: where the result goes in e4m3, or null.
+void CudaBackend::run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows,
+                           const cuda::Fp8Matrix& fp8) {
     const cuda::Operation& o = op.device;
     cuda::norm(o.x, o.x_is_float, op.x_bias, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
-               static_cast<Half*>(o.out), o.rows, o.cols, *gpu_, op.norm_weights);
+               static_cast<Half*>(o.out), rows, o.cols, *gpu_, op.norm_weights, fp8);
 }
 
 void CudaBackend::execute(const quire::Gate&, const LoweredOperation& op) {

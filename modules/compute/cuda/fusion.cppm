@@ -52,6 +52,7 @@ enum class FusedKernel : std::uint8_t {
     prefill_gemm,      // a GEMM with SwiGLU, or with RoPE and KV store, as its epilogue
     decode_megakernel, // persistent: the whole program but Argmax
     bias_in_next,      // a GEMM, and the operation that adds its biases where the library's kernel does not
+    norm_in_fp8,       // a norm that makes e4m3 of its result, and the prefill_gemm that reads it
 };
 
 // Operations [first, first + n) in one launch.
@@ -76,6 +77,11 @@ std::vector<FusionGroup> fuse(std::span<const LoweredOperation> operations, Fuse
 void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
                     std::span<const LoweredOperation> operations);
 
+// Joins a norm and the prefill GEMM after it where no other operation reads the norm's result and `in_fp8` says of the GEMM that it multiplies
+// in e4m3.
+void join_norms(std::vector<FusionGroup>& groups, const Program& program, std::span<const LoweredOperation> operations,
+                const std::function<bool(const cuda::Operation&)>& in_fp8);
+
 // "layer kernel" ...
 std::string_view name_of(FusedKernel kernel);
 
@@ -86,8 +92,8 @@ module :private;
 namespace quire {
 
 std::string_view name_of(FusedKernel kernel) {
-    constexpr std::array<std::string_view, 5> names{"", "layer kernel", "prefill GEMM", "decode megakernel",
-                                                    "GEMM, bias in next"};
+    constexpr std::array<std::string_view, 6> names{
+        "", "layer kernel", "prefill GEMM", "decode megakernel", "GEMM, bias in next", "norm and GEMM in fp8"};
     return names[std::size_t(kernel)];
 }
 
@@ -160,6 +166,24 @@ void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
             continue;
         joined.back() = {FusedKernel::bias_in_next, int(i), 2};
         g++;
+    }
+    groups = std::move(joined);
+}
+
+void join_norms(std::vector<FusionGroup>& groups, const Program& program, std::span<const LoweredOperation> operations,
+                const std::function<bool(const cuda::Operation&)>& in_fp8) {
+    std::vector<FusionGroup> joined;
+    for (const FusionGroup& group : groups) {
+        const auto  i    = std::size_t(group.first);
+        const auto* norm = joined.empty() || joined.back().n > 1 || joined.back().kernel != FusedKernel::none
+                               ? nullptr
+                               : std::get_if<Norm>(&program.operations[i - 1]);
+        if (group.kernel == FusedKernel::prefill_gemm && norm && in_fp8(operations[i].device) &&
+            operations[i].device.x == operations[i - 1].device.out &&
+            operations[i].device.cols == operations[i - 1].device.cols && // a norm of whole rows
+            is_read_no_more(program, i + 1, norm->out))
+            joined.back() = {FusedKernel::norm_in_fp8, int(i) - 1, group.n + 1};
+        else joined.push_back(group);
     }
     groups = std::move(joined);
 }

@@ -7,6 +7,7 @@ module;
 export module quire.compute.cuda.gemm_dispatch;
 
 import quire.compute.cuda.fusion;
+import quire.compute.cuda.weights;
 import quire.core.base;
 
 export namespace quire {
@@ -18,11 +19,14 @@ public:
           has_cublaslt_(!deterministic && cuda::open_cublaslt(gpu) == nullptr) {}
 
     // A weight of GEMMs, in the order of the file; it stays where it is.
-    void        add(const cuda::Weight& weight);
+    void        add(cuda::Weight& weight);
     int         n_weights() const { return int(weights_.size()); }
     std::size_t workspace_bytes() const { return std::size_t(dequantized_size_) * sizeof(cuda::Half); }
     void        set_workspace(void* memory) { dequantized_ = static_cast<cuda::Half*>(memory); }
 
+    // After the workspace: gives the weights but those of `vocab_size` rows their copies in e4m3, with which run_prefill() multiplies from then
+    // on. False: there is no memory for it.
+    bool make_fp8(int max_tokens, int vocab_size, DeviceMemory& memory);
     // Has the library's algorithms tried for the GEMMs that it will be asked for: those of each shape, and of neighbours of
     // one shape together. max_tokens, max_logit_rows: of a step; vocab_size: the rows of the output matrix.
     void tune(int max_tokens, int max_logit_rows, int vocab_size, bool has_layer_kernel);
@@ -32,8 +36,13 @@ public:
     // A gemm. Whether its results lack their biases: those of the library's kernels do.
     bool run_without_biases(const cuda::Operation& op) { return gemm(op, false); }
     void run(const cuda::HeadGemm& op, std::int64_t n_tokens);
-    // Operations that the prefill GEMM matches, their weights dequantised first. False: no room for these weights.
+    // Operations that the prefill GEMM matches: in e4m3 after make_fp8(), else their weights dequantised first. False: no room for these
+    // weights.
     bool run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
+    // Of run_prefill(): whether this GEMM is in e4m3; the room for its x; and its second half, when x stands there.
+    static bool            in_fp8(const cuda::Operation& op);
+    const cuda::Fp8Matrix& fp8_x() const { return fp8_x_; }
+    void                   run_fp8(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
     // "GEMV to 4, skinny GEMM to 7, cuBLASLt": the last M of each kernel, up to most.
     std::string explain(const cuda::Operation& op, int least, int most) const;
 
@@ -49,11 +58,19 @@ private:
     void        gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m);
     bool        cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections, bool biases);
 
-    cuda::Context&                   gpu_;
-    bool                             deterministic_, has_cublaslt_;
-    std::vector<const cuda::Weight*> weights_;
-    Half*                            dequantized_      = nullptr;
-    std::int64_t                     dequantized_size_ = 0; // elements: the largest quantised weight
+    // The weight in fp16; a quantised one in the workspace.
+    const Half* in_fp16(const cuda::Weight& weight) {
+        if (is_fp16(weight)) return static_cast<const Half*>(weight.data);
+        cuda::dequantize(weight, dequantized_, gpu_);
+        return dequantized_;
+    }
+
+    cuda::Context&             gpu_;
+    bool                       deterministic_, has_cublaslt_;
+    std::vector<cuda::Weight*> weights_;
+    Half*                      dequantized_      = nullptr;
+    std::int64_t               dequantized_size_ = 0; // elements: the largest quantised weight
+    cuda::Fp8Matrix            fp8_x_{};              // room for the x of a step
 };
 
 } // namespace quire
@@ -62,9 +79,25 @@ module :private;
 
 namespace quire {
 
-void GemmDispatch::add(const cuda::Weight& w) {
+void GemmDispatch::add(cuda::Weight& w) {
     if (is_quantised(w)) dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
     if (cuda::is_regular(w)) weights_.push_back(&w);
+}
+
+bool GemmDispatch::make_fp8(int max_tokens, int vocab_size, DeviceMemory& memory) {
+    const auto   take      = [&](std::int64_t bytes) { return memory.take(std::size_t(bytes)); };
+    const auto   blocks    = [](std::int64_t n) { return (n + cuda::fp8_block - 1) / cuda::fp8_block; };
+    std::int64_t most_cols = 0;
+    for (cuda::Weight* const w : weights_) {
+        if (w->rows == vocab_size || w->rows == 1 || !cuda::can_be_fp8(w->rows, w->cols)) continue;
+        w->fp8.codes  = static_cast<std::uint8_t*>(take(w->rows * w->cols));
+        w->fp8.scales = static_cast<float*>(take(blocks(w->rows) * blocks(w->cols) * 4));
+        if (!w->fp8.codes || !w->fp8.scales) return false;
+        cuda::weight_to_fp8(in_fp16(*w), w->rows, w->cols, w->fp8, gpu_);
+        most_cols = std::max(most_cols, w->cols);
+    }
+    fp8_x_ = {static_cast<std::uint8_t*>(take(most_cols * max_tokens)), static_cast<float*>(take(max_tokens * 4))};
+    return fp8_x_.codes && fp8_x_.scales;
 }
 
 void GemmDispatch::tune(int max_tokens, int max_logit_rows, int vocab_size, bool has_layer_kernel) {
@@ -72,12 +105,8 @@ void GemmDispatch::tune(int max_tokens, int max_logit_rows, int vocab_size, bool
     std::set<std::array<std::int64_t, 3>> done; // N, K, matrices
     const auto                            tune = [&](const cuda::Weight& w, int count, std::int64_t stride) {
         if (!done.insert({w.rows, w.cols, count}).second) return;
-        const bool  logits = w.rows == vocab_size;
-        const Half* values = static_cast<const Half*>(w.data);
-        if (!is_fp16(w)) {
-            cuda::dequantize(w, dequantized_, gpu_);
-            values = dequantized_;
-        }
+        const bool        logits = w.rows == vocab_size;
+        const Half* const values = in_fp16(w);
         // Fewer rows, and many, have kernels of our own.
         cuda::Operation op;
         op.kind          = cuda::Operation::gemm;
@@ -128,7 +157,22 @@ void GemmDispatch::run(const cuda::HeadGemm& op, std::int64_t n_tokens) {
     cuda::head_gemm(in_fp16, n_tokens, gpu_);
 }
 
+bool GemmDispatch::in_fp8(const cuda::Operation& op) {
+    return std::ranges::all_of(std::span(op.projection).first(std::size_t(op.n_projections)),
+                               [](const cuda::Projection& p) { return p.weight.fp8.codes != nullptr; });
+}
+
+void GemmDispatch::run_fp8(std::span<const cuda::Operation> ops, const cuda::Plan& plan) {
+    const int ran = cuda::run_fp8_gemm(ops.data(), int(ops.size()), fp8_x_, plan, gpu_);
+    check(ran == int(ops.size()), "an fp8 GEMM that ran other operations than it matched");
+}
+
 bool GemmDispatch::run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan) {
+    if (const cuda::Operation& op = ops[0]; in_fp8(op)) {
+        cuda::rows_to_fp8(static_cast<const Half*>(op.x), op.rows, op.cols, fp8_x_, gpu_);
+        run_fp8(ops, plan);
+        return true;
+    }
     std::array<cuda::Operation, 2> in_fp16;
     check(ops.size() <= in_fp16.size(), "more operations than a prefill GEMM runs");
     std::ranges::copy(ops, in_fp16.begin());
@@ -226,12 +270,8 @@ bool GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Pro
             weight_stride = apart;
             out_stride    = out_apart;
         }
-        const Half* values = static_cast<const Half*>(p.weight.data);
-        if (!is_fp16(p.weight)) {
-            cuda::dequantize(p.weight, dequantized_, gpu_);
-            values = dequantized_;
-        }
-        const std::span<const cuda::Projection> some = projections.subspan(i, count);
+        const Half* const                       values = in_fp16(p.weight);
+        const std::span<const cuda::Projection> some   = projections.subspan(i, count);
         if (!cuda::cublaslt_gemm(
                 x, op.rows, values,
                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride, p.scale}, p.out,

@@ -50,6 +50,7 @@ public:
     void end();
 
     const cuda::Weight& of(const WeightHandle& weight) const { return weights_[std::size_t(weight.number)]; }
+    cuda::Weight&       of(const WeightHandle& weight) { return weights_[std::size_t(weight.number)]; }
     // A vector; null for an empty handle.
     const float* vector(const WeightHandle& weight) const {
         return weight ? static_cast<const float*>(of(weight).data) : nullptr;
