@@ -29,7 +29,7 @@ int make_model(const Arguments& a) {
                 std::fprintf(stderr, "\r%3d %%", percent);
             }
         },
-        a.vocabulary);
+        a.vocabulary, a.counts);
     std::fprintf(stderr, "\n");
     return ok ? 0 : complain(ok.error());
 }

@@ -4,6 +4,7 @@ export module quire.tools.bench.random_model;
 import quire.core.base;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
+import quire.model_file.quants;
 
 export namespace quire {
 
@@ -31,10 +32,12 @@ std::string                 shape_names(); // "tiny, llama-1b, ..."
 
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: experts, all other matrices
 // Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if Q8_0's blocks do
-// not divide them either. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
+// not divide them either. `counts`: an embedding in F16 that outweighs the layers, so that after token t the most likely one is t + 1, and an
+// answer does not depend on rounding; for shapes with an output matrix. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
 // another type, a file without a vocabulary, or a path that cannot be written.
 Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
-                                const std::function<void(double)>& progress = {}, const std::string& vocabulary = {});
+                                const std::function<void(double)>& progress = {}, const std::string& vocabulary = {},
+                                bool counts = false);
 
 } // namespace quire
 
@@ -179,11 +182,14 @@ std::string shape_names() {
 }
 
 Result<void> write_random_model(const std::string& path, ModelShape s, DType type,
-                                const std::function<void(double)>& progress, const std::string& vocabulary) {
+                                const std::function<void(double)>& progress, const std::string& vocabulary,
+                                bool counts) {
     constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q8_0,
                                DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::MXFP4};
     if (std::ranges::find(known, type) == std::end(known))
         return fail("a random model of type ", dtype_info(type).name, " cannot be made");
+    if (counts && (s.family == "opt" || s.family == "gemma4"))
+        return fail("the shape ", s.name, " has no output matrix, and cannot count");
     GgufWriter w;
     if (vocabulary.empty()) {
         add_vocabulary(w, s.vocab_size);
@@ -255,13 +261,21 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     // A stretch of random blocks of each type that is used; tensors are cut out of its repetition.
     std::map<DType, std::vector<std::byte>> patterns;
     std::uint64_t                           total = 0, done = 0, n_written = 0;
-    const auto stack = [&](const std::string& name, int n, int rows, int cols, bool router = false) {
-        DType mine = router ? DType::F32 : type == DType::MXFP4 && n == 1 ? DType::Q8_0 : type;
+    const auto                              type_of = [&](int n, int cols) { // of a stack of n matrices
+        DType mine = type == DType::MXFP4 && n == 1 ? DType::Q8_0 : type;
         for (DType other : {DType::Q8_0, DType::F16})
             if (cols % dtype_info(mine).items != 0) mine = other;
-        std::vector<std::byte>& pattern = patterns[mine];
-        if (pattern.empty()) pattern = random_blocks(mine);
-        const std::uint64_t bytes = row_bytes(mine, cols) * std::uint64_t(rows) * std::uint64_t(n);
+        return mine;
+    };
+    const auto pattern_of = [&](DType of) -> const std::vector<std::byte>& {
+        std::vector<std::byte>& pattern = patterns[of];
+        if (pattern.empty()) pattern = random_blocks(of);
+        return pattern;
+    };
+    const auto stack = [&](const std::string& name, int n, int rows, int cols, bool router = false) {
+        const DType                   mine    = router ? DType::F32 : type_of(n, cols);
+        const std::vector<std::byte>& pattern = pattern_of(mine);
+        const std::uint64_t           bytes   = row_bytes(mine, cols) * std::uint64_t(rows) * std::uint64_t(n);
         // Each tensor begins elsewhere in the pattern.
         const std::uint64_t skip = (n_written++ * 7919) % (pattern.size() / std::size_t(dtype_info(mine).bytes)) *
                                    std::uint64_t(dtype_info(mine).bytes);
@@ -294,12 +308,39 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         w.add_tensor(name, DType::F32, std::move(dims),
                      std::as_bytes(std::span(zeros).first(std::size_t(n) * std::size_t(of))));
     };
-    matrix("token_embd.weight", s.vocab_size, s.hidden_size);
+    if (counts) { // the embedding of token t is row t + 1 of the output matrix, which begins where its pattern does
+        matrix("output.weight", s.vocab_size, s.hidden_size);
+        const DType mine = type_of(1, s.hidden_size);
+        total += std::uint64_t(s.vocab_size) * std::uint64_t(s.hidden_size) * 2;
+        w.add_tensor("token_embd.weight", DType::F16, {s.hidden_size, s.vocab_size},
+                     [&, mine, now = std::int64_t(-1), row = std::vector<std::byte>(row_bytes(mine, s.hidden_size)),
+                      values = std::vector<float>(std::size_t(s.hidden_size))](std::span<std::byte> piece,
+                                                                               std::uint64_t        offset) mutable {
+                         constexpr float               outweighs = 20000; // the sum of what the layers add
+                         const std::vector<std::byte>& pattern   = pattern_of(mine);
+                         for (std::size_t at = 0; at < piece.size(); at += 2) {
+                             const std::uint64_t i = (offset + at) / 2, n = std::uint64_t(s.hidden_size);
+                             const auto          next = std::int64_t((i / n + 1) % std::uint64_t(s.vocab_size));
+                             if (now != next) {
+                                 now = next;
+                                 for (std::size_t b = 0; b < row.size(); b++)
+                                     row[b] = pattern[(std::size_t(next) * row.size() + b) % pattern.size()];
+                                 dequantize(mine, row.data(), values.data(), s.hidden_size);
+                             }
+                             const std::uint16_t h = f32_to_f16(values[std::size_t(i % n)] * outweighs);
+                             std::memcpy(piece.data() + at, &h, 2);
+                         }
+                         done += piece.size();
+                     });
+    } else {
+        matrix("token_embd.weight", s.vocab_size, s.hidden_size);
+    }
     vector(conv_only ? "token_embd_norm.weight" : "output_norm.weight", s.hidden_size);
     if (opt) { // positions are learned, and the head is the embedding
         bias("output_norm.bias", s.hidden_size);
         matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
-    } else if (!gemma4) matrix("output.weight", s.vocab_size, s.hidden_size); // Gemma's head is the embedding
+    } else if (!gemma4 && !counts)
+        matrix("output.weight", s.vocab_size, s.hidden_size); // Gemma's head is the embedding
     for (int i = 0; i < s.n_layers; i++) {
         const auto name   = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
         const auto biased = [&](const char* part) { return cat("blk.", i, ".", part, ".bias"); };
