@@ -154,33 +154,36 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
     if (how == Guesses::mixed) CHECK((stats.accepted_tokens > 0 && stats.accepted_tokens < stats.draft_tokens));
 }
 
-TEST_CASE("GPU, deterministic: draft tokens change no token of the most likely ones", "[cuda]") {
+TEST_CASE("GPU, deterministic: draft tokens change no token, no log-probability and no finish reason", "[cuda]") {
     if (no_gpu()) return;
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
+    const auto     number = *compile_constraint(spec);
     for (const char* file : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
                              "qwen3moe-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf"})
         for (const Guesses how : {Guesses::right, Guesses::mixed, Guesses::wrong}) {
             CAPTURE(file, int(how));
             EngineOptions o;
-            o.device        = "cuda";
-            o.deterministic = true;
-            o.kv_blocks     = 400;
-            o.context       = 400;
-            std::vector<Task> tasks;
-            for (int i = 0; i < 8; i++) {
-                Request r           = greedy(prompt_of(9 + 40 * i, i), 24);
-                r.sampling.logprobs = -1;
-                tasks.push_back({.request = r, .submit_at = i});
-            }
+            o.device                   = "cuda";
+            o.deterministic            = true;
+            o.kv_blocks                = 400;
+            o.context                  = 400;
             auto                 texts = std::make_shared<std::vector<std::vector<Token>>>();
+            std::vector<Task>    tasks;
             std::vector<Answers> expected;
             {
                 Engine plain = load(model(file), o);
-                expected     = run_all(plain, tasks);
-                for (std::size_t i = 0; i < tasks.size(); i++) {
-                    std::vector<Token>& text   = texts->emplace_back(tasks[i].request.prompt);
-                    const auto&         tokens = expected[i].by_index.at(0).tokens;
-                    text.insert(text.end(), tokens.begin(), tokens.end());
+                tasks        = many_requests(plain, number);
+                for (int i = 0; i < 8; i++) {
+                    Request r           = greedy(prompt_of(9 + 40 * i, i), 24);
+                    r.sampling.logprobs = -1;
+                    tasks.push_back({.request = r, .submit_at = i});
                 }
+                expected = run_all(plain, tasks);
+                for (std::size_t i = 0; i < tasks.size(); i++)
+                    for (const auto& [index, answer] : expected[i].by_index) {
+                        std::vector<Token>& text = texts->emplace_back(tasks[i].request.prompt);
+                        text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+                    }
             }
             o.drafts      = {.on = true, .most = 5, .always = true, .guesser = [&](const Request&) {
                             return KnownTexts(texts, how, 0);

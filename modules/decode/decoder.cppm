@@ -97,7 +97,7 @@ Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_
 void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
     rows_.clear_tasks(limits.tasks > 0 ? plan.logit_rows.size() : 0);
     masks_.make(items, limits, plan.sampling);
-    if (limits.tasks > 0) sampling_.plan(items, limits, masks_, plan.sampling);
+    sampling_.plan(items, limits, masks_, plan.sampling);
 }
 
 void Decoder::resume(std::vector<Output>& out) {
@@ -297,6 +297,7 @@ void Decoder::sample_next(const Scheduled& item, std::vector<Output>& out) {
     for (int right = 0;;) {
         const int row = item.next_row() + right;
         if (right > 0) {
+            if (!sampling_.has_result(item, row)) break;
             if (s.constraint && !constrain(item, row)) break;
             scheduler_.accept(item, right);
         }

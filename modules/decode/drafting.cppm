@@ -10,11 +10,13 @@ import quire.schedule.scheduler;
 export namespace quire {
 
 struct DraftOptions {
-    bool on        = false;
-    int  most      = 7;     // draft tokens of a sequence in a step, 1..most_drafts
-    int  least     = 1;     // fewer do not run
-    bool always    = false; // as many as there are, whether they pay or not: for tests
-    bool best_only = false; // for requests alone that take the most likely token
+    bool on     = false;
+    int  most   = 7;     // draft tokens of a sequence in a step, 1..most_drafts
+    int  least  = 1;     // fewer do not run
+    bool always = false; // as many as there are, whether they pay or not: for tests
+    // The device samples: it draws the tokens behind draft tokens before those are known to be right, so requests with a state that moves from
+    // token to token run without: constraints, forced ends of reasoning, mirostat.
+    bool device_samples = false;
     // Guesses come from the sequence's own text: what followed the last tokens where they occurred before. So many tokens have to be alike.
     NgramRange ngram = {};
     // Makes the guesser of a request in place of this; for tests and measurements.
@@ -132,7 +134,8 @@ void Drafting::guess(const SequenceGroup& group, Sequence& s, int context) {
     s.guess.clear();
     s.n_drafts = 0;
     if (!group.prompt_done || !r.generates() || r.width() > 1 || r.beam_width > 0 || s.waits) return;
-    if (options_.best_only && (!is_plain_greedy(r.sampling) || r.sampling.logprobs >= 0 || r.constraint)) return;
+    const SamplingParams& p = r.sampling;
+    if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return;
     const int most =
         std::min({options_.most, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
     if (most < options_.least || most < 1) return;

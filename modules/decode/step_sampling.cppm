@@ -27,9 +27,12 @@ public:
     StepSampling(Sampler& sampler, StepRows& rows, std::span<const Token> end_tokens)
         : sampler_(sampler), rows_(rows), end_tokens_(end_tokens) {}
 
-    // Before the step: lists the tasks for a device that samples. The host samples the rows beyond the device's limits.
+    // Before the step: lists the tasks for a device that samples; with limits of 0 none does. The host samples the rows beyond the device's limits.
     void plan(std::span<const Scheduled> items, const SamplingLimits& limits, const StepMasks& masks,
               SamplingPlan& plan);
+    // After the step: whether the row behind a draft token gives what a step of its own would. Not where the device samples and had no room
+    // for the row's task: the host's last bits differ.
+    bool has_result(const Scheduled& item, int row) const;
     // After the step: the next token of the answer `stream`, from row `row` of an item, which belongs to the last token of its sequence; of
     // several draws of its task the one with the number `draw`.
     NextToken next(const Scheduled& item, int row, int stream, int draw);
@@ -42,7 +45,8 @@ private:
     Sampler&               sampler_;
     StepRows&              rows_;
     std::span<const Token> end_tokens_;
-    std::vector<Token>     banned_; // scratch
+    bool                   device_samples_ = false; // in this step
+    std::vector<Token>     banned_;                 // scratch
 };
 
 } // namespace quire
@@ -73,7 +77,9 @@ std::span<const Token> StepSampling::banned(const SequenceGroup& group, const Se
 
 void StepSampling::plan(std::span<const Scheduled> items, const SamplingLimits& limits, const StepMasks& masks,
                         SamplingPlan& sampling) {
-    int n_results = 0;
+    int n_results   = 0;
+    device_samples_ = limits.tasks > 0;
+    if (!device_samples_) return;
     // A task that exceeds the limits is left out.
     const auto add = [&](SamplingTask task) {
         task.first_result = n_results;
@@ -108,19 +114,29 @@ void StepSampling::plan(std::span<const Scheduled> items, const SamplingLimits& 
                 add(task);
             }
         if (!is_sampled(item)) continue;
-        const std::span<const Token> never = banned(group, sequence);
-        if (takes_best(r) && never.empty() && !forced_token(sequence)) continue;
-        SamplingTask task = task_of(item.first_logit_row + item.next_row());
-        task.first_mask   = masks.in_plan(i);
-        if (sequence.constraint && task.first_mask < 0)
-            continue; // the host samples, or the mask's error ends the request
-        task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
-        task.logprobs = p.logprobs >= 0 || withheld(r);
-        if (r.beam_width == 0 &&
-            !add_drawing(item, never, task.first_mask < 0 ? std::span<const std::uint64_t>() : masks.bits(i), task,
-                         sampling))
-            continue;
-        add(task);
+        // Adds the draw of the next token from the row `right` behind that of the last known token.
+        const auto add_row = [&](int right) {
+            const std::span<const Token> never = banned(group, sequence);
+            if (takes_best(r) && never.empty() && !forced_token(sequence)) return;
+            SamplingTask task = task_of(item.first_logit_row + item.next_row() + right);
+            task.first_mask   = masks.in_plan(i);
+            if (sequence.constraint && task.first_mask < 0)
+                return; // the host samples, or the mask's error ends the request
+            task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
+            task.logprobs = p.logprobs >= 0 || withheld(r);
+            if (r.beam_width > 0 ||
+                add_drawing(item, never, task.first_mask < 0 ? std::span<const std::uint64_t>() : masks.bits(i), task,
+                            sampling))
+                add(task);
+        };
+        add_row(0);
+        // Behind a draft token: as if it were known. A state that only a known token moves on has no draft tokens (Drafting).
+        std::vector<Token>& tokens = item.sequence->tokens;
+        for (int right = 1; right <= item.n_drafts; right++) {
+            tokens.push_back(sequence.guess[std::size_t(right) - 1]);
+            add_row(right);
+        }
+        tokens.resize(tokens.size() - std::size_t(item.n_drafts));
     }
 }
 
@@ -161,6 +177,10 @@ bool StepSampling::add_drawing(const Scheduled& item, std::span<const Token> nev
     }
     sampler_.list_edits(p, sequence.tokens, group.n_generated_left(sequence), never, plan.edits);
     return true;
+}
+
+bool StepSampling::has_result(const Scheduled& item, int row) const {
+    return !device_samples_ || !rows_.sampled(item, row).empty() || takes_best(item.group->request);
 }
 
 // The next token of one answer: the device's best token, a token that the device sampled, or a token from the row on the host.

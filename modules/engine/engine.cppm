@@ -281,8 +281,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         make ? make(o, *config) : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
     if (!executor) return std::unexpected(executor.error());
     if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
-    o.drafts.best_only =
-        o.device == "cuda"; // a GPU samples for the first row alone, with other last bits than the host
+    o.drafts.device_samples = o.device == "cuda";
     if (!o.pipeline) o.pipeline = o.device == "cuda";
     if (o.fast_forward < 0) // a deterministic request does not depend on how many others there are
         o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
