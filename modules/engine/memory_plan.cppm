@@ -99,11 +99,12 @@ Result<std::uint64_t> MemoryPlan::agree(std::uint64_t mine) const {
 }
 
 Result<void> MemoryPlan::check_asked() {
-    // A model without K and V has blocks for its states alone.
+    // A model without K and V has blocks for its states alone. A step with draft tokens keeps the state before it, too.
     const auto per_entry = std::size_t(std::max(o_.layout.blocks_per_entry(), 1)),
-               states    = std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences),
-               kv_asked  = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + states : 0;
-    swap_asked_          = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
+               states =
+                   std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences) * (o_.drafts.on ? 2 : 1),
+               kv_asked = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + states : 0;
+    swap_asked_         = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
     if (auto ok = check_room(kv_asked > 0 ? kv_asked : blocks_for(o_.context)); !ok) return ok;
     if (swap_asked_ > std::size_t(most_positions))
         return fail_with(ErrorKind::limit, swap_asked_, " swap blocks are more than there can be");

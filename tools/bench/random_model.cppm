@@ -106,11 +106,11 @@ std::vector<ScaleAt> scales_of(DType type) {
     }
 }
 
-// A stretch of random blocks; tensors are cut out of its repetition. Its length is odd in blocks, so that no two rows of a
-// matrix are alike.
+// A stretch of random blocks; tensors are cut out of its repetition. Its length in blocks is odd and more than most vocabularies, so that no
+// two rows of a matrix are alike.
 std::vector<std::byte> random_blocks(DType type) {
     const DTypeInfo&       info = dtype_info(type);
-    const std::size_t      n    = ((std::size_t(8) << 20) / std::size_t(info.bytes)) | 1;
+    const std::size_t      n    = std::max((std::size_t(8) << 20) / std::size_t(info.bytes), std::size_t(1) << 18) | 1;
     std::vector<std::byte> out(n * std::size_t(info.bytes));
     std::mt19937_64        random(20261121);
     const auto             scales = scales_of(type);
