@@ -31,7 +31,7 @@ def a_question_is_answered_and_another_turn_follows(browser, server):
     check("cached" in page.run(NOTE), "nothing of the first turn was found in the cache:", page.run(NOTE))
     # The talk outlives the page, until a new one begins.
     page.go(server.url + "/")
-    check(page.run(TURNS) == 4, "the talk is gone")
+    page.until(TURNS + " === 4")
     page.click(".new")
     check(page.run(TURNS) == 0 and page.run("document.activeElement.tagName") == "TEXTAREA", "no new chat")
     clean(page, server, "the chat")
@@ -60,13 +60,17 @@ def stop_it(page, server):
         end = time.monotonic() + 30
         while server.metric('vllm:request_success_total{finished_reason="abort"}') == before:
             check(time.monotonic() < end, "the server went on")
-    # New chat stops, too, and nothing of the old answer comes back.
+    # The answer of an old chat comes while a new one is on the page, and is not shown there.
     page.type("Tell me a story.")
     page.press("Enter")
     page.until(f"{BUSY} && {LAST}.length > 20")
     page.click(".new")
     page.until("document.querySelector('.send').textContent === 'Send'")
-    check(page.run(TURNS) == 0, "the old answer is still there")
+    check(page.run(TURNS) == 0 and page.run("document.querySelectorAll('.chats .dot').length") == 1, "the old answer is still there")
+    page.click(".chats .open")
+    page.until(BUSY)
+    page.press("Escape")
+    settle(page)
 
 
 def settings_reach_the_server(browser, server):
@@ -85,11 +89,12 @@ def settings_reach_the_server(browser, server):
         check(body[name] == value, name, body)
     check("5 tokens" in page.run(NOTE) and "cut" in page.run(NOTE), page.run(NOTE))
     page.go(server.url + "/")
+    page.until(READY)
     page.click(".set")
     check(page.run("document.querySelector('[name=top_k]').value") == "40", "the settings are not kept")
     page.click("dialog .reset")
     page.click("dialog [value=save]")
-    page.until("!document.querySelector('dialog').open")
+    page.until("!document.querySelector('dialog.settings').open")
     clean(page, server, "the settings")
     # What the server has against a request is a sentence.
     page.run("document.querySelector('.new').click()")
@@ -122,7 +127,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
         page.screenshot(os.path.join(SHOTS, "full-1400.png"))
         # It lasts a reload, and so does what is chosen.
         page.go(server.url + "/")
-        page.until("document.querySelector('.bar .model').textContent")
+        page.until("document.querySelector('.bar .model').textContent && document.querySelector('.fault button')")
         page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body && /completions/.test(a)) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
         turns = page.run("turns.map(t => ({role: t.role, content: t.content})).filter(t => t.content)")
         page.click(".fault button")
@@ -138,6 +143,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
         page.screenshot(os.path.join(SHOTS, "cut-1400.png"))
         readable(page, "a cut talk")
         page.go(server.url + "/")
+        page.until(READY)
         check(page.run("document.querySelectorAll('.turn.dropped').length") == n, "what was left out comes back")
         before = page.run(TURNS)
         page.type("Why?")
@@ -150,6 +156,14 @@ def a_full_context_goes_on_without_the_oldest(browser):
         check(not refused, refused)
     finally:
         server.close()
+
+
+def given(page, *messages):
+    """Shows a conversation of these messages, as from a file."""
+    line = [{"id": str(i), "chat": "c", "parent": str(i - 1) if i else None, "at": i + 1, **m} for i, m in enumerate(messages)]
+    chat = {"id": "c", "title": messages[0]["content"][:60], "leaf": line[-1]["id"]}
+    page.run(f"importChats({json.dumps(json.dumps({'quire': 'conversations', 'version': 1, 'chats': [chat], 'messages': line}))})")
+    page.until(f"{TURNS} === {len(messages)}")
 
 
 # Answers the page's requests in the server's place: of window.script the next answer, a list of [reasoning or content, text], the
@@ -202,6 +216,7 @@ def thoughts_are_shown(browser, server):
     # What the reader unfolds stays so, over a reload, too.
     page.click(".thought summary")
     page.go(server.url + "/")
+    page.until("document.querySelector('.thought')")
     check(page.run("document.querySelector('.thought').open"), "unfolded thoughts are folded again")
     page.click(".thought summary")
     check(not page.run("document.querySelector('.thought').open"), "thoughts cannot be folded")
@@ -225,20 +240,21 @@ def every_answer_keeps_its_copy(browser, server):
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     page.go(server.url + "/")
     page.until(READY)
-    buttons = "[...document.querySelectorAll('.turn.assistant')].map(t => [...t.querySelectorAll('.foot button')].map(b => b.textContent).join())"
+    buttons = "[...document.querySelectorAll('.turn.assistant')].map(t => [...t.querySelectorAll('.foot > button')].map(b => b.textContent).join())"
     for n in (1, 2, 3):
         page.run("window.held = 1; 0")
         ask(page, "Go.", [["content", "Some "], ["content", "words."]], "stop", 10)
         page.until(BUSY)
-        check(page.run(buttons) == ["Copy"] * (n - 1) + [""], "during an answer:", page.run(buttons))
+        check(page.run(buttons) == ["Copy,Try again"] * (n - 1) + [""], "during an answer:", page.run(buttons))
         page.run("window.held = 0; 0")
         settle(page)
-        check(page.run(buttons) == ["Copy"] * (n - 1) + ["Copy,Try again"], "after an answer:", page.run(buttons))
+        check(page.run(buttons) == ["Copy,Try again"] * n, "after an answer:", page.run(buttons))
     # What was cut goes on where it was cut.
     ask(page, "Go.", [["content", "A begin"]], "length", 10)
     settle(page)
     check("cut at the limit" in page.run(NOTE) and "Continue" in page.run(buttons)[-1], page.run(NOTE))
     page.go(server.url + "/")
+    page.until(READY)
     page.run(f"script.push({json.dumps([[['content', 'ning.']], 'stop', 12])}); 0")
     page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
     settle(page)
@@ -323,6 +339,7 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
         page.until(f"{BUSY} && {LAST}.length > 20")
         there = page.run("turns.at(-1).content")
         page.go(server.url + "/")
+        page.until(TURNS)
         check(page.run(TURNS) == 2 and "Tell me a story." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
         kept = page.run("turns.at(-1).content")
         check(kept.startswith(there), "the answer is gone:", kept)
@@ -339,6 +356,7 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
         page.type("Tell me another.")
         page.press("Enter")
         page.go(server.url + "/")
+        page.until(TURNS)
         check(page.run(TURNS) == 2 and "Tell me another." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
     page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Try again').click()")
     page.until(BUSY)
@@ -346,6 +364,114 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
     check(page.run(TURNS) == 2 and page.run(LAST), "it is not asked again")
     page.run("localStorage.clear(); 0")
     clean(page, server, "a reload")
+
+
+LISTED = "[...document.querySelectorAll('.chats .open .title')].map(e => e.textContent)"
+
+
+def choose(page, title, name):
+    """What the menu of a listed conversation offers."""
+    page.run(f"[...document.querySelectorAll('.chats li')].find(e => e.innerText.startsWith({json.dumps(title)})).querySelector('.more').click()")
+    page.run(f"[...document.querySelectorAll('.menu button')].find(b => b.textContent === {json.dumps(name)}).click()")
+
+
+def conversations_are_kept(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    for question, reply in (("First question", "An apple."), ("Second question", "A pear, and more."), ("Third question", "A plum.")):
+        page.click(".new")
+        ask(page, question, [["content", reply]], "stop", 10)
+        settle(page)
+    check(page.run(LISTED) == ["Third question", "Second question", "First question"], page.run(LISTED))
+    choose(page, "First", "Pin")
+    check(page.run(LISTED) == ["First question", "Third question", "Second question"], "pinned:", page.run(LISTED))
+    choose(page, "Second", "Rename")
+    page.type("Of fruit")
+    page.press("Enter")
+    page.until(f"{LISTED}.includes('Of fruit')")
+    # They are there in another tab, and after a reload.
+    other = browser.page(420, 900)
+    other.go(server.url + "/")
+    other.until(READY)
+    check(other.run(LISTED) == ["First question", "Third question", "Of fruit"] and other.run(TURNS) == 0, "another tab lists", other.run(LISTED))
+    other.click(".toggle")
+    other.screenshot(os.path.join(SHOTS, "chats-420.png"))
+    readable(other, "the list")
+    other.click(".chats .open")
+    other.until(f"{TURNS} === 2 && !document.body.classList.contains('with-chats')")
+    # Search looks at titles and texts.
+    for word, wanted in (("FRUIT", ["Of fruit"]), ("pear", ["Of fruit"]), ("question", ["First question", "Third question", "Of fruit"]), ("nowhere", [])):
+        page.run(f"search.value = {json.dumps(word)}; search.oninput(); 0")
+        page.until(f"JSON.stringify({LISTED}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
+    page.run("search.value = ''; search.oninput(); 0")
+    page.until(f"{LISTED}.length === 3")
+    # Deleted, and had back; deleted, and gone.
+    choose(page, "Third", "Delete")
+    check("deleted" in page.run("document.querySelector('.toast').innerText") and len(page.run(LISTED)) == 2 and page.run(TURNS) == 0, "it is not deleted")
+    other.until(f"{LISTED}.length === 2")
+    page.click(".toast button")
+    page.until(f"{LISTED}.length === 3 && {TURNS} === 2")
+    choose(page, "Third", "Delete")
+    page.call("Page.bringToFront")
+    page.go(server.url + "/")
+    page.until(READY)
+    check(page.run(LISTED) == ["First question", "Of fruit"], "after a reload:", page.run(LISTED))
+    # As a file, and back; a file of another kind is refused.
+    page.run("window.files = []; URL.createObjectURL = blob => { files.push(blob); return 'data:,'; }; HTMLAnchorElement.prototype.click = () => {}; 0")
+    page.click(".export")
+    page.until("files.length")
+    text = page.run("files[0].text()")
+    file = json.loads(text)
+    check(len(file["chats"]) == 2 and len(file["messages"]) == 4, "the file has", file)
+    page.run(f"importChats({json.dumps(text)})")
+    page.until(f"{LISTED}.length === 4")
+    check(sorted(page.run(LISTED)) == ["First question"] * 2 + ["Of fruit"] * 2, page.run(LISTED))
+    for bad in ("no JSON", "[]", "{}", '{"quire":"conversations","chats":[{}],"messages":[null,{"id":1}]}'):
+        page.run(f"importChats({json.dumps(bad)})")
+    check(len(page.run(LISTED)) == 4, "something came of a bad file")
+    no_overflow(page, "the list")
+    clean(page, server, "the list")
+    clean(other, server, "the list of another tab")
+
+
+def answers_branch(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    texts = "turns.map(t => t.content)"
+    ask(page, "One?", [["content", "A."]], "stop", 10)
+    settle(page)
+    ask(page, "Two?", [["content", "B."]], "stop", 20)
+    settle(page)
+    # Another answer is a branch, of which either is shown.
+    page.run(f"script.push({json.dumps([[['content', 'C.']], 'stop', 20])}); 0")
+    page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).querySelectorAll('.foot > button')[1].click()")
+    settle(page)
+    check(page.run(texts) == ["One?", "A.", "Two?", "C."], page.run(texts))
+    branches = "[...document.querySelectorAll('.branches')].map(e => e.innerText.replace(/\\s+/g, '')).filter(Boolean)"
+    check(page.run(branches) == ["‹2/2›"], page.run(branches))
+    page.click("[aria-label='Previous branch']")
+    check(page.run(texts)[-1] == "B." and page.run(branches) == ["‹1/2›"], page.run(texts))
+    # An edited question is one, too, with what follows.
+    page.run("document.querySelectorAll('.turn.user')[0].querySelectorAll('.foot > button')[1].click()")
+    page.run(f"script.push({json.dumps([[['content', 'D.']], 'stop', 10])}); document.querySelector('.edit textarea').value = 'Uno?'; 0")
+    page.press("Enter")
+    page.until("turns.length === 2 && turns[0].content === 'Uno?'")
+    settle(page)
+    check(page.run("asked.at(-1).messages") == [{"role": "user", "content": "Uno?"}], page.run("asked.at(-1).messages"))
+    page.screenshot(os.path.join(SHOTS, "branches-1400.png"))
+    page.click("[aria-label='Previous branch']")
+    check(page.run(texts)[:3] == ["One?", "A.", "Two?"], page.run(texts))
+    shown = page.run(texts)
+    page.go(server.url + "/")
+    page.until(f"{TURNS} === 4")
+    check(page.run(texts) == shown, "after a reload:", page.run(texts))
+    readable(page, "branches")
+    clean(page, server, "branches")
 
 
 def no_placeholder_is_cut(browser, server):
@@ -357,7 +483,7 @@ def no_placeholder_is_cut(browser, server):
         page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
         no_overflow(page, f"the chat at {width}")
         page.click(".set")
-        page.until("document.querySelector('dialog').open")
+        page.until("document.querySelector('dialog.settings').open")
         page.screenshot(os.path.join(SHOTS, f"settings-{width}.png"))
         cut = page.run("""[...document.querySelectorAll('textarea, input')].filter(e => e.placeholder && e.checkVisibility()).map(e => {
             const p = document.createElement('canvas').getContext('2d'), style = getComputedStyle(e);
@@ -367,7 +493,7 @@ def no_placeholder_is_cut(browser, server):
         }).filter(([, wide, room, high, line]) => wide > room || high < line)""")
         check(not cut, "cut at", width, cut)
         page.press("Escape")
-        page.until("!document.querySelector('dialog').open")
+        page.until("!document.querySelector('dialog.settings').open")
     clean(page, server, "the placeholders")
 
 
@@ -413,9 +539,8 @@ ATTACKS = """<script>window.hit = 1</script>
 def what_a_model_writes_stays_text(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    turns = [{"role": "user", "content": ATTACKS}, {"role": "assistant", "content": ATTACKS}]
-    page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
-    page.go(server.url + "/")
+    page.until(READY)
+    given(page, {"role": "user", "content": ATTACKS}, {"role": "assistant", "content": ATTACKS})
     time.sleep(0.3)  # for what must not happen
     check(page.run("window.hit") is None, "a script of the model ran")
     check(page.run("document.querySelectorAll('.talk script, .talk img, .talk iframe, .talk svg, .talk [onerror], .talk [onload]').length") == 0, "markup came through")
@@ -571,12 +696,14 @@ def it_can_be_shown(browser, server):
     turns = [{"role": "user", "content": "How does paged attention store the KV cache?"},
              {"role": "assistant", "content": SHOWN, "note": "23 prompt tokens (16 cached) · 214 tokens · 412.7 tokens/s · first after 0.02 s"}]
     page.go(server.url + "/")
-    page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
+    page.until(READY)
+    given(page, *turns)
     for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
         name = f"{width}-{'dark' if dark else 'light'}.png"
         page.look(width, height, dark)
         page.go(server.url + "/")
         page.until("document.querySelector('.bar .model').textContent")
+        page.run("show([...chats.keys()][0])")
         page.run("document.querySelector('.scroll').scrollTop = 0")
         time.sleep(0.2)
         page.screenshot(os.path.join(SHOTS, "chat-" + name))
@@ -586,12 +713,11 @@ def it_can_be_shown(browser, server):
         time.sleep(0.2)
         page.screenshot(os.path.join(SHOTS, "settings-" + name))
         page.press("Escape")
-        page.until("!document.querySelector('dialog').open")
+        page.until("!document.querySelector('dialog.settings').open")
         page.run("document.querySelector('.new').click()")
         time.sleep(0.1)
         page.screenshot(os.path.join(SHOTS, "new-" + name))
-        page.run(f"sessionStorage.setItem('quire.turns', JSON.stringify({json.dumps(turns)}))")
-    unnamed = page.run("[...document.querySelectorAll('button, input, textarea, a')].filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)")
+    unnamed = page.run("[...document.querySelectorAll('button, input, textarea, a')].filter(e => e.checkVisibility()).filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)")
     check(not unnamed, "without a name:", unnamed)
     clean(page, server, "the chat")
 
@@ -599,6 +725,6 @@ def it_can_be_shown(browser, server):
 TESTS = [
     a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
     a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
-    a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
+    a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
     markdown_becomes_elements, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
 ]

@@ -61,11 +61,11 @@ def settle(page):
 
 def setting(page, **values):
     page.click(".set")
-    page.until("document.querySelector('dialog').open")
+    page.until("document.querySelector('dialog.settings').open")
     for name, value in values.items():
         page.run(f"document.querySelector('dialog [name={name}]').value = {json.dumps(str(value))}")
     page.click("dialog [value=save]")
-    page.until("!document.querySelector('dialog').open && document.activeElement.tagName === 'TEXTAREA'")
+    page.until("!document.querySelector('dialog.settings').open && document.activeElement.tagName === 'TEXTAREA'")
 
 
 class Busy:

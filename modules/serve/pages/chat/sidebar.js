@@ -1,0 +1,132 @@
+// The list of conversations: search, and what can be done with each.
+
+const list = $(".chats ul"), search = $(".chats input[type=search]"), menu = $(".menu");
+
+function drawChats(found = null) {
+  const order = [...chats.values()].sort((a, b) => !!b.pinned - !!a.pinned || b.changed - a.changed).filter(chat => !found || found.has(chat.id));
+  list.replaceChildren(...order.map(chat => {
+    const item = element("li", chat.pinned ? "pinned" : ""), open = element("button", "open"), more = element("button", "more", "⋯");
+    open.type = more.type = "button";
+    open.append(element("span", "title", chat.title || "New chat"));
+    open.title = chat.title;
+    if (found?.get(chat.id)) open.append(element("span", "found", found.get(chat.id)));
+    if ([...runs.values()].some(run => run.turn.chat === chat.id)) {
+      const dot = element("span", "dot");
+      dot.role = "img";
+      dot.ariaLabel = "answering";
+      item.append(dot);
+    }
+    if (chat === now.chat) open.setAttribute("aria-current", "true");
+    open.onclick = () => { show(chat.id); closeSidebar(); box.focus(); };
+    more.ariaLabel = `More for ${chat.title}`;
+    more.onclick = () => openMenu(more, chat, item);
+    item.prepend(open);
+    item.append(more);
+    return item;
+  }));
+  $(".chats .nothing").hidden = order.length > 0;
+  $(".chats .nothing").textContent = found ? "Nothing is found." : "Conversations are kept in this browser.";
+}
+
+// The text around what is sought, as far as a line shows it.
+function excerpt(text, at) {
+  const from = Math.max(0, at - 16);
+  return (from ? "…" : "") + text.slice(from, at + 60).replace(/\s+/g, " ");
+}
+
+async function find() {
+  const word = search.value.trim().toLowerCase();
+  if (!word) return drawChats();
+  const found = new Map();
+  for (const chat of chats.values()) if (chat.title.toLowerCase().includes(word)) found.set(chat.id, "");
+  for (const message of await store.read("messages")) {
+    if (found.has(message.chat)) continue;
+    const at = message.content.toLowerCase().indexOf(word);
+    if (at >= 0) found.set(message.chat, excerpt(message.content, at));
+  }
+  if (search.value.trim().toLowerCase() === word) drawChats(found);
+}
+
+let soon = 0;
+search.oninput = () => { clearTimeout(soon); soon = setTimeout(find, 120); };
+search.onkeydown = e => {
+  if (e.key === "Enter") { e.preventDefault(); list.querySelector(".open")?.click(); }
+  if (e.key === "Escape" && search.value) { e.stopPropagation(); search.value = ""; drawChats(); }
+};
+
+function openMenu(at, chat, item) {
+  const choice = (name, run) => {
+    const b = element("button", "", name);
+    b.type = "button";
+    b.onclick = () => { menu.hidePopover(); run(); };
+    return b;
+  };
+  menu.replaceChildren(choice("Rename", () => editTitle(chat, item)), choice(chat.pinned ? "Unpin" : "Pin", () => pin(chat)),
+                       choice("Export", () => exportChats(chat)), choice("Delete", () => discard(chat)));
+  menu.showPopover();
+  const r = at.getBoundingClientRect();
+  menu.style.left = Math.min(r.left, innerWidth - menu.offsetWidth - 8) + "px";
+  menu.style.top = Math.min(r.bottom + 4, innerHeight - menu.offsetHeight - 8) + "px";
+  menu.firstChild.focus();
+}
+
+function editTitle(chat, item) {
+  const input = element("input");
+  input.value = chat.title;
+  input.ariaLabel = "Title";
+  let over = false;
+  const finish = async keep => {
+    if (over) return;
+    over = true;
+    if (keep) await rename(chat, input.value);
+    drawChats();
+  };
+  input.onkeydown = e => {
+    if (e.key === "Enter") finish(true);
+    if (e.key === "Escape") { e.stopPropagation(); finish(false); }
+  };
+  input.onblur = () => finish(true);
+  item.replaceChildren(input);
+  input.select();
+}
+
+// -- whether it is shown: beside the talk where there is room, else over it
+
+const wide = matchMedia("(min-width: 900px)");
+function placeSidebar(open = wide.matches && recall(localStorage, "sidebar", true)) {
+  document.body.classList.toggle("with-chats", open);
+  $(".toggle").setAttribute("aria-expanded", open);
+}
+function toggleSidebar() {
+  const open = !document.body.classList.contains("with-chats");
+  if (wide.matches) remember(localStorage, "sidebar", open);
+  placeSidebar(open);
+  if (open && !wide.matches) search.focus();
+}
+function closeSidebar() { if (!wide.matches) placeSidebar(false); }
+wide.onchange = () => placeSidebar();
+$(".toggle").onclick = toggleSidebar;
+$(".scrim").onclick = closeSidebar;
+$(".export").onclick = () => exportChats();
+const chooser = $(".import input");
+chooser.onchange = async () => {
+  if (chooser.files[0]) await importChats(await chooser.files[0].text());
+  chooser.value = "";
+};
+
+// -- a sentence that goes away by itself, with one thing to do
+
+let fading = 0;
+function toast(text, name, run) {
+  const bar = $(".toast");
+  bar.replaceChildren(element("span", "", text));
+  if (name) {
+    const b = element("button", "", name);
+    b.type = "button";
+    b.onclick = () => { bar.hidden = true; run(); };
+    bar.append(b);
+  }
+  bar.hidden = false;
+  clearTimeout(fading);
+  fading = setTimeout(() => { bar.hidden = true; }, name ? 10000 : 5000);
+}

@@ -1,0 +1,68 @@
+// Where conversations are kept: in this browser's IndexedDB. Nothing of them leaves the browser but what is sent to the model.
+// A chat is {id, title, named: by the reader, pinned, created, changed, deleted: milliseconds, leaf: the message at the end of
+// what is shown, settings}. A message is described in tree.js.
+
+class Store {
+  // The one store of the page. Where the browser keeps nothing (some private windows), it lives as long as the page.
+  static async open() {
+    const store = new Store();
+    store.kept = {chats: new Map(), messages: new Map()}; // in place of a database
+    store.pending = {chats: new Map(), messages: new Map()}; // id → value, of what is on its way to the database
+    try {
+      store.database = await new Promise((done, fail) => {
+        const request = indexedDB.open("quire", 1);
+        request.onupgradeneeded = () => {
+          request.result.createObjectStore("chats", {keyPath: "id"});
+          request.result.createObjectStore("messages", {keyPath: "id"}).createIndex("chat", "chat");
+        };
+        request.onsuccess = () => done(request.result);
+        request.onerror = () => fail(request.error);
+      });
+    } catch { store.database = null; }
+    return store;
+  }
+
+  // All values of "chats" or "messages"; with a chat's id, its messages.
+  async read(table, chat) {
+    if (!this.database) return [...this.kept[table].values()].filter(value => !chat || value.chat === chat);
+    return this.#run(table, "readonly", values => chat ? values.index("chat").getAll(chat) : values.getAll());
+  }
+
+  // Writes values, in the order of the calls. A value that cannot be written is still on the page, and onfault hears why.
+  async write(table, ...values) {
+    if (!this.database) for (const value of values) this.kept[table].set(value.id, value);
+    else {
+      const pending = this.pending[table];
+      for (const value of values) pending.set(value.id, value);
+      await this.#run(table, "readwrite", all => { for (const value of values) all.put(value); });
+      for (const value of values) if (pending.get(value.id) === value) pending.delete(value.id);
+    }
+  }
+
+  async remove(chat) {
+    const messages = await this.read("messages", chat);
+    if (!this.database) {
+      for (const {id} of messages) this.kept.messages.delete(id);
+      this.kept.chats.delete(chat);
+      return;
+    }
+    await this.#run("messages", "readwrite", all => { for (const {id} of messages) all.delete(id); });
+    await this.#run("chats", "readwrite", all => { all.delete(chat); });
+  }
+
+  onfault() {}
+
+  #run(table, mode, work) {
+    return new Promise((done, fail) => {
+      const transaction = this.database.transaction(table, mode), request = work(transaction.objectStore(table));
+      transaction.oncomplete = () => done(request?.result);
+      transaction.onabort = transaction.onerror = () => fail(transaction.error);
+    }).catch(error => {
+      this.onfault(error);
+      return [];
+    });
+  }
+}
+
+// Names for chats and messages; crypto.randomUUID is missing on pages without TLS.
+const newId = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 10);

@@ -1,0 +1,182 @@
+// The conversation on the page.
+
+const talkBox = $(".talk"), scroll = $(".scroll");
+const views = new Map(); // id of a message on the page → its elements
+
+function button(name, run, className = "") {
+  const b = element("button", className, name);
+  b.type = "button";
+  b.onclick = () => run(b);
+  return b;
+}
+
+// What was thought before the answer: unfolded while it comes and where nothing else came, or as the reader wants it.
+function drawThought(view, turn) {
+  const busy = runs.has(turn.id);
+  view.thought.open = turn.unfolded ?? !turn.content;
+  view.root.classList.toggle("thinks", !!turn.reasoning && !turn.content);
+  drawMarkdown(view.thoughts, turn.reasoning ?? "");
+  view.thought.firstChild.textContent = busy && !turn.content ? "Thinking …" : turn.thought ? `Thought for ${turn.thought.toFixed(1)} s` : "Thoughts";
+  view.none.textContent = busy || turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
+}
+
+function drawCalls(view, turn) {
+  view.calls.replaceChildren(...(turn.calls ?? []).map(({name, arguments: text}) => {
+    const card = element("div", "call");
+    card.append(element("div", "head", `Calls ${name}`), codeBlock("json", indented(text)));
+    return card;
+  }));
+}
+function indented(json) {
+  try { return JSON.stringify(JSON.parse(json), null, 2); } catch { return json; } // which may still be coming
+}
+
+// ‹ 2/3 ›
+function drawBranches(turn) {
+  const all = now.tree.branches(turn), at = all.indexOf(turn), box = element("span", "branches");
+  if (all.length < 2) return box;
+  const [back, on] = [["‹", -1, "Previous branch"], ["›", 1, "Next branch"]].map(([name, by, label]) => {
+    const b = button(name, () => step(turn, by));
+    b.ariaLabel = b.title = label;
+    b.disabled = !all[at + by];
+    return b;
+  });
+  box.append(back, `${at + 1}/${all.length}`, on);
+  return box;
+}
+
+function drawQuestion(turn) {
+  const group = element("article", "turn user" + (turn.dropped ? " dropped" : "")), foot = element("div", "foot"), bubble = element("div", "bubble");
+  bubble.append(element("span", "unseen", "You: "));
+  for (const {name, text} of turn.files ?? []) {
+    const file = element("details", "file"), summary = element("summary", "", `${name} · ${text.length.toLocaleString("en")} characters`);
+    file.append(summary, element("pre", "", text));
+    bubble.append(file);
+  }
+  bubble.append(element("span", "said", turn.content));
+  foot.append(drawBranches(turn), button("Copy", b => copyText(turn.content, b)), button("Edit", () => edit(turn, group)));
+  group.append(bubble, foot);
+  return {root: group};
+}
+
+function edit(turn, root) {
+  const form = element("form", "edit"), area = element("textarea"), row = element("div", "row"), send = element("button", "main", "Send");
+  area.value = turn.content;
+  area.ariaLabel = "Your message, edited";
+  area.rows = Math.min(12, turn.content.split("\n").length + 1);
+  const cancel = () => { redraw(turn); box.focus(); };
+  row.append(button("Cancel", cancel), send);
+  form.append(area, row);
+  form.onsubmit = e => { e.preventDefault(); askInstead(turn, area.value); box.focus(); };
+  area.onkeydown = e => {
+    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); form.requestSubmit(); }
+    if (e.key === "Escape") { e.stopPropagation(); cancel(); }
+  };
+  root.replaceChildren(form);
+  area.focus();
+}
+
+function drawAnswer(turn) {
+  const busy = runs.has(turn.id), root = element("article", "turn assistant" + (turn.dropped ? " dropped" : "") + (busy ? " busy" : ""));
+  const text = element("div", "text answer"), foot = element("div", "foot"), note = element("span", "note", turn.note || "");
+  const thought = element("details", "thought"), thoughts = element("div", "text"), none = element("div", "none"), calls = element("div", "calls");
+  const view = {root, text, note, thought, thoughts, none, calls};
+  const summary = element("summary");
+  summary.onclick = () => { turn.unfolded = !thought.open; now.save(turn); };
+  thought.append(summary, thoughts);
+  root.append(element("span", "unseen", "Answer: "), thought, text, calls, none);
+  drawThought(view, turn);
+  drawMarkdown(text, turn.content);
+  drawCalls(view, turn);
+  if (turn.fault) root.append(drawFault(turn));
+  foot.append(drawBranches(turn), note);
+  if (turn.open && !busy && !turn.fault && !/stopped$/.test(turn.note)) note.textContent = [turn.note, "interrupted"].filter(Boolean).join(" · ");
+  if (!busy) {
+    if (said(turn)) foot.append(button("Copy", b => copyText(turn.content || turn.reasoning, b)));
+    if ((turn.open || turn.cut) && turn.content && !turn.surplus) foot.append(button("Continue", () => goOn(turn)));
+    if (!turn.anyway) foot.append(button("Try again", () => again(turn)));
+  }
+  root.append(foot);
+  return view;
+}
+
+function goOn(turn) {
+  now.chat.leaf = turn.id;
+  answer(now, turn);
+}
+
+function drawFault(turn) {
+  const fault = element("div", turn.surplus ? "fault full" : "fault", turn.fault);
+  fault.setAttribute("role", "alert");
+  if (turn.surplus) {
+    const row = element("div", "row");
+    row.append(button(`Go on without the ${turn.surplus} oldest messages`, () => withoutOldest(turn), "main"));
+    if (turn.anyway) row.append(button("Answer anyway", () => turn.content ? answer(now, turn, true) : again(turn, true)));
+    fault.append(row, element("small", "", "They stay on this page, but the model no longer sees them. The system prompt is kept."));
+  }
+  return fault;
+}
+
+function drawTurn(turn) {
+  const view = turn.role === "user" ? drawQuestion(turn) : drawAnswer(turn);
+  views.set(turn.id, view);
+  return view.root;
+}
+
+// An answer that grows, if it is on the page.
+function repaint(turn) {
+  const view = views.get(turn.id);
+  if (!view?.text) return;
+  drawThought(view, turn);
+  drawMarkdown(view.text, turn.content);
+  if (turn.calls) drawCalls(view, turn);
+  view.note.textContent = turn.note;
+  showFullness();
+  follow();
+}
+
+// A message whose state changed, and the whole's.
+function redraw(turn) {
+  const old = views.get(turn.id)?.root;
+  if (old?.isConnected) old.replaceWith(drawTurn(turn));
+  showFullness();
+  showState();
+}
+
+function drawTalk() {
+  turns = now.path;
+  const first = turns.length - sent(turns).length;
+  turns.forEach((turn, i) => { turn.dropped = i < first; });
+  views.clear();
+  talkBox.replaceChildren(...turns.map(drawTurn));
+  if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
+  $(".welcome").hidden = turns.length > 0;
+  document.title = now.chat.title ? `${now.chat.title} · quire` : "quire · chat";
+  showFullness();
+  showState();
+}
+
+// How full the context is, as far as it is known.
+function showFullness() {
+  const gauge = $(".gauge"), n = turns.findLast(t => t.tokens && !t.dropped)?.tokens;
+  gauge.hidden = !n || !isFinite(room);
+  if (gauge.hidden) return;
+  gauge.firstChild.style.setProperty("--share", Math.min(1, n / room));
+  gauge.lastChild.textContent = `${n.toLocaleString("en")} of ${room.toLocaleString("en")} tokens`;
+  gauge.title = "How full the model's context is";
+  gauge.classList.toggle("full", room - n < enough(now));
+}
+
+function showState() {
+  const busy = running().length > 0;
+  send.textContent = busy ? "Stop" : "Send";
+  send.classList.toggle("main", !busy);
+  send.disabled = !busy && !box.value.trim();
+}
+
+let following = true; // the end of the talk, until the reader scrolls away from it
+scroll.onscroll = () => { following = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60; };
+function follow(always) {
+  if (always) following = true;
+  if (following) scroll.scrollTop = scroll.scrollHeight;
+}

@@ -1,0 +1,156 @@
+// The conversations: which there are, which one is shown, and what becomes of them.
+
+class Talk {
+  constructor(chat, messages) {
+    this.chat = chat;
+    this.tree = new Tree(messages);
+    this.chat.leaf = this.tree.messages.has(chat.leaf) ? chat.leaf : this.tree.leafBelow(null);
+  }
+
+  get path() { return this.tree.pathTo(this.chat.leaf); }
+
+  // Adds a message behind another and shows it.
+  add(parent, role, more) {
+    const message = this.tree.add({id: newId(), chat: this.chat.id, parent, role, content: "", ...more});
+    this.chat.leaf = message.id;
+    this.chat.changed = Date.now();
+    if (!this.chat.title) this.chat.title = titleOf(message);
+    chats.set(this.chat.id, this.chat);
+    talks.set(this.chat.id, this);
+    this.save(message);
+    return message;
+  }
+
+  // Keeps the chat, and messages that are new or changed.
+  save(...messages) {
+    if (!chats.has(this.chat.id)) return; // nothing was said yet
+    store.write("chats", this.chat);
+    if (messages.length) store.write("messages", ...messages);
+    tabs?.postMessage(this.chat.id);
+  }
+}
+
+let store = null;
+const chats = new Map(); // id → chat, those without a word yet left out
+const talks = new Map(); // id → Talk, of the chats that were opened
+let now = newTalk();     // the Talk on the page
+let turns = [];          // its messages that are shown
+// Other tabs of this page have the same chats.
+const tabs = window.BroadcastChannel && new BroadcastChannel("quire");
+
+function titleOf(message) {
+  const line = (message.content.trim() || message.files?.[0]?.name || "").split("\n")[0];
+  return line.length > 60 ? line.slice(0, 59).trimEnd() + "…" : line;
+}
+
+function newTalk() { return new Talk({id: newId(), title: "", created: Date.now(), changed: Date.now(), leaf: null, settings: savedSettings()}); }
+
+async function openStore() {
+  store = await Store.open();
+  store.onfault = error => toast(error?.name === "QuotaExceededError"
+    ? "The browser's storage for this page is full: export and delete conversations." : "The browser could not keep the conversation.");
+  await rescue();
+  for (const chat of await store.read("chats")) {
+    if (chat.deleted) store.remove(chat.id);
+    else chats.set(chat.id, chat);
+  }
+  await show(recall(sessionStorage, "chat", null));
+}
+
+// Shows a conversation; without an id, or with one that is gone, a new one.
+async function show(id) {
+  const chat = chats.get(id);
+  if (chat && !talks.has(id)) talks.set(id, new Talk(chat, await store.read("messages", id)));
+  now = chat ? talks.get(id) : newTalk();
+  remember(sessionStorage, "chat", now.chat.id);
+  drawTalk();
+  drawChats();
+  showState();
+  follow(true);
+}
+
+// A page that is left has no time for a database: what came last goes where it is written at once, and from there to the database.
+function leave() {
+  const messages = [...store.pending.messages.values(), ...[...runs.values()].map(run => run.turn)], chats = [...store.pending.chats.values()];
+  const {messages: more = [], chats: others = []} = recall(localStorage, "rescue", {}); // of other tabs
+  if (messages.length || chats.length) remember(localStorage, "rescue", {messages: [...more, ...messages], chats: [...others, ...chats]});
+}
+async function rescue() {
+  const {messages, chats} = recall(localStorage, "rescue", {});
+  if (!messages) return;
+  await store.write("messages", ...messages);
+  await store.write("chats", ...chats);
+  try { localStorage.removeItem("quire.rescue"); } catch { /* then it was not there either */ }
+}
+
+async function rename(chat, title) {
+  if (!title.trim() || title === chat.title) return;
+  Object.assign(chat, {title: title.trim(), named: true});
+  await store.write("chats", chat);
+  tabs?.postMessage(chat.id);
+}
+
+function pin(chat) {
+  chat.pinned = !chat.pinned;
+  store.write("chats", chat);
+  tabs?.postMessage(chat.id);
+  drawChats();
+}
+
+// The conversation is gone at once, and can be had back for a while.
+function discard(chat) {
+  for (const run of runs.values()) if (run.turn.chat === chat.id) run.controller.abort();
+  chat.deleted = Date.now();
+  store.write("chats", chat);
+  chats.delete(chat.id);
+  if (now.chat === chat) show(null);
+  else drawChats();
+  tabs?.postMessage(chat.id);
+  toast(`“${chat.title}” is deleted.`, "Undo", () => {
+    delete chat.deleted;
+    store.write("chats", chat);
+    chats.set(chat.id, chat);
+    tabs?.postMessage(chat.id);
+    show(chat.id);
+  });
+}
+
+// -- files
+
+// Conversations as a file that can be read again: all of them, or one.
+async function exportChats(chat) {
+  const file = {quire: "conversations", version: 1, chats: chat ? [chat] : [...chats.values()], messages: await store.read("messages", chat?.id)};
+  file.messages = file.messages.filter(m => file.chats.some(c => c.id === m.chat));
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(file, null, 1)], {type: "application/json"}));
+  link.download = chat ? `${chat.title.replace(/[^\p{L}\p{N} ]/gu, "").trim() || "conversation"}.json` : "quire-conversations.json";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+// What may come from a file: known fields of the right kind. A conversation that is there already is not touched: its copy gets a new name.
+async function importChats(text) {
+  let file;
+  try { file = JSON.parse(text); } catch { return toast("This file is no JSON."); }
+  if (file?.quire !== "conversations" || !Array.isArray(file.chats) || !Array.isArray(file.messages)) return toast("This file has no conversations of quire.");
+  const ids = new Map(), fresh = id => ids.get(id) ?? ids.set(id, newId()).get(id), isText = value => typeof value === "string";
+  const added = [], messages = [];
+  for (const {id, title, pinned, created, settings, leaf} of file.chats) {
+    if (!isText(id)) continue;
+    added.push({id: fresh(id), title: isText(title) ? title : "", named: true, pinned: !!pinned, created: Number(created) || Date.now(), changed: Date.now(),
+                leaf: isText(leaf) ? fresh(leaf) : null, settings: settings && typeof settings === "object" ? settings : {}});
+  }
+  for (const m of file.messages) {
+    if (!isText(m?.id) || !ids.has(m.chat) || !isText(m.content) || !["user", "assistant", "tool"].includes(m.role)) continue;
+    const texts = ["reasoning", "note", "fault"].filter(name => isText(m[name])).map(name => [name, m[name]]);
+    const numbers = ["thought", "tokens", "cached", "parts"].filter(name => isFinite(m[name])).map(name => [name, Number(m[name])]);
+    messages.push({...Object.fromEntries([...texts, ...numbers]), id: fresh(m.id), chat: ids.get(m.chat), parent: isText(m.parent) ? fresh(m.parent) : null,
+                   at: Number(m.at) || Date.now(), role: m.role, content: m.content, start: !!m.start,
+                   files: (Array.isArray(m.files) ? m.files : []).filter(f => isText(f?.name) && isText(f.text)).map(({name, text}) => ({name, text}))});
+  }
+  await store.write("messages", ...messages);
+  await store.write("chats", ...added);
+  for (const chat of added) chats.set(chat.id, chat);
+  toast(added.length === 1 ? "1 conversation is imported." : `${added.length} conversations are imported.`);
+  await show(added[0]?.id);
+}
