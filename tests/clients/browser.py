@@ -148,7 +148,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, key, shift=False):
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39}
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40}
         event = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
         if key == "Enter":
             event["text"] = "\r"

@@ -235,6 +235,106 @@ def thoughts_are_shown(browser, server):
     clean(page, server, "thoughts")
 
 
+ACTIONS = "Copy,Try again,Tokens,Compare,Verify"
+
+
+def act(page, name, nth=-1):
+    """A button below an answer."""
+    page.run(f"[...[...document.querySelectorAll('.turn.assistant')].at({nth}).querySelectorAll('.foot > button')].find(b => b.textContent === {json.dumps(name)}).click()")
+
+
+def a_token_has_alternatives(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    ask(page, "What is paged attention?")
+    settle(page)
+    whole = page.run("turns.at(-1).content")
+    act(page, "Tokens")
+    page.until("document.querySelector('.tokens')")
+    check(page.run("[...document.querySelectorAll('.token:not(.end)')].map(e => e.textContent).join('')") == whole, "the tokens are another text")
+    # By the keyboard alone: the third token's alternatives, the first of which begins a branch.
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        page.press(key)
+    page.until("document.querySelector('.alternatives .percent')")
+    before = page.run("[...document.querySelectorAll('.token')].slice(0, 2).map(e => e.textContent).join('')")
+    question = {"role": "user", "content": "What is paged attention?"}
+    alone = server.post("/v1/chat/completions", messages=[question, {"role": "assistant", "content": before}], max_tokens=1, logprobs=True, top_logprobs=12, temperature=0)
+    tops = [t["token"] for t in alone["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
+    shown = page.run("[...document.querySelectorAll('.alternatives .what')].map(e => e.textContent.replaceAll('␣', ' '))")
+    check(shown == tops, "shown:", shown, "the API's:", tops)
+    cached, all_of_it = map(int, re.search(r"(\d+) of (\d+) tokens came from the cache", page.run("document.querySelector('.alternatives').innerText")).groups())
+    check(cached == all_of_it - 1, "the prompt is read again:", cached, all_of_it)
+    page.screenshot(os.path.join(SHOTS, "alternatives-1400.png"))
+    readable(page, "alternatives")
+    page.press("Enter")
+    page.until("turns.length === 2 && !document.querySelector('.alternatives:popover-open')")
+    settle(page)
+    check(page.run("turns.at(-1).content").startswith(before + tops[1]) and "cached" in page.run(NOTE), page.run("turns.at(-1).content"))
+    check(page.run("now.tree.branches(turns.at(-1)).map(t => t.content)[0]") == whole, "the first answer is gone")
+    # On a phone.
+    page.look(420, 900, True)
+    page.click("[aria-label='Previous branch']")
+    act(page, "Tokens")
+    page.until("document.querySelector('.tokens')")
+    page.click(".token:nth-child(9)")
+    page.until("document.querySelector('.alternatives .percent')")
+    page.screenshot(os.path.join(SHOTS, "alternatives-420.png"))
+    no_overflow(page, "alternatives")
+    page.press("Escape")
+    clean(page, server, "tokens")
+
+
+def the_same_answer_comes_again(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=2, max_tokens=40)
+    with Busy(server):
+        ask(page, "Tell me a story.")
+        settle(page)
+        act(page, "Verify")
+        page.until("document.querySelector('.verified, .differs')")
+    check(re.fullmatch(r"✓ same again: 40 tokens, seed \d+", page.run("document.querySelector('.verified').innerText")), page.run("document.querySelector('.talk').innerText"))
+    # Another text is told.
+    page.run("delete turns.at(-1).verified; turns.at(-1).content += '.'; redraw(turns.at(-1))")
+    act(page, "Verify")
+    page.until("document.querySelector('.differs')")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "the same again")
+
+
+def settings_stand_beside_each_other(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    ask(page, "What is paged attention?")
+    settle(page)
+    act(page, "Compare")
+    page.until("document.querySelector('dialog.settings').open")
+    page.run("document.querySelector('dialog [name=temperature]').value = '1.5'; document.querySelector('dialog [name=seed]').value = '5'")
+    page.click("dialog [value=save]")
+    page.until("document.querySelectorAll('.pair .turn').length === 2")
+    settle(page)
+    heads = page.run("[...document.querySelectorAll('.pair .head span:first-child')].map(e => e.innerText)")
+    check(heads == ["temperature 0", "temperature 1.5"], heads)
+    alone = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=1.5, seed=5)
+    check(page.run(LAST) == alone["choices"][0]["message"]["content"], "another answer than the API's")
+    note = re.search(r"(\d+) prompt tokens \((\d+) cached\)", page.run("[...document.querySelectorAll('.pair .note')].at(-1).innerText"))
+    check(note and int(note[2]) == int(note[1]) - 1, "the prompt is not shared")
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        page.screenshot(os.path.join(SHOTS, f"beside-{width}.png"))
+        no_overflow(page, "a pair")
+        readable(page, "a pair")
+    page.run("[...document.querySelectorAll('.pair button')].find(b => b.textContent === 'Go on with this').click()")
+    ask(page, "Why?")
+    settle(page)
+    check(page.run("turns[1].made.temperature") == 1.5, "it went on with the other")
+    check(page.run("now.chat.settings.temperature ?? null") is None, "the conversation's own settings changed")
+    clean(page, server, "a pair")
+
+
 def every_answer_keeps_its_copy(browser, server):
     page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
@@ -245,10 +345,10 @@ def every_answer_keeps_its_copy(browser, server):
         page.run("window.held = 1; 0")
         ask(page, "Go.", [["content", "Some "], ["content", "words."]], "stop", 10)
         page.until(BUSY)
-        check(page.run(buttons) == ["Copy,Try again"] * (n - 1) + [""], "during an answer:", page.run(buttons))
+        check(page.run(buttons) == [ACTIONS.replace("Compare,", "")] * (n - 1) + [""], "during an answer:", page.run(buttons))
         page.run("window.held = 0; 0")
         settle(page)
-        check(page.run(buttons) == ["Copy,Try again"] * n, "after an answer:", page.run(buttons))
+        check(page.run(buttons) == [ACTIONS.replace("Compare,", "")] * (n - 1) + [ACTIONS], "after an answer:", page.run(buttons))
     # What was cut goes on where it was cut.
     ask(page, "Go.", [["content", "A begin"]], "length", 10)
     settle(page)
@@ -725,6 +825,7 @@ def it_can_be_shown(browser, server):
 TESTS = [
     a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
     a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
-    a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
+    a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    the_same_answer_comes_again, settings_stand_beside_each_other, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
     markdown_becomes_elements, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
 ]

@@ -1,5 +1,6 @@
 // The settings of a conversation: {system, temperature, …}. A new conversation has those that were saved last.
 
+let besides = null; // the answer beside which another is wanted
 const dialog = $("dialog.settings"), form = dialog.querySelector("form");
 
 function savedSettings() {
@@ -7,7 +8,12 @@ function savedSettings() {
   return settings;
 }
 
-function openSettings() {
+// For the conversation; with an answer, for another one beside it.
+function openSettings(turn) {
+  besides = turn;
+  $("#settings-title").textContent = turn ? "Another answer, beside this one" : "Settings";
+  dialog.querySelector("[value=save]").textContent = turn ? "Answer" : "Save";
+  form.elements.key.parentElement.hidden = !!turn;
   const settings = {...now.chat.settings, key: recall(localStorage, "settings", {}).key};
   for (const field of form.elements) {
     if (!field.name) continue;
@@ -26,9 +32,13 @@ function enteredSettings() {
   return settings;
 }
 
-$(".set").onclick = openSettings;
+$(".set").onclick = () => openSettings();
 form.onsubmit = () => {
   const all = enteredSettings();
+  if (besides) {
+    delete all.key;
+    return answerBeside(besides, all);
+  }
   remember(localStorage, "settings", all);
   now.chat.settings = savedSettings();
   now.save();

@@ -95,6 +95,10 @@ function drawAnswer(turn) {
     if (said(turn)) foot.append(button("Copy", b => copyText(turn.content || turn.reasoning, b)));
     if ((turn.open || turn.cut) && turn.content && !turn.surplus) foot.append(button("Continue", () => goOn(turn)));
     if (!turn.anyway) foot.append(button("Try again", () => again(turn)));
+    if (turn.content) foot.append(view.toggle = button("Tokens", () => toggleTokens(turn)));
+    if (said(turn) && turn === turns.at(-1) && !partnerOf(turn)) foot.append(button("Compare", () => openSettings(turn)));
+    if (turn.verified) foot.append(drawVerified(turn.verified));
+    else if (repeatable(turn)) foot.append(button("Verify", b => verify(turn, b)));
   }
   root.append(foot);
   return view;
@@ -148,7 +152,7 @@ function drawTalk() {
   const first = turns.length - sent(turns).length;
   turns.forEach((turn, i) => { turn.dropped = i < first; });
   views.clear();
-  talkBox.replaceChildren(...turns.map(drawTurn));
+  talkBox.replaceChildren(...turns.map(turn => partnerOf(turn) ? drawPair(turn, partnerOf(turn)) : drawTurn(turn)));
   if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
   $(".welcome").hidden = turns.length > 0;
   document.title = now.chat.title ? `${now.chat.title} · quire` : "quire · chat";
