@@ -172,11 +172,17 @@ TEST_CASE("the pages are whole, open to all, and fetch from nobody else", "[serv
         CHECK(has(policy, "default-src 'none'; script-src 'sha256-"));
         CHECK(has(policy, "; connect-src 'self';"));
         CHECK(!has(policy, "unsafe"));
-        // One script and one style, named in the policy by their hashes; no handler or style that it would refuse.
-        for (const char* tag : {"<script", "<style"})
-            CHECK(page.body.find(tag) == page.body.rfind(std::string(tag) + ">"));
-        for (const char* part :
-             {" style=\"", " onclick=\"", " onload=\"", "innerHTML =", ".js@", ".css@", "@ICON@", "@import"})
+        // One script and one style, named in the policy by their hashes; no handler or style that it would refuse. What the
+        // chat's libraries are is named, too.
+        std::string own = page.body;
+        if (const std::size_t at = own.find("<script src=\"/libraries.js?"); at != std::string::npos) {
+            const std::size_t begin = own.find("integrity=\"", at) + 11, end = own.find("\"></script>\n", begin);
+            CHECK(has(policy, "'" + own.substr(begin, end - begin) + "'"));
+            own.erase(at, end + 12 - at);
+        }
+        for (const char* tag : {"<script", "<style"}) CHECK(own.find(tag) == own.rfind(std::string(tag) + ">"));
+        for (const char* part : {" style=\"", " onclick=\"", " onload=\"", "innerHTML =", ".js@", ".css@", "@ICON@",
+                                 "@LIBRARIES@", "@import"})
             CHECK(!has(page.body, part));
         // The one address is SVG's name; what begins one is compared with, not fetched.
         for (std::size_t at = 0; (at = page.body.find("://", at)) != std::string::npos; at++) {
@@ -186,6 +192,14 @@ TEST_CASE("the pages are whole, open to all, and fetch from nobody else", "[serv
         }
         const std::string head = s.client().call("HEAD " + std::string(path) + " HTTP/1.0\r\n\r\n").body;
         CHECK(head.empty());
+    }
+    for (const auto& [path, type] :
+         {std::pair{"/libraries.js?x", "text/javascript; charset=utf-8"}, std::pair{"/icon.svg", "image/svg+xml"},
+          std::pair{"/manifest.webmanifest", "application/manifest+json"}}) {
+        const Reply part = s.get(path);
+        CHECK(part.status == 200);
+        CHECK(part.headers.at("content-type") == type);
+        CHECK(part.headers.at("content-security-policy") == "default-src 'none'");
     }
     CHECK(s.get("/props").status == 401);
     CHECK(s.get("/blocks/events?changes=1").status == 401);

@@ -11,6 +11,7 @@ need() { missing="$missing${missing:+ }$1"; }
 # Is it there? With --list nothing is, so that every package of the set is named.
 has_command() { [ -z "$list" ] && command -v "$1" >/dev/null 2>&1; }
 has_header() { [ -z "$list" ] && { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ]; }; }
+has_library() { [ -z "$list" ] && [ -e "/usr/share/javascript/$1" ]; }
 
 has_cmake() { # 3.28 or later
     has_command cmake || return 1
@@ -79,6 +80,11 @@ look() {
     has_header jemalloc/jemalloc.h || need libjemalloc-dev
     has_cmake || need cmake
     has_catch2 || need catch2
+    # Without these the chat page is plainer, but whole: they are no reason to install something, except for its tests.
+    if [ -n "$missing" ] || [ "$set" = pages ]; then
+        has_library katex/katex.js || need libjs-katex
+        has_library highlight.js/highlight.min.js || need libjs-highlight.js
+    fi
     if [ "$set" = sanitize ]; then
         has_sanitizers || need libclang-rt-19-dev
     fi

@@ -77,12 +77,12 @@ void Endpoints::add(HttpServer& server, const char* method, const std::string& p
 void add_pages(HttpServer& server) {
     for (const Page& page : pages())
         server.route("GET", std::string(page.path), [page](HttpExchange& e) {
-            e.response.type = "text/html; charset=utf-8";
-            e.response.body = page.html;
+            e.response.type = page.type;
+            e.response.body = page.body;
             e.response.headers.emplace_back("Content-Security-Policy", page.policy);
             e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
             e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
-            e.response.headers.emplace_back("Cache-Control", "no-cache");
+            e.response.headers.emplace_back("Cache-Control", page.kept);
         });
 }
 

@@ -683,6 +683,7 @@ MARKDOWN_SAYS = [
 def markdown_becomes_elements(browser, server):
     page = browser.page()
     page.go(server.url + "/")
+    page.run("window.katex = window.hljs = undefined; 0")  # as where the page is built without them
     shape = "(e => { const f = e => [...e.children].map(c => c.tagName.toLowerCase() + (c.children.length ? '>' + f(c) : '')).join(','); return f(e); })"
     for text, wanted in MARKDOWN:
         got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return {shape}(e); }})()")
@@ -704,6 +705,49 @@ def markdown_becomes_elements(browser, server):
     for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n"):
         page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
     clean(page, server, "markdown")
+
+
+CODE = 'int *a = nullptr; // <b>"&amp;\'</b>\nfor (;;) return 0x1f;\n'
+
+
+def formulas_are_set_and_code_is_coloured(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("window.drawn = text => { const e = document.createElement('div'); e.className = 'text'; drawMarkdown(e, text); return e; }; 0")
+    for text, n in ((r"a \(x_1\) b \[\frac{a}{b}\] $\alpha$", 3), (r"$x$ and $f(x)$, and $a+b$", 3), ("it costs $5 or $6", 0), ("\\[\n\\sum_{i=0}^n i^2\n\\]", 1),
+                    (r"$\href{javascript:hit=1}{x}$", 0), (r"$\def\a{\a\a}\a$", 0), (r"$\includegraphics{x_1}$", 0), (r"$\undefined_1$", 0), ("$\\{" + "{" * 3000 + "$", 0)):
+        got = page.run(f"drawn({json.dumps(text)}).querySelectorAll('math').length")
+        check(got == n, repr(text[:40]), "has", got, "formulas")
+    for language, coloured in (("cpp", True), ("python", True), ("nonsense", False), ("", False), ("constructor", False)):
+        text = f"```{language}\n{CODE}```"
+        check(page.run(f"drawn({json.dumps(text)}).querySelector('code').textContent") == CODE[:-1], language, "lost something")
+        check(page.run(f"!!drawn({json.dumps(text)}).querySelector('code span')") == coloured, language, "is coloured" if not coloured else "has no colours")
+    given(page, {"role": "user", "content": "Show me."}, {"role": "assistant", "content": MATHS})
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        page.run("document.querySelector('.scroll').scrollTop = 0")
+        page.screenshot(os.path.join(SHOTS, f"maths-{width}.png"))
+        readable(page, "formulas and code")
+        no_overflow(page, "formulas and code")
+    # It can be installed as an app.
+    errors = page.call("Page.getInstallabilityErrors")["installabilityErrors"]
+    check(not errors, "not installable:", errors)
+    clean(page, server, "formulas and code")
+
+
+MATHS = r"""The sum is \(\sum_{i=1}^{n} i = \frac{n(n+1)}{2}\), and
+
+\[ \int_{-\infty}^{\infty} e^{-x^2}\,dx = \sqrt{\pi} \]
+
+```python
+def total(n: int) -> int:
+    # the sum of the first n numbers
+    return n * (n + 1) // 2  # "exact"
+```
+
+- [x] right
+- [ ] wrong"""
 
 
 def a_key_is_asked_for(browser):
@@ -827,5 +871,5 @@ TESTS = [
     a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
     a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     the_same_answer_comes_again, settings_stand_beside_each_other, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
-    markdown_becomes_elements, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
+    markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
 ]

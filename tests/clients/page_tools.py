@@ -108,7 +108,7 @@ def no_shift(page, what):
     check(worst <= 0.1, what, "shifts by", worst, sorted(shifts, key=lambda s: -s[1])[:3])
 
 
-# Text that can be seen, its size and its contrast to what it stands on.
+# Text that can be seen, its size (exponents are small) and its contrast to what it stands on.
 FAINT = """(() => {
     const p = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d", {willReadFrequently: true}), out = new Set();
     const rgb = (color, under) => { p.globalCompositeOperation = "copy"; p.fillStyle = under; p.fillRect(0, 0, 1, 1);
@@ -126,7 +126,7 @@ FAINT = """(() => {
         const back = rgb(under, under), front = rgb(style.color, under).map((x, i) => x * opacity + back[i] * (1 - opacity));
         const [a, b] = [light(front), light(back)], size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.6 && style.fontWeight >= 700);
         const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-        if (contrast < (large ? 3 : 4.5) || size < 12) out.add(`${contrast.toFixed(2)} ${size}px .${e.className || e.tagName}: ${node.data.trim().slice(0, 30)}`);
+        if (contrast < (large ? 3 : 4.5) || size < 12 && !e.closest("math")) out.add(`${contrast.toFixed(2)} ${size}px .${e.className || e.tagName}: ${node.data.trim().slice(0, 30)}`);
     }
     return [...out];
 })()"""

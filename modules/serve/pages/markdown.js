@@ -1,5 +1,5 @@
 // Markdown as DOM elements. A model's text becomes text nodes, never HTML: there is no innerHTML, no image (a link to it in its place),
-// and no link but http and https. Formulas stay as they are written. Nesting is bounded, and the time is about proportional to the length of the text.
+// and no link but http and https. Formulas are those of math.js, colours those of colour.js. Nesting is bounded, and the time is about proportional to the length of the text.
 
 const DEEPEST = 6; // lists in lists, quotes in quotes, bold in italic
 
@@ -82,10 +82,10 @@ function inline(parent, text, depth = 0) {
     const end = next(close, at + open.length);
     if (end < 0) return false;
     const inside = text.slice(at + open.length, end);
-    // One $ is mostly money: a formula touches both, and is shown as one where something would be lost.
-    if (open === "$" && (!/[\\*_]/.test(inside) || /^\s|\s$/.test(inside) || /\d/.test(text[end + 1] ?? ""))) return false;
+    // One $ is mostly money: a formula touches both, and has a sign of one.
+    if (open === "$" && (!/[\\*_^={}<>+|]|^[A-Za-z]$|^[A-Za-z]\(/.test(inside) || /^\s|\s$/.test(inside) || /\d/.test(text[end + 1] ?? ""))) return false;
     if (!inside.trim()) return false;
-    add(element("code", "math", open + inside + close));
+    add(formulaOf(inside, open === "$$" || open === "\\[") ?? element("code", "math", open + inside + close));
     at = end + close.length;
     return true;
   };
@@ -115,7 +115,9 @@ function codeBlock(language, text) {
   copy.onclick = () => copyText(text, copy);
   head.append(element("span", "", language), copy);
   pre.tabIndex = 0; // it may scroll
-  pre.append(element("code", "", text));
+  const code = element("code");
+  colour(code, language, text);
+  pre.append(code);
   box.append(head, pre);
   return box;
 }
@@ -211,7 +213,9 @@ function draw(kind, lines, depth) {
   }
   if (kind === "rule") return element("hr");
   if (kind === "math") {
-    const pre = element("pre", "math", lines.join("\n").trim());
+    const source = lines.join("\n").trim(), set = formulaOf(source.slice(2, -2), true);
+    if (set) { set.tabIndex = 0; return set; } // it may scroll
+    const pre = element("pre", "math", source);
     pre.tabIndex = 0;
     return pre;
   }
