@@ -702,6 +702,16 @@ def markdown_becomes_elements(browser, server):
         drawMarkdown(a, text); drawMarkdown(b, text);
         return a.isEqualNode(b); }})()""")
     check(same, "a text that grew looks otherwise")
+    # A long one, too, in uneven steps: what is settled is not looked at again.
+    same = page.run(f"""(() => {{ const part = {json.dumps(text)}, code = "x = 1  # a line\\n".repeat(900);
+        for (const text of ["one\\n\\n".repeat(300) + part + "\\n\\n" + "- a\\n".repeat(250) + "\\n" + part, "```\\n" + code, "```python\\n" + code + "```\\n" + part, "  ```\\n  " + code,
+                          "\\\\[\\n" + "a\\n".repeat(190) + "\\\\]\\n" + "b\\n\\n".repeat(300)]) {{
+            const a = document.createElement('div'), b = document.createElement('div');
+            for (let n = 0; n <= text.length; n += 1 + (n * 7919) % 1400) drawMarkdown(a, text.slice(0, n));
+            drawMarkdown(a, text); drawMarkdown(b, text);
+            if (!a.isEqualNode(b)) return text.slice(0, 20);
+        }} return ""; }})()""")
+    check(not same, "a long text that grew looks otherwise:", same)
     for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n"):
         page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
     clean(page, server, "markdown")
@@ -748,6 +758,56 @@ def total(n: int) -> int:
 
 - [x] right
 - [ ] wrong"""
+
+
+LONG = """(() => {
+    const words = "a block table maps the logical blocks of a sequence to physical ones ".split(" "), lines = [];
+    for (let i = 0; lines.length < 10000; i++) {
+        lines.push(`### Part ${i}`, "", ...Array.from({length: 4}, (_, k) => words.slice(k).join(" ") + "*" + i + "*"), "", "- one", "- **two**", "  - three", "");
+        if (i % 8 === 0) lines.push("|a|b|", "|-|-|", "|1|2|", "");
+        if (i % 10 === 0) lines.push("```python", ...Array.from({length: 40}, (_, k) => `x${k} = f(${k})  # ${words[k % 9]}`), "```", "");
+        if (i === 300) lines.push("```", ...Array.from({length: 3000}, (_, k) => `line ${k} of a long listing`), "```", "");
+    }
+    return lines;
+})()"""
+
+
+def a_long_answer_streams_smoothly(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    best = None
+    for _ in range(4):  # the machine may be busy with something else
+        page.go(server.url + "/")
+        page.until(READY)
+        page.click(".new")
+        # Each frame's work: scripts, and the layout that they ask for.
+        page.run("""window.work = []; { const real = window.requestAnimationFrame;
+            window.requestAnimationFrame = run => real(at => { const begin = performance.now(); run(at); work.push(performance.now() - begin); }); }""")
+        # As many lines as a fast server may send: 25 in 10 ms.
+        page.run(f"""{{ const lines = {LONG}, real = window.fetch, text = new TextEncoder();
+            window.lines = lines;
+            window.fetch = async (path, options) => /completions/.test(path) ? new Response(new ReadableStream({{async start(c) {{
+                const event = (delta, reason = null) => c.enqueue(text.encode("data: " + JSON.stringify({{choices: [{{index: 0, delta, finish_reason: reason}}]}}) + "\\n\\n"));
+                for (let i = 0; i < lines.length; i += 25) {{
+                    event({{content: lines.slice(i, i + 25).join("\\n") + "\\n"}});
+                    await new Promise(done => setTimeout(done, 10));
+                }}
+                event({{}}, "stop");
+                c.close();
+            }}}})) : real(path, options); }}""")
+        page.type("Go on.")
+        page.press("Enter")
+        page.until(f"{TURNS} === 2")
+        page.until(f"!{BUSY}", 180)
+        check(page.run("turns.at(-1).content === lines.join('\\n') + '\\n'"), "something is lost")
+        work = sorted(page.run("work"))
+        p95 = work[len(work) * 95 // 100]
+        best = min(best or p95, p95)
+        if best <= 16:
+            break
+    print(f"  a frame of 10,000 lines: {work[len(work) // 2]:.1f} ms, p95 {best:.1f} ms, {len(work)} frames")
+    check(best <= 16, "a frame takes", best, "ms")
+    clean(page, server, "a long answer")
 
 
 def a_key_is_asked_for(browser):
@@ -871,5 +931,5 @@ TESTS = [
     a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
     a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     the_same_answer_comes_again, settings_stand_beside_each_other, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
-    markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
+    markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_long_answer_streams_smoothly, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
 ]

@@ -109,17 +109,45 @@ function inline(parent, text, depth = 0) {
   add();
 }
 
-function codeBlock(language, text) {
-  const box = element("div", "code"), head = element("div", "head"), copy = element("button", "", "Copy"), pre = element("pre");
-  copy.type = "button";
-  copy.onclick = () => copyText(text, copy);
-  head.append(element("span", "", language), copy);
+// `growing`: its end has not come. Then a long one is not coloured again and again.
+function codeBlock(language, text, growing) {
+  const box = element("div", "code"), head = element("div", "head"), pre = element("pre"), code = element("code");
+  head.append(element("span", "", language), button("Copy", b => copyText(code.textContent, b)));
   pre.tabIndex = 0; // it may scroll
-  const code = element("code");
-  colour(code, language, text);
+  if (!(growing && text.length > SHORT) && !(text.length > LONGEST)) colour(code, language, text);
+  else appendLines(code, text);
   pre.append(code);
   box.append(head, pre);
   return box;
+}
+
+// Long code stands in parts of so many lines, so that a browser lays out those alone that change or are seen.
+const PART = 100;
+function appendLines(code, text) {
+  const lines = text.split("\n");
+  let part = code.lastChild, n = part ? part.lines : PART;
+  for (const [i, line] of lines.entries()) {
+    if (i && n === PART) { part.lastChild.appendData("\n"); n = 0; part = null; }
+    if (!part) {
+      part = element("span", "part");
+      part.append("");
+      code.append(part);
+      n = part.lines = 1;
+      part.lastChild.appendData(line);
+    } else {
+      part.lastChild.appendData((i ? "\n" : "") + line);
+      if (i) part.lines = ++n;
+    }
+  }
+}
+
+// Adds what is new to a block of code whose end has not come. False: it has to be drawn.
+function growCode(block, old, now) {
+  const code = block?.querySelector?.("code");
+  if (!code?.firstChild?.classList?.contains("part") || old?.kind !== "fence" || now.kind !== "fence" || indentOf(now.text)) return false;
+  if (!now.text.startsWith(old.text) || isClosed(old.text) || isClosed(now.text)) return false;
+  appendLines(code, now.text.slice(old.text.length));
+  return true;
 }
 
 async function copyText(text, button) {
@@ -199,12 +227,16 @@ function endOfMath(lines, from, open) {
 }
 function starts(line) { return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line); }
 
+// Whether the last line of a block of code is its end.
+function isClosed(text) {
+  const at = text.lastIndexOf("\n"), mark = FENCE.exec(text.slice(0, text.indexOf("\n")))?.[1], last = text.slice(at + 1).trim();
+  return at >= 0 && last.startsWith(mark) && !last.replaceAll(mark[0], "");
+}
+
 function draw(kind, lines, depth) {
   if (kind === "fence") {
-    const [, mark, language] = FENCE.exec(lines[0]), last = lines.at(-1).trim();
-    const closed = lines.length > 1 && last.startsWith(mark) && !last.replaceAll(mark[0], "");
-    const cut = indentOf(lines[0]);
-    return codeBlock(language, lines.slice(1, closed ? -1 : undefined).map(l => l.slice(Math.min(cut, indentOf(l)))).join("\n"));
+    const [, , language] = FENCE.exec(lines[0]), closed = isClosed(lines.join("\n")), cut = indentOf(lines[0]);
+    return codeBlock(language, lines.slice(1, closed ? -1 : undefined).map(l => l.slice(Math.min(cut, indentOf(l)))).join("\n"), !closed);
   }
   if (kind === "heading") {
     const [, marks, text] = HEADING.exec(lines[0]), h = element("h" + Math.min(6, marks.length + 2));
@@ -289,13 +321,23 @@ function drawAll(root, lines, depth) {
   }
 }
 
-// Draws a text that grows: blocks that are as they were keep their elements.
+// So many lines may pass until it is known what one of them begins: a formula (endOfMath).
+const FORESIGHT = 200;
+
+// Draws a text that grows: blocks that are as they were keep their elements, and most are not looked at again.
 function drawMarkdown(root, text) {
-  const lines = text.replace(/\r\n?/g, "\n").split("\n"), blocks = split(lines), before = root.blocks || [];
-  const now = blocks.map(([kind, from, to]) => kind + "\n" + lines.slice(from, to).join("\n"));
-  let same = 0;
-  while (same < now.length && same < before.length && now[same] === before[same]) same++;
-  while (root.childNodes.length > same) root.lastChild.remove();
-  for (let i = same; i < now.length; i++) root.append(draw(blocks[i][0], lines.slice(blocks[i][1], blocks[i][2]), 0));
-  root.blocks = now;
+  const lines = text.replace(/\r\n?/g, "\n").split("\n"), before = root.drawn ?? {text: "", lines: 0, blocks: []};
+  let settled = 0; // blocks that what was added cannot change
+  if (text.startsWith(before.text)) while (before.blocks[settled + 1]?.from < before.lines - FORESIGHT) settled++;
+  const from = before.blocks[settled]?.from ?? 0;
+  const rest = split(lines.slice(from)).map(([kind, a, b]) => ({kind, from: a + from, to: b + from, text: lines.slice(a + from, b + from).join("\n")}));
+  const blocks = [...before.blocks.slice(0, settled), ...rest];
+  let same = settled;
+  while (same < blocks.length && blocks[same].kind === before.blocks[same]?.kind && blocks[same].text === before.blocks[same].text) same++;
+  if (!(blocks.length === same + 1 && growCode(root.childNodes[same], before.blocks[same], blocks[same]))) {
+    while (root.childNodes.length > same) root.lastChild.remove();
+    for (const {kind, from, to} of blocks.slice(same)) root.append(draw(kind, lines.slice(from, to), 0));
+  }
+  root.classList.toggle("long", blocks.length > 100); // a browser lays out what is seen of it
+  root.drawn = {text, lines: lines.length, blocks};
 }

@@ -2,11 +2,11 @@
 
 const MARKUP = /<span class="([\w\- ]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27|#39);/g;
 const LETTERS = {amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'", "#39": "'"};
-const LONGEST = 60000; // characters that are coloured
+const SHORT = 4000, LONGEST = 60000; // characters of code that is coloured: while it grows; when it is whole
 
 // Adds the code to an element.
 function colour(code, language, text) {
-  const markup = window.hljs && text.length <= LONGEST && hljs.getLanguage(language) && marked(language, text);
+  const markup = window.hljs && hljs.getLanguage(language) && marked(language, text);
   if (!markup) return code.append(text);
   let at = 0, parent = code, plain = "";
   const flush = () => { if (plain) parent.append(plain); plain = ""; };
