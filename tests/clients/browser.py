@@ -147,11 +147,13 @@ class Page:
     def type(self, text):
         self.call("Input.insertText", text=text)
 
-    def press(self, key, shift=False):
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40}
-        event = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
-        if key == "Enter":
-            event["text"] = "\r"
+    def press(self, key, shift=False, alt=False, ctrl=False):  # KeyE and the like: a letter's place
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40, "?": 191}
+        letter = key[3:].lower() if key.startswith("Key") else None
+        event = {"key": letter or key, "code": key, "windowsVirtualKeyCode": ord(letter.upper()) if letter else codes[key],
+                 "modifiers": (1 if alt else 0) + (2 if ctrl else 0) + (8 if shift else 0)}
+        if key in ("Enter", "?"):
+            event["text"] = "\r" if key == "Enter" else key
         self.call("Input.dispatchKeyEvent", type="keyDown", **event)
         self.call("Input.dispatchKeyEvent", type="keyUp", **{k: v for k, v in event.items() if k != "text"})
 

@@ -760,6 +760,188 @@ def total(n: int) -> int:
 - [ ] wrong"""
 
 
+def settings_have_names_and_the_page_a_theme(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(paper)
+    setting(page, temperature=0.3, system="Be brief.", more='{"repeat_penalty": 1.2}', theme="dark")
+    dark = page.run(paper)
+    check(dark != light, "no dark theme")
+    readable(page, "the dark theme")
+    # It holds on the other page, whatever the system has.
+    other = browser.page(dark=False)
+    other.go(server.url + "/blocks.html")
+    check(other.run(paper) == dark, "the blocks are light")
+    # A preset is kept, and taken over elsewhere; a field that is no JSON is not.
+    page.call("Page.bringToFront")
+    page.click(".set")
+    page.run("presetName.value = 'Brief'; 0")
+    page.click("dialog .keep")
+    page.run("form.elements.more.value = '[1'; form.elements.more.oninput(); 0")
+    page.click("dialog [value=save]")
+    check(page.run("dialog.open && form.elements.more.validationMessage") == "This is not a JSON object.", "it is saved")
+    page.click("dialog .cancel")
+    setting(page, temperature=1, system="", more="", theme="light")
+    check(page.run(paper) == light, "no light theme")
+    page.look(1400, 900, True)
+    check(page.run(paper) == light, "the system decides")
+    page.click(".set")
+    page.run("presetName.value = 'Brief'; presetName.oninput(); 0")
+    page.screenshot(os.path.join(SHOTS, "preset-1400.png"))
+    page.click("dialog [value=save]")
+    ask(page, "Hello", [["content", "Hi."]], "stop", 10)
+    settle(page)
+    body = page.run("asked.at(-1)")
+    check(body["temperature"] == 0.3 and body["repeat_penalty"] == 1.2 and body["messages"][0]["content"] == "Be brief.", body)
+    # Settings are those of a conversation.
+    page.click(".new")
+    setting(page, temperature=0.7)
+    ask(page, "Hello", [["content", "Hi."]], "stop", 10)
+    settle(page)
+    page.press("ArrowDown", alt=True)
+    check(page.run("now.chat.settings.temperature") == 0.3, "a conversation lost its settings")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "presets")
+
+
+def files_go_with_a_message(browser, server):
+    page = browser.page(420, 900)
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("attach([new File(['a ``` b\\r\\nc'], 'notes.md'), new File(['\\0\\1'], 'x.bin'), new File(['%PDF-1.7'], 'x.pdf'), new File([''], 'empty')])")
+    check(page.run("attached.length") == 1 and "notes.md · 9" in page.run("document.querySelector('.attached').innerText"), page.run("document.querySelector('.attached').innerText"))
+    page.screenshot(os.path.join(SHOTS, "files-420.png"))
+    readable(page, "a file")
+    no_overflow(page, "a file")
+    ask(page, "What is it?", [["content", "Notes."]], "stop", 10)
+    settle(page)
+    check(page.run("asked.at(-1).messages[0].content") == "notes.md:\n````\na ``` b\nc\n````\n\nWhat is it?", page.run("asked.at(-1).messages"))
+    check(page.run("attached.length") == 0 and page.run("document.querySelector('.file summary').innerText") == "notes.md · 9 characters", "it is not shown")
+    clean(page, server, "a file")
+
+
+def tools_are_cards_and_thinking_ends(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    ask(page, "Weather?", [["tool_calls", [{"index": 0, "id": "x", "function": {"name": "weather", "arguments": '{"city":'}}]],
+                           ["tool_calls", [{"index": 0, "function": {"arguments": '"Ulm"}'}}]]], "tool_calls", 10)
+    settle(page)
+    check("Calls weather" in page.run("document.querySelector('.call').innerText") and '"city": "Ulm"' in page.run("document.querySelector('.call code').innerText"), "no card")
+    page.screenshot(os.path.join(SHOTS, "tools-1400.png"))
+    readable(page, "a card")
+    page.run(f"script.push({json.dumps([[['content', 'It rains.']], 'stop', 20])}); document.querySelector('.call textarea').value = 'rain'; document.querySelector('.calls > button').click()")
+    page.until("turns.length === 4")
+    settle(page)
+    sent = page.run("asked.at(-1).messages")
+    check(sent[1].get("tool_calls", [0])[0] == {"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}, sent)
+    check(sent[2] == {"role": "tool", "content": "rain", "tool_call_id": "call_0"} and page.run(LAST) == "It rains.", sent)
+    # Thinking that lasts too long is ended, and the answer comes.
+    page.run("window.held = 2; 0")
+    ask(page, "Think.", [["reasoning_content", "Well, "]] * 3, "stop", 10)
+    page.until("document.querySelector('.busy .skip')?.checkVisibility()")
+    page.run(f"script.push({json.dumps([[['content', 'So.']], 'stop', 10])}); document.querySelector('.busy .skip').click()")
+    page.run("window.held = 0; 0")
+    page.until(f"!{BUSY} && {LAST} === 'So.'")
+    check(page.run("asked.at(-1).enable_thinking") is False and "Well" in page.run("turns.at(-1).reasoning"), page.run("asked.at(-1)"))
+    clean(page, server, "tools")
+
+
+def a_full_context_is_said_ahead(browser):
+    server = Server("-c", "256")
+    try:
+        page = browser.page(420, 900)
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+        page.go(server.url + "/")
+        page.until(READY)
+        for n in (60, 120, 180):
+            ask(page, "word " * 20, [["content", "word "]] * 30, "stop", n)
+            settle(page)
+        page.click(".gauge")
+        page.until("document.querySelector('.explain button')")
+        check("at most 256 tokens" in page.run("document.querySelector('.explain').innerText"), "not explained")
+        page.screenshot(os.path.join(SHOTS, "explained-420.png"))
+        readable(page, "the explanation")
+        page.press("Escape")
+        page.run("box.focus(); 0")
+        page.type("word " * 70)
+        page.until("!document.querySelector('.ahead').hidden")
+        told = page.run("document.querySelector('.ahead').innerText")
+        found = re.search(r"(\d+) are left for an answer|longer than the model's context", told)
+        without = re.search(r"Go on without the (\d) oldest messages", told)
+        check(found and int(found[1] or 0) < 32 and without and page.run("asked.length") == 3, told)
+        no_overflow(page, "what is said ahead")
+        page.click(".ahead button")
+        page.run(f"script.push({json.dumps([[['content', 'Yes.']], 'stop', 100])}); 0")
+        page.run("box.focus(); 0")
+        page.press("Enter")
+        page.until(f"{TURNS} === 8")
+        settle(page)
+        check(len(page.run("asked.at(-1).messages")) == 7 - int(without[1]), page.run("asked.at(-1).messages"))
+        clean(page, server, "what is said ahead")
+    finally:
+        server.close()
+
+
+def the_keyboard_does_everything(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.press("?")
+    page.until("document.querySelector('.keys-list').open")
+    check(page.run("document.querySelectorAll('.keys-list dt').length === KEYS.length + 4"), "keys are missing")
+    page.screenshot(os.path.join(SHOTS, "keys-1400.png"))
+    readable(page, "the keys")
+    page.press("Escape")
+    page.until("!document.querySelector('.keys-list').open")
+    page.run("box.focus(); 0")
+    for text in ("A.", "B."):
+        page.run(f"script.push({json.dumps([[['content', text]], 'stop', 10])}); 0")
+    page.type("One?")
+    page.press("Enter")
+    page.until(f"{TURNS} === 2 && !{BUSY} && {LAST} === 'A.'")
+    page.press("KeyR", alt=True)
+    page.until(f"!{BUSY} && {LAST} === 'B.'")
+    page.press("ArrowLeft", alt=True)
+    check(page.run(LAST) == "A.", "no step back")
+    page.press("ArrowRight", alt=True)
+    check(page.run(LAST) == "B.", "no step forward")
+    page.press("KeyE", alt=True)
+    page.until("document.activeElement.closest('.edit')")
+    page.press("Escape")
+    page.press("KeyT", alt=True)
+    page.until("document.activeElement.classList.contains('token')")
+    page.press("KeyN", alt=True)
+    check(page.run(TURNS) == 0, "no new chat")
+    page.press("ArrowDown", alt=True)
+    page.until(f"{TURNS} === 2")
+    page.press("KeyB", ctrl=True)
+    check(page.run("!document.body.classList.contains('with-chats')"), "the list stays")
+    page.press("KeyK", ctrl=True)
+    page.until("document.activeElement === search")
+    page.type("One")
+    page.until(f"{LISTED}.length >= 1")
+    page.press("Escape")
+    page.press("KeyS", alt=True)
+    page.until("dialog.open")
+    page.press("Escape")
+    # What Tab reaches can be seen to have the focus, and nothing keeps it.
+    page.until("!dialog.open")
+    page.run("window.reached = new Set(); 0")
+    for _ in range(60):
+        page.press("Tab")
+        page.run("document.activeElement !== document.body && reached.add(document.activeElement.className || document.activeElement.textContent)")
+    check(page.run("['toggle', 'new', 'set', 'export', 'main send'].every(name => reached.has(name) || name === 'main send')"), "not reached:", page.run("[...reached]"))
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "the keyboard")
+
+
 LONG = """(() => {
     const words = "a block table maps the logical blocks of a sequence to physical ones ".split(" "), lines = [];
     for (let i = 0; lines.length < 10000; i++) {
@@ -931,5 +1113,7 @@ TESTS = [
     a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
     a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     the_same_answer_comes_again, settings_stand_beside_each_other, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
-    markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_long_answer_streams_smoothly, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
+    markdown_becomes_elements, formulas_are_set_and_code_is_coloured,
+    settings_have_names_and_the_page_a_theme, files_go_with_a_message, tools_are_cards_and_thinking_ends, a_full_context_is_said_ahead,
+    the_keyboard_does_everything, a_long_answer_streams_smoothly, a_key_is_asked_for, a_missing_template_is_said, it_can_be_shown,
 ]

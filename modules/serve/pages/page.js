@@ -13,6 +13,15 @@ function remember(area, name, value) {
   try { area.setItem("quire." + name, text); } catch { kept[name] = text; }
 }
 
+// The theme: "light", "dark", or "system": as the system has it. The styles know the system's only.
+const darkRules = [...document.styleSheets[0].cssRules].filter(rule => rule.media?.mediaText.includes("prefers-color-scheme"));
+function wear(theme) {
+  document.documentElement.style.colorScheme = theme === "system" ? "" : theme;
+  for (const rule of darkRules) rule.media.mediaText = {light: "not all", dark: "all"}[theme] ?? "(prefers-color-scheme: dark)";
+}
+wear(recall(localStorage, "theme", "system"));
+addEventListener("storage", e => { if (e.key === "quire.theme") wear(recall(localStorage, "theme", "system")); }); // another tab
+
 class Refusal extends Error { // what the server has against a request, as a sentence; its status and the error's code
   constructor(message, status, code) { super(message); this.status = status; this.code = code; }
 }

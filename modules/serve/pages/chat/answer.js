@@ -54,7 +54,7 @@ async function answer(talk, turn, anyway = false) {
         }
       }
       painted ||= requestAnimationFrame(paint);
-      if (performance.now() - kept > 400) { talk.save(turn); kept = performance.now(); }
+      if (performance.now() - kept > 400) { store.write("messages", turn); kept = performance.now(); }
     }
     if (!run.reason) throw new Refusal("The server ended the answer early.", 0);
     delete turn.open;
@@ -81,6 +81,7 @@ async function answer(talk, turn, anyway = false) {
   talk.chat.changed = Date.now();
   talk.save(turn);
   drawChats();
+  if (run.next) return run.next();
   if (talk !== now) return;
   talkBox.ariaLive = "polite";
   redraw(turn);
@@ -105,19 +106,31 @@ function figures({usage, first, last, firstTokens, started, reason, full}) {
   return parts.join(" · ");
 }
 
+// Ends the thinking: the same question again, to be answered at once.
+function skipThinking(turn) {
+  const run = runs.get(turn.id);
+  if (!run) return;
+  turn.skip = true;
+  run.next = () => answer(run.talk, turn);
+  run.controller.abort();
+}
+
 const said = turn => turn.content || turn.reasoning || turn.calls;
 
 // The answers that come in the conversation on the page.
 const running = () => turns.flatMap(turn => [turn.id, turn.beside]).map(id => runs.get(id)).filter(Boolean);
 function stop() { for (const run of running()) run.controller.abort(); }
 
-function ask(text, files) {
-  if (!text.trim() && !files?.length || running().length) return;
+function ask(text, files = []) {
+  if (!text.trim() && !files.length || running().length) return;
   // What failed without a word is no part of the conversation.
   const path = [...turns];
   while (path.length && !(path.at(-1).role === "assistant" && said(path.at(-1)))) path.pop();
-  const question = now.add(path.at(-1)?.id ?? null, "user", {content: text.trim(), ...files?.length && {files}});
+  const question = now.add(path.at(-1)?.id ?? null, "user", {content: text.trim(), ...files.length && {files}, ...startsAnew && {start: true}});
   box.value = "";
+  attached = [];
+  drawAttached();
+  lookAhead();
   fit();
   answer(now, now.add(question.id, "assistant"));
 }

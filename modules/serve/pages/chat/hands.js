@@ -13,17 +13,17 @@ function begin() {
   box.focus();
 }
 
-box.oninput = fit;
+box.oninput = () => { fit(); lookAhead(); };
 addEventListener("resize", fit);
 box.onkeydown = e => {
   if (e.key !== "Enter" || e.shiftKey || e.isComposing || e.keyCode === 229) return;
   e.preventDefault();
-  ask(box.value);
+  ask(box.value, attached);
 };
 $(".ask").onsubmit = e => {
   e.preventDefault();
   if (running().length) stop();
-  else ask(box.value);
+  else ask(box.value, attached);
   box.focus();
 };
 addEventListener("keydown", e => {

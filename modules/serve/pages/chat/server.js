@@ -38,8 +38,11 @@ function contentOf(message) {
   return files.join("") + message.content;
 }
 
+const callId = i => `call_${i}`;
+
 function messagesOf(messages, system) {
-  const list = messages.map(m => ({role: m.role, content: contentOf(m)}));
+  const list = messages.map(m => ({role: m.role, content: contentOf(m), ...m.call && {tool_call_id: m.call},
+    ...m.calls && {tool_calls: m.calls.map((call, i) => ({id: callId(i), type: "function", function: call}))}}));
   return system ? [{role: "system", content: system}, ...list] : list;
 }
 

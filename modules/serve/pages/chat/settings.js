@@ -20,13 +20,17 @@ function openSettings(turn) {
     field.value = settings[field.name] ?? "";
     if (NUMBERS.includes(field.name)) field.placeholder = {max_tokens: "no limit", seed: "random"}[field.name] ?? (field.name in defaults ? Number(defaults[field.name].toPrecision(4)) : "");
   }
+  form.elements.theme.value = recall(localStorage, "theme", "system");
+  checkMore();
+  presetName.value = "";
+  listPresets();
   dialog.showModal();
 }
 
 function enteredSettings() {
   const settings = {};
   for (const field of form.elements) {
-    const value = field.name && field.value.trim();
+    const value = field.name && field.name !== "theme" && field.value.trim();
     if (value) settings[field.name] = NUMBERS.includes(field.name) ? Number(value) : value;
   }
   return settings;
@@ -40,11 +44,53 @@ form.onsubmit = () => {
     return answerBeside(besides, all);
   }
   remember(localStorage, "settings", all);
+  remember(localStorage, "theme", form.elements.theme.value);
   now.chat.settings = savedSettings();
   now.save();
   $(".key").hidden = true;
   greet();
 };
-dialog.onclose = () => box.focus();
+dialog.onclose = () => {
+  wear(recall(localStorage, "theme", "system"));
+  box.focus();
+};
+form.elements.theme.onchange = () => wear(form.elements.theme.value);
+form.elements.more.oninput = checkMore;
+function checkMore() {
+  const field = form.elements.more;
+  let value = {};
+  try { value = JSON.parse(field.value || "{}"); } catch { value = null; }
+  field.setCustomValidity(value && typeof value === "object" && !Array.isArray(value) ? "" : "This is not a JSON object.");
+}
 dialog.querySelector(".cancel").onclick = () => dialog.close();
-dialog.querySelector(".reset").onclick = () => { for (const field of form.elements) if (field.name && field.name !== "key") field.value = ""; };
+dialog.querySelector(".reset").onclick = () => { for (const field of form.elements) if (field.name && field.name !== "key" && field.name !== "theme") field.value = ""; checkMore(); };
+
+// -- presets: settings under a name
+
+const presetName = dialog.querySelector(".preset input");
+const presets = () => recall(localStorage, "presets", {});
+
+function listPresets() {
+  dialog.querySelector("datalist").replaceChildren(...Object.keys(presets()).map(name => { const o = element("option"); o.value = name; return o; }));
+  dialog.querySelector(".drop").disabled = !(presetName.value in presets());
+}
+presetName.oninput = () => { // one that is there is taken over
+  listPresets();
+  const preset = presets()[presetName.value];
+  if (preset) for (const field of form.elements) if (field.name && field.name !== "key" && field.name !== "theme") field.value = preset[field.name] ?? "";
+  checkMore();
+};
+presetName.onkeydown = e => { if (e.key === "Enter") { e.preventDefault(); dialog.querySelector(".keep").click(); } };
+dialog.querySelector(".keep").onclick = () => {
+  const {key, ...settings} = enteredSettings(), name = presetName.value.trim();
+  if (!name) return presetName.focus();
+  remember(localStorage, "presets", {...presets(), [name]: settings});
+  listPresets();
+  toast(`The preset “${name}” is kept.`);
+};
+dialog.querySelector(".drop").onclick = () => {
+  const {[presetName.value]: gone, ...rest} = presets();
+  remember(localStorage, "presets", rest);
+  presetName.value = "";
+  listPresets();
+};

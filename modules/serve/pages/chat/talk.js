@@ -20,12 +20,26 @@ function drawThought(view, turn) {
   view.none.textContent = busy || turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
 }
 
+// The tools that an answer calls, as cards; the reader tells what came of them.
 function drawCalls(view, turn) {
-  view.calls.replaceChildren(...(turn.calls ?? []).map(({name, arguments: text}) => {
+  const cards = (turn.calls ?? []).map(({name, arguments: text}) => {
     const card = element("div", "call");
-    card.append(element("div", "head", `Calls ${name}`), codeBlock("json", indented(text)));
+    card.append(element("div", "name", `Calls ${name}`), codeBlock("json", indented(text)));
     return card;
-  }));
+  });
+  view.calls.replaceChildren(...cards);
+  if (!cards.length || runs.has(turn.id) || turn !== turns.at(-1)) return;
+  const results = cards.map((card, i) => {
+    const area = element("textarea");
+    area.ariaLabel = area.placeholder = `What ${turn.calls[i].name} returned`;
+    card.append(area);
+    return area;
+  });
+  view.calls.append(button("Send the results", () => {
+    let parent = turn.id;
+    results.forEach((area, i) => { parent = now.add(parent, "tool", {content: area.value, call: callId(i)}).id; });
+    answer(now, now.add(parent, "assistant"));
+  }, "main"));
 }
 function indented(json) {
   try { return JSON.stringify(JSON.parse(json), null, 2); } catch { return json; } // which may still be coming
@@ -59,6 +73,12 @@ function drawQuestion(turn) {
   return {root: group};
 }
 
+function drawResult(turn) {
+  const root = element("article", "turn tool" + (turn.dropped ? " dropped" : ""));
+  root.append(element("div", "name", "Result"), element("pre", "", turn.content));
+  return {root};
+}
+
 function edit(turn, root) {
   const form = element("form", "edit"), area = element("textarea"), row = element("div", "row"), send = element("button", "main", "Send");
   area.value = turn.content;
@@ -83,7 +103,9 @@ function drawAnswer(turn) {
   const view = {root, text, note, thought, thoughts, none, calls};
   const summary = element("summary");
   summary.onclick = () => { turn.unfolded = !thought.open; now.save(turn); };
-  thought.append(summary, thoughts);
+  const enough = button("Answer now", () => skipThinking(turn), "skip");
+  enough.title = "Ends the thinking and asks for the answer. The answer does not use these thoughts.";
+  thought.append(summary, enough, thoughts);
   root.append(element("span", "unseen", "Answer: "), thought, text, calls, none);
   drawThought(view, turn);
   drawMarkdown(text, turn.content);
@@ -122,7 +144,7 @@ function drawFault(turn) {
 }
 
 function drawTurn(turn) {
-  const view = turn.role === "user" ? drawQuestion(turn) : drawAnswer(turn);
+  const view = {user: drawQuestion, tool: drawResult}[turn.role]?.(turn) ?? drawAnswer(turn);
   views.set(turn.id, view);
   return view.root;
 }
@@ -160,22 +182,11 @@ function drawTalk() {
   showState();
 }
 
-// How full the context is, as far as it is known.
-function showFullness() {
-  const gauge = $(".gauge"), n = turns.findLast(t => t.tokens && !t.dropped)?.tokens;
-  gauge.hidden = !n || !isFinite(room);
-  if (gauge.hidden) return;
-  gauge.firstChild.style.setProperty("--share", Math.min(1, n / room));
-  gauge.lastChild.textContent = `${n.toLocaleString("en")} of ${room.toLocaleString("en")} tokens`;
-  gauge.title = "How full the model's context is";
-  gauge.classList.toggle("full", room - n < enough(now));
-}
-
 function showState() {
   const busy = running().length > 0;
   send.textContent = busy ? "Stop" : "Send";
   send.classList.toggle("main", !busy);
-  send.disabled = !busy && !box.value.trim();
+  send.disabled = !busy && !box.value.trim() && !attached.length;
 }
 
 let following = true; // the end of the talk, until the reader scrolls away from it
