@@ -15,11 +15,18 @@ def chat(browser):
         page = browser.page(1180, 720)
         page.go(server.url + "/")
         page.until(READY)
-        for n, question in enumerate(("What is paged attention?", "Why?", "What does gratitude mean?")):
-            page.type(question)
-            page.press("Enter")
-            page.until(f"{TURNS} === {2 * n + 2}")
-            settle(page)
+        for chat in (("What does gratitude mean?",), ("What is paged attention?", "Why?"), ("Tell me a story.",)):
+            page.click(".new")
+            for n, question in enumerate(chat):
+                page.type(question)
+                page.press("Enter")
+                page.until(f"{TURNS} === {2 * n + 2}")
+                settle(page)
+        # The answer as its tokens, and what else could have stood in it.
+        page.run("toggleTokens(turns[1])")
+        page.until("document.querySelector('.tokens')")
+        page.click(".token:nth-child(6)")
+        page.until("document.querySelector('.alternatives .percent')")
         page.screenshot(os.path.join(DOCS, "server-chat.png"))
     finally:
         server.close()
