@@ -1089,7 +1089,7 @@ def it_can_be_shown(browser, server):
         page.look(width, height, dark)
         page.go(server.url + "/")
         page.until("document.querySelector('.bar .model').textContent")
-        page.run("show([...chats.keys()][0])")
+        page.run("show([...chats.values()].find(c => c.title.startsWith('How does')).id)")
         page.run("document.querySelector('.scroll').scrollTop = 0")
         time.sleep(0.2)
         page.screenshot(os.path.join(SHOTS, "chat-" + name))

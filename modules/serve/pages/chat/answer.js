@@ -138,7 +138,7 @@ function ask(text, files = []) {
 // Another answer in the place of this one; an answer without a word is not kept.
 function again(turn, anyway = false) {
   const talk = now;
-  answer(talk, said(turn) ? talk.add(turn.parent, "assistant") : Object.assign(turn, {made: undefined, parts: 0}), anyway);
+  answer(talk, said(turn) ? talk.add(turn.parent, "assistant") : Object.assign(turn, {made: undefined, parts: 0, skip: false}), anyway);
 }
 
 function withoutOldest(turn) {

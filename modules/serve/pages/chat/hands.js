@@ -37,7 +37,7 @@ addEventListener("pagehide", () => {
 });
 addEventListener("pageshow", () => { left = false; });
 if (tabs) tabs.onmessage = async ({data: id}) => { // another tab changed this chat
-  if ([...runs.values()].some(run => run.turn.chat === id)) return;
+  if (!store || [...runs.values()].some(run => run.turn.chat === id)) return;
   for (const chat of await store.read("chats")) {
     if (chat.deleted) chats.delete(chat.id);
     else if (chat.id === id) chats.set(id, Object.assign(chats.get(id) ?? {}, chat));

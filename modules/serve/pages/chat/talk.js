@@ -23,7 +23,7 @@ function drawThought(view, turn) {
 // The tools that an answer calls, as cards; the reader tells what came of them.
 function drawCalls(view, turn) {
   const cards = (turn.calls ?? []).map(({name, arguments: text}) => {
-    const card = element("div", "call");
+    const card = element("div", "call text");
     card.append(element("div", "name", `Calls ${name}`), codeBlock("json", indented(text)));
     return card;
   });
@@ -114,7 +114,7 @@ function drawAnswer(turn) {
   foot.append(drawBranches(turn), note);
   if (turn.open && !busy && !turn.fault && !/stopped$/.test(turn.note)) note.textContent = [turn.note, "interrupted"].filter(Boolean).join(" · ");
   if (!busy) {
-    if (said(turn)) foot.append(button("Copy", b => copyText(turn.content || turn.reasoning, b)));
+    if (turn.content || turn.reasoning) foot.append(button("Copy", b => copyText(turn.content || turn.reasoning, b)));
     if ((turn.open || turn.cut) && turn.content && !turn.surplus) foot.append(button("Continue", () => goOn(turn)));
     if (!turn.anyway) foot.append(button("Try again", () => again(turn)));
     if (turn.content) foot.append(view.toggle = button("Tokens", () => toggleTokens(turn)));

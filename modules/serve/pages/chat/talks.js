@@ -58,9 +58,11 @@ async function openStore() {
 }
 
 // Shows a conversation; without an id, or with one that is gone, a new one.
+let shown = 0;
 async function show(id) {
-  const chat = chats.get(id);
+  const chat = chats.get(id), number = ++shown;
   if (chat && !talks.has(id)) talks.set(id, new Talk(chat, await store.read("messages", id)));
+  if (number !== shown) return; // another was wanted meanwhile
   now = chat ? talks.get(id) : newTalk();
   remember(sessionStorage, "chat", now.chat.id);
   drawTalk();
@@ -71,6 +73,7 @@ async function show(id) {
 
 // A page that is left has no time for a database: what came last goes where it is written at once, and from there to the database.
 function leave() {
+  if (!store) return;
   const messages = [...store.pending.messages.values(), ...[...runs.values()].map(run => run.turn)], chats = [...store.pending.chats.values()];
   const {messages: more = [], chats: others = []} = recall(localStorage, "rescue", {}); // of other tabs
   if (messages.length || chats.length) remember(localStorage, "rescue", {messages: [...more, ...messages], chats: [...others, ...chats]});
@@ -144,7 +147,8 @@ async function importChats(text) {
     if (!isText(m?.id) || !ids.has(m.chat) || !isText(m.content) || !["user", "assistant", "tool"].includes(m.role)) continue;
     const texts = ["reasoning", "note", "fault"].filter(name => isText(m[name])).map(name => [name, m[name]]);
     const numbers = ["thought", "tokens", "cached", "parts"].filter(name => isFinite(m[name])).map(name => [name, Number(m[name])]);
-    messages.push({...Object.fromEntries([...texts, ...numbers]), id: fresh(m.id), chat: ids.get(m.chat), parent: isText(m.parent) ? fresh(m.parent) : null,
+    const calls = (Array.isArray(m.calls) ? m.calls : []).filter(c => isText(c?.name) && isText(c.arguments)).map(c => ({name: c.name, arguments: c.arguments}));
+    messages.push({...Object.fromEntries([...texts, ...numbers]), ...calls.length && {calls}, ...isText(m.call) && {call: m.call}, id: fresh(m.id), chat: ids.get(m.chat), parent: isText(m.parent) ? fresh(m.parent) : null,
                    at: Number(m.at) || Date.now(), role: m.role, content: m.content, start: !!m.start,
                    files: (Array.isArray(m.files) ? m.files : []).filter(f => isText(f?.name) && isText(f.text)).map(({name, text}) => ({name, text}))});
   }
