@@ -85,3 +85,86 @@ TEST_CASE("a server that is killed finds what it had, and answers as before", "[
     }
     fs::remove_all(folder);
 }
+
+TEST_CASE("a saved slot comes back after a restart", "[server]") {
+    const fs::path folder = temporary();
+    fs::remove(folder);
+    std::vector<std::string> flags{"--slot-save-path", folder.string(), "--kv-host-bytes", "64M", "-np", "2"};
+    const auto               native = [](int i, int slot) {
+        Json body = question(i);
+        body.update({{"n_predict", 8}, {"id_slot", slot}});
+        body.erase("max_tokens");
+        return body;
+    };
+    const auto act = [](const Server& s, const std::string& slot, const std::string& action, const std::string& name) {
+        return s.post("/slots/" + slot + "?action=" + action, {{"filename", name}});
+    };
+    Json first;
+    {
+        const Server s(flags);
+        CHECK(act(s, "1", "save", "chat").status == 400); // no text
+        first = s.ask("/completion", native(0, 1));
+        CHECK(first["id_slot"] == 1);
+        CHECK(s.ask("/completion", native(0, -1))["id_slot"] == 1); // the text begins alike
+        CHECK(s.ask("/completion", {{"prompt", "x"}, {"n_predict", 2}})["id_slot"] == 0);
+        const Reply saved = act(s, "1", "save", "chat-1.bin");
+        INFO(saved.body);
+        REQUIRE(saved.status == 200);
+        const Json body = Json::parse(saved.body);
+        CHECK(body["id_slot"] == 1);
+        CHECK(body["filename"] == "chat-1.bin");
+        const int text = first["tokens_evaluated"].get<int>() + first["tokens_predicted"].get<int>();
+        CHECK(body["n_saved"].get<int>() > text - 17); // whole blocks of what is computed
+        CHECK(body["n_saved"].get<int>() < text);
+        CHECK(body["n_written"].get<int>() > 1000);
+        CHECK(body["timings"].contains("save_ms"));
+        CHECK((fs::status(folder / "chat-1.bin.slot").permissions() & fs::perms(077)) == fs::perms::none);
+        for (const std::string name : {"", ".", "../x", "a/b", ".hidden", "a b", "a\\b", "caf\xc3\xa9"})
+            CHECK(act(s, "1", "save", name).status == 400);
+        CHECK(act(s, "2", "save", "x").status == 400);
+        CHECK(act(s, "one", "save", "x").status == 400);
+        CHECK(act(s, "1", "load", "x").status == 400);
+        CHECK(act(s, "1", "restore", "nothing").status == 400);
+        Json salted          = native(0, 0);
+        salted["cache_salt"] = "s";
+        s.ask("/completion", salted);
+        CHECK(has(act(s, "0", "save", "x").body, "--kv-key"));
+        CHECK(Json::parse(act(s, "1", "erase", "x").body)["n_erased"].get<int>() >= text - 1);
+        CHECK(act(s, "1", "save", "x").status == 400);
+    }
+    {
+        const Server s(flags);
+        const Reply  restored = act(s, "0", "restore", "chat-1.bin");
+        INFO(restored.body);
+        REQUIRE(restored.status == 200);
+        CHECK(Json::parse(restored.body)["n_restored"].get<int>() > 100);
+        CHECK(Json::parse(restored.body)["timings"].contains("restore_ms"));
+        CHECK(act(s, "0", "save", "copy").status == 200);
+        const Json again = s.ask("/completion", native(0, 0));
+        CHECK(again["content"] == first["content"]);
+        CHECK(again["tokens_cached"].get<int>() > 100);
+        std::fstream file(folder / "copy.slot", std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(70);
+        file.put(char(99));
+        file.close();
+        CHECK(has(act(s, "0", "restore", "copy").body, "is damaged"));
+        fs::resize_file(folder / "copy.slot", 40);
+        CHECK(has(act(s, "0", "restore", "copy").body, "is damaged"));
+        CHECK(act(s, "0", "erase", "").status == 200);
+    }
+    CHECK(Server({}).post("/slots/0?action=save", {{"filename", "x"}}).status == 501);
+    const fs::path key = temporary();
+    std::ofstream(key) << std::string(40, 'k');
+    flags.insert(flags.end(), {"--kv-key", key.string()});
+    {
+        const Server s(flags);
+        CHECK(has(act(s, "0", "restore", "chat-1.bin").body, "without a key"));
+        Json salted          = native(1, 0);
+        salted["cache_salt"] = "s";
+        s.ask("/completion", salted);
+        CHECK(act(s, "0", "save", "salted").status == 200);
+        CHECK(Json::parse(act(s, "1", "restore", "salted").body)["n_restored"].get<int>() > 100);
+    }
+    fs::remove_all(folder);
+    fs::remove(key);
+}

@@ -262,6 +262,14 @@ int run(Arguments& a) {
     for (std::string& origin : options.cors_origins)
         if (origin.ends_with('/')) origin.pop_back(); // as addresses are written
     options.ping_seconds = a.ping_seconds;
+    if (SlotOptions& slots = options.saved_slots; !slots.directory.empty()) {
+        if (auto ok = make_private_directory(slots.directory); !ok) return complain(ok.error());
+        if (!a.engine.kv_key.empty()) {
+            const Result<Cipher> key = Cipher::from_file(a.engine.kv_key);
+            if (!key) return complain(key.error());
+            slots.cipher = *key;
+        }
+    }
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
     FileSampling from_file;
@@ -420,6 +428,14 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(0, 1 << 24));
     app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(within(-1, 1 << 24));
+    app.add_option_function<std::string>( // before --kv-dir, which has the last word
+        "--slot-save-path",
+        [&a](const std::string& path) {
+            if (path.empty()) throw CLI::ValidationError("--slot-save-path", "a directory is missing");
+            a.endpoints.saved_slots.directory = path + "/";
+            a.engine.kv_dir                   = path;
+        },
+        "directory for slots that POST /slots/N saves; without --kv-dir it has the KV as well");
     add_cache_flags(app, o);
     add_speculation_flags(app, o);
     app.add_option("--kv-events", a.kv_events,

@@ -80,13 +80,14 @@ public:
     std::string                      tuning() const; // the choices made by measuring on this machine; empty: none
     // Bytes a second that the threads of a step read in a plain sum over the weights: the limit of decoding one sequence. 0 if they fit
     // into a cache, on a GPU, or with several ranks. Between steps only.
-    double      weight_bandwidth() const;
-    std::string describe() const;    // one line: device, instruction set, threads, and memory_use()
-    std::string memory_use() const;  // weights, workspaces, KV with its blocks and tokens
-    std::string explain() const;     // the program of operations and the kernels chosen for it
-    std::string warning() const;     // one line where the context is longer than the model's; or ""
-    std::size_t block_bytes() const; // of one KV block
-    EngineStats stats() const;
+    double        weight_bandwidth() const;
+    std::string   describe() const;    // one line: device, instruction set, threads, and memory_use()
+    std::string   memory_use() const;  // weights, workspaces, KV with its blocks and tokens
+    std::string   explain() const;     // the program of operations and the kernels chosen for it
+    std::string   warning() const;     // one line where the context is longer than the model's; or ""
+    std::size_t   block_bytes() const; // of one KV block
+    std::uint64_t model_hash() const;  // of the model's file: its metadata, and samples of its weights
+    EngineStats   stats() const;
 
     // Whether another process leads (options().processes): then only follow() can be called, once. follow() runs the messages of rank 0 until
     // rank 0 ends. Error: a process is lost.
@@ -429,6 +430,10 @@ Result<RequestId> Engine::submit(Request request) {
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
     if (impl_->config.pooling == Pooling::rank && !request.embed)
         return fail("this model ranks texts; it generates none");
+    if (request.cache_move != CacheMove::none) {
+        request.max_tokens = 0;
+        if (!impl_->files) return fail("a prompt can be moved to files and back only where there are some (--kv-dir)");
+    }
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
@@ -449,6 +454,8 @@ void Engine::cancel(RequestId id, int index) {
 
 std::size_t Engine::block_bytes() const { return impl_->executor->memory().kv / std::size_t(impl_->options.kv_blocks); }
 
+std::uint64_t Engine::model_hash() const { return fingerprint(impl_->file); }
+
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
     for (auto& [id, request] : submitted)
@@ -460,6 +467,15 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
         else decoder.cancel_answer(id, index, out);
     }
     cancelled.clear();
+    if (!files) return;
+    for (const CacheMoved& moved : files->take_moved()) {
+        Output& output       = out.emplace_back();
+        output.id            = moved.id;
+        output.prompt_tokens = moved.n_prompt;
+        output.cached_tokens = moved.n_tokens;
+        output.finish        = FinishReason::stop;
+        output.done          = true;
+    }
 }
 
 // -- files

@@ -46,6 +46,7 @@ public:
     std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const {
         return tables_.cache.known(space, tokens);
     }
+    void      save(const CacheNamespace& space, std::span<const Token> tokens) { tables_.cache.save(space, tokens); }
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const {
         return tables_.cache.hash_of(parent, tokens);
     }

@@ -71,6 +71,8 @@ public:
 
     bool at_once() const { return for_files_ != ForFiles::none; } // save() is wanted as soon as something is cached
     bool has_saved() const { return !saved_.empty(); }
+    // Saves a unit that is here once more, for files that may lack it.
+    void save_again(BlockId unit);
     // The units for files that were saved since the last call and that no file has: lent, so that they stay what they are. Some
     // are left out while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
     std::vector<HostUnit> take_saved();
@@ -170,11 +172,7 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     const BlockHash key  = key_of(entry.hash, lane);
     if (const BlockId old = index_.find(key); old >= 0) {
         if (!pool_.is_free(old)) return; // a move at hand, or a file, reads or writes it
-        if (pool_.lane(old) == lane && pool_.entry(old).serial == entry.serial) { // it is there: just used
-            pool_.acquire(old);
-            if (!lend_to_files(old)) pool_.release(old);
-            return;
-        }
+        if (pool_.lane(old) == lane && pool_.entry(old).serial == entry.serial) return save_again(old);
         forget(old); // another text with this hash, or a text that nothing leads to any more
     }
     const BlockId to = take(lane);
@@ -188,6 +186,13 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     if (lend_to_files(to)) return;
     pool_.hold(to); // until the copy is made
     pool_.release(to);
+}
+
+// It counts as just used.
+void HostTier::save_again(BlockId unit) {
+    if (!pool_.is_free(unit)) return;
+    pool_.acquire(unit);
+    if (!lend_to_files(unit)) pool_.release(unit);
 }
 
 // Notes a unit for take_saved(), unless files have it or cannot keep up. False: it is not lent.

@@ -78,6 +78,8 @@ public:
 
     // The leading whole blocks of `tokens` that are written, on the device or in host memory: how many, and the text up to there.
     std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const;
+    // Saves the units of these blocks in host memory, those that files may lack for files as well.
+    void save(const CacheNamespace& space, std::span<const Token> tokens);
     // The serials from here on are new.
     void begin_serials(std::uint64_t first) { last_serial_ = std::max(last_serial_, first - 1); }
 
@@ -107,6 +109,10 @@ private:
     struct Siblings {
         BlockId prev = -1, next = -1;
     };
+    // known(); calls `visit` with each block of the first lane.
+    template <class Visit>
+    std::pair<int, Prefix> walk(const CacheNamespace& space, std::span<const Token> tokens, Visit&& visit) const;
+
     void set_cached(BlockId block);
     void log_state(BlockId block, bool stored);
     void remove(BlockId block);
@@ -240,7 +246,9 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
     return hit;
 }
 
-std::pair<int, Prefix> PrefixCache::known(const CacheNamespace& space, std::span<const Token> tokens) const {
+template <class Visit>
+std::pair<int, Prefix> PrefixCache::walk(const CacheNamespace& space, std::span<const Token> tokens,
+                                         Visit&& visit) const {
     const auto size = std::size_t(pool_.block_size());
     Prefix     here{chain_root(space)};
     int        n = 0;
@@ -252,8 +260,25 @@ std::pair<int, Prefix> PrefixCache::known(const CacheNamespace& space, std::span
         if (at.block < 0) at.on_host = host_.find(hash, here, space, want);
         if (at.block < 0 && at.on_host < 0) break;
         here = prefix_of(at);
+        visit(at);
     }
     return {n, here};
+}
+
+std::pair<int, Prefix> PrefixCache::known(const CacheNamespace& space, std::span<const Token> tokens) const {
+    return walk(space, tokens, [](const FoundUnit&) {});
+}
+
+void PrefixCache::save(const CacheNamespace& space, std::span<const Token> tokens) {
+    std::vector<std::pair<FoundUnit, int>> units; // with their lanes; saving one may make host memory forget another
+    walk(space, tokens, [&](const FoundUnit& at) {
+        for (int lane = 0; lane < int(lanes_.size()); lane++) units.emplace_back(unit_of(at, lane), lane);
+    });
+    for (const auto& [unit, lane] : units) // what is here already first: it becomes the last to be forgotten
+        if (unit.block < 0 && unit.on_host >= 0) host_.save_again(unit.on_host);
+    for (const auto& [unit, lane] : units)
+        if (unit.block >= 0 && pool_.state(unit.block) == HashState::cached)
+            host_.save(pool_, unit.block, lane == 0 ? pool_.tokens(unit.block) : std::span<const Token>{});
 }
 
 // -- entries

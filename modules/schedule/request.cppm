@@ -16,6 +16,9 @@ enum class EarlyStopping : std::uint8_t {
     never, // when no running beam can beat them at any length up to max_tokens
 };
 
+// A request that computes nothing: what memory has of its prompt is written to files, or what files have of it is read into memory.
+enum class CacheMove : std::uint8_t { none, save, load };
+
 struct Request {
     std::vector<Token> prompt; // at least one
     SamplingParams     sampling;
@@ -30,7 +33,9 @@ struct Request {
     // Pins the prompt: it is computed once and not evicted until cancel(); nothing is generated.
     bool pin = false;
     // Computes Output::embedding and generates nothing. Such a request does not read the cache.
-    bool embed      = false;
+    bool      embed = false;
+    CacheMove cache_move =
+        CacheMove::none;  // Output::cached_tokens says how many tokens are there then, in whole blocks
     int  max_tokens = 16; // 0: nothing is generated; the prompt is computed, with prompt_logprobs if asked for
     int  min_tokens = 0;  // until so many are generated, end and stop tokens are forbidden
     bool ignore_end = false;

@@ -118,6 +118,7 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/completion", answer_native_completion);
     add(server, "POST", "/infill", answer_infill);
     add(server, "GET", "/slots", answer_slots);
+    add(server, "POST", "/slots/*", answer_slot_action);
     versioned("POST", "/responses", answer_responses);
     versioned("POST", "/responses/input_tokens", answer_responses_tokens);
     versioned("GET", "/responses/*", answer_stored_response);

@@ -58,6 +58,8 @@ const RouteRow route_rows[] = {
     {"/infill", "Fills in the text between two texts.", R"({"input_prefix":"a","input_suffix":"b"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_infill_request(t, l)); }, true},
     {"/slots", "Lists the sequences that run."},
+    {"/slots/*", "Saves the text of a slot to a file, restores it, or erases it.", R"({"filename":"chat"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_slot_request(t, l)); }},
     {"/responses", "Makes a response.", R"({"input":"Hi"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_responses_request(t, l)); }, true},
     {"/responses/input_tokens", "Counts the tokens of a response's prompt.", R"({"input":"Hi"})",
@@ -183,6 +185,7 @@ Json query_parameters(std::string_view path) {
         out.push_back(one("after", {{"type", "string"}}));
     }
     if (path == "/slots") out.push_back(one("fail_on_no_slot", {{"type", "string"}}));
+    if (path == "/slots/*") out.push_back(one("action", {{"enum", {"save", "restore", "erase"}}}));
     if (path == "/blocks/events") out.push_back(one("changes", {{"type", "string"}}));
     return out;
 }

@@ -190,7 +190,6 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "-nocb --no-cont-batching -no-kvu --no-kv-unified", 0, "", Fate::refused,
      "requests always run together, from one pool of blocks"},
     {server, "--reuse-port", 0, "", Fate::refused, "the server has nothing like it"},
-    {server, "--slot-save-path", 1, "", Fate::refused, "--kv-dir keeps what slots would save, without being asked"},
     {server,
      "--path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
      "--sleep-idle-seconds --pooling",

@@ -11,13 +11,20 @@ import quire.schedule.scheduler;
 
 export namespace quire {
 
+// A request that has moved what the cache has of its prompt, see CacheMove.
+struct CacheMoved {
+    RequestId id       = 0;
+    int       n_tokens = 0; // that are there now
+    int       n_prompt = 0;
+};
+
 class DiskRequests {
 public:
     // Both outlive it. `jobs`: see DiskTierOptions.
     DiskRequests(SegmentOptions options, std::unique_ptr<SegmentFiles> files, std::function<int()> jobs,
                  Scheduler& scheduler, const Executor& executor);
 
-    // Takes a request if the files may have more of its prompt than the memory has, and returns true.
+    // Takes a request if the files may have more of its prompt than the memory has, or if it only moves, and returns true.
     bool take(RequestId id, Request& request);
     // Passes a request on to the scheduler without what the files have, if it is here.
     void pass_on(RequestId id);
@@ -26,17 +33,33 @@ public:
     // A plan has taken the pending moves; and they are done, before the next update().
     void moves_taken();
     void moves_done();
+    // The requests that have moved all, or were passed on, since the last call.
+    std::vector<CacheMoved> take_moved() { return std::exchange(moved_, {}); }
 
-    int             n_waiting() const { return int(waiting_.size()); } // requests
-    void            wait(double seconds) { disk_.wait(seconds); }      // until there is something to update
+    int             n_waiting() const { return int(waiting_.size() + saves_.size()); } // requests
+    void            wait(double seconds) { disk_.wait(seconds); } // until there is something to update
     const DiskTier& tier() const { return disk_; }
 
 private:
+    // A prompt whose blocks go to the files.
+    struct Save {
+        std::vector<Token>   prompt;
+        CacheNamespace       space;
+        std::vector<BlockId> lent         = {}; // units that are on the way
+        int                  n_blocks     = -1; // that the files had when they were asked last; -1: they were not
+        bool                 is_looked_up = false;
+    };
+    bool look_up(RequestId id, Request& request);
+    void begin_to_save(Save& save);
+    void look_at_saves();
+    void end_look(RequestId id, int n_blocks);
     void begin_to_read(DiskFound found);
     void end_read(const DiskFound& found);
 
     Scheduler&                   scheduler_;
     std::map<RequestId, Request> waiting_;
+    std::map<RequestId, Save>    saves_;
+    std::vector<CacheMoved>      moved_;
     std::vector<HostUnit>        saved_; // whose content is there when the moves at hand are done
     bool                         salts_; // requests with a salt are in the files, too
     DiskTier                     disk_;
@@ -60,6 +83,19 @@ DiskRequests::DiskRequests(SegmentOptions options, std::unique_ptr<SegmentFiles>
 }
 
 bool DiskRequests::take(RequestId id, Request& request) {
+    if (request.cache_move == CacheMove::save) {
+        const CacheNamespace space = scheduler_.namespace_of(request);
+        begin_to_save(saves_.emplace(id, Save{std::move(request.prompt), space}).first->second);
+        return true;
+    }
+    if (look_up(id, request)) return true;
+    if (request.cache_move != CacheMove::load) return false;
+    waiting_.emplace(id, std::move(request));
+    pass_on(id);
+    return true;
+}
+
+bool DiskRequests::look_up(RequestId id, Request& request) {
     const auto size = std::size_t(scheduler_.blocks().block_size());
     if (disk_.empty() || (!request.cache_salt.empty() && !salts_) || request.wants_all_rows()) return false;
     const CacheNamespace space = scheduler_.namespace_of(request);
@@ -71,9 +107,15 @@ bool DiskRequests::take(RequestId id, Request& request) {
 }
 
 void DiskRequests::pass_on(RequestId id) {
+    if (const auto save = saves_.find(id); save != saves_.end()) end_look(id, save->second.n_blocks);
     const auto at = waiting_.find(id);
     if (at == waiting_.end()) return;
-    scheduler_.add(id, std::move(at->second));
+    if (const Request& request = at->second; request.cache_move == CacheMove::load) {
+        const int n = scheduler_.blocks().known(scheduler_.namespace_of(request), request.prompt).first;
+        moved_.push_back({id, n * scheduler_.blocks().block_size(), int(request.prompt.size())});
+    } else {
+        scheduler_.add(id, std::move(at->second));
+    }
     waiting_.erase(at);
 }
 
@@ -83,10 +125,50 @@ void DiskRequests::update() {
     for (DiskFound& found : done.found)
         if (found.is_read) end_read(found);
         else begin_to_read(std::move(found));
+    look_at_saves();
 }
+
+// -- a prompt whose blocks go to the files
+
+void DiskRequests::begin_to_save(Save& save) {
+    scheduler_.blocks().save(save.space, save.prompt);
+    const auto lent   = scheduler_.blocks().host().lent();
+    save.lent         = {lent.begin(), lent.end()};
+    save.is_looked_up = false;
+}
+
+// What was on the way has come to the files, or was refused: asks them what they have.
+void DiskRequests::look_at_saves() {
+    const auto lent    = scheduler_.blocks().host().lent();
+    const auto is_lent = [&](BlockId unit) { return std::ranges::find(lent, unit) != lent.end(); };
+    for (auto& [id, save] : saves_) {
+        if (save.is_looked_up || std::ranges::any_of(save.lent, is_lent)) continue;
+        save.is_looked_up         = true;
+        std::vector<Token> tokens = save.prompt;
+        tokens.push_back(0); // a look-up leaves the last token to compute
+        disk_.look_up(id, save.space, {chain_root(save.space)}, 0, std::move(tokens));
+    }
+}
+
+// Once more as long as that brings blocks to the files: some are left out while many wait for the disk.
+void DiskRequests::end_look(RequestId id, int n_blocks) {
+    const auto at   = saves_.find(id);
+    Save&      save = at->second;
+    if (n_blocks > std::exchange(save.n_blocks, n_blocks) &&
+        n_blocks < scheduler_.blocks().known(save.space, save.prompt).first)
+        return begin_to_save(save);
+    const int size = scheduler_.blocks().block_size();
+    moved_.push_back({id, std::max(n_blocks, 0) * size, int(save.prompt.size())});
+    saves_.erase(at);
+}
+
+// -- what comes from the files
 
 // As many units as host memory has room for.
 void DiskRequests::begin_to_read(DiskFound found) {
+    if (saves_.contains(found.id))
+        return end_look(found.id,
+                        int(std::ranges::count_if(found.units, [](const HostUnit& unit) { return unit.lane == 0; })));
     if (!waiting_.contains(found.id)) return; // cancelled
     std::size_t n = 0;
     while (n < found.units.size() && scheduler_.blocks().host().lend(found.units[n])) n++;
@@ -111,7 +193,8 @@ void DiskRequests::end_read(const DiskFound& found) {
     }
     if (!waiting_.contains(found.id)) return; // cancelled
     pass_on(found.id);
-    scheduler_.find(found.id)->n_from_disk = n_read * scheduler_.blocks().block_size();
+    if (SequenceGroup* const group = scheduler_.find(found.id)) // none: it only moved
+        group->n_from_disk = n_read * scheduler_.blocks().block_size();
 }
 
 void DiskRequests::moves_taken() { saved_ = scheduler_.blocks().host().take_saved(); }

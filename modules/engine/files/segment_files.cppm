@@ -48,6 +48,9 @@ public:
     virtual void remove(std::uint64_t file)                                      = 0;
 };
 
+// Makes a directory for its owner alone, if it is not there. Error: it cannot be made, or not be used.
+Result<void> make_private_directory(const std::string& path);
+
 // The files of a directory, NUMBER.kv. It is made if it is not there; it and its files are for their owner alone. Error: it cannot be used, or
 // another process uses it.
 Result<std::unique_ptr<SegmentFiles>> open_directory(const std::string& path);
@@ -151,16 +154,22 @@ bool Directory::read(std::uint64_t file, std::uint64_t at, Pieces pieces) const 
     return all;
 }
 
+std::unexpected<Error> refused(std::string_view what, const std::string& name) {
+    return fail_with(ErrorKind::system, "cannot ", what, " ", name, ": ", std::strerror(errno));
+}
+
+Result<void> make_private_directory(const std::string& path) {
+    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return refused("make the directory", path);
+    if (access(path.c_str(), R_OK | W_OK | X_OK) != 0) return refused("use the directory", path);
+    return {};
+}
+
 Result<std::unique_ptr<SegmentFiles>> open_directory(const std::string& path) {
-    const auto refuse = [](std::string_view what, const std::string& name) {
-        return fail_with(ErrorKind::system, "cannot ", what, " ", name, ": ", std::strerror(errno));
-    };
     std::signal(SIGXFSZ, SIG_IGN); // beyond a limit of size a write fails like any other
-    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return refuse("make the directory", path);
-    if (access(path.c_str(), R_OK | W_OK | X_OK) != 0) return refuse("use the directory", path);
+    if (auto ok = make_private_directory(path); !ok) return std::unexpected(ok.error());
     const std::string name = path + "/lock";
     const int         lock = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (lock < 0) return refuse("open", name);
+    if (lock < 0) return refused("open", name);
     if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
         close(lock);
         return fail_with(ErrorKind::system, path, " is in use by another process");

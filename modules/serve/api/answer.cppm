@@ -82,6 +82,7 @@ struct ResponseHead {
     bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
     bool include_usage = false, continuous_usage = false;
     bool timings_per_token = false;
+    int  slot              = -1; // of llama.cpp; -1: none
     Json verbose; // llama.cpp's object `__verbose`: `prompt` and `generation_settings`; null where it was not asked for
     bool short_call_ids = false; // 9 letters and digits, as Mistral's templates take them
 };

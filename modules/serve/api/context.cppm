@@ -16,6 +16,7 @@ export import quire.serve.http.exchange;
 import quire.serve.http.server;
 export import quire.serve.response_store;
 export import quire.serve.service;
+export import quire.serve.slots;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
 export import quire.text.templates.chat_template;
@@ -49,6 +50,7 @@ struct EndpointOptions {
     double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
     bool                     pages        = true; // the chat and the block pool for a browser
     bool                     slots        = true; // GET /slots answers
+    SlotOptions              saved_slots;         // number, context and model are filled in
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
@@ -70,6 +72,7 @@ struct ApiContext {
     RequestTokenCache request_tokens;
     RunningSettings   running;
     ResponseStore     stored;
+    Slots             slots;
     AnswerRules       rules;   // of answers to chats, without the request's own rules
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
@@ -95,11 +98,19 @@ module :private;
 
 namespace quire {
 
+SlotOptions complete(SlotOptions slots, const Service& service) {
+    slots.n       = service.engine_options().max_sequences;
+    slots.context = service.engine_options().context;
+    slots.model   = service.engine().model_hash();
+    return slots;
+}
+
 ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     : service(the_service), options(std::move(the_options)),
       encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now,
               options.tool_form == ToolForm::none || options.tool_form == ToolForm::other),
-      request_tokens(service.tokenizer()), stored(options.stored_bytes), started(unix_seconds()) {
+      request_tokens(service.tokenizer()), stored(options.stored_bytes), slots(complete(options.saved_slots, service)),
+      started(unix_seconds()) {
     options.limits.models           = options.aliases;
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");

@@ -209,6 +209,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     head.include_usage     = r.include_usage;
     head.continuous_usage  = r.continuous_usage;
     head.timings_per_token = r.timings_per_token;
+    Slots::Use use;
+    if (r.cache_prompt && prompts.size() == 1) use = api.slots.begin(r.slot, prompts[0], q.cache_salt);
+    head.slot = use.slot;
     if (r.verbose) head.verbose = {{"prompt", texts[0]}, {"generation_settings", settings_json(r)}};
 
     AnswerFormat format;
@@ -229,6 +232,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     const auto type     = std::string(renderer->type());
     auto generation = std::make_shared<Generation>(api.service, std::move(r), std::move(head), std::move(texts), format,
                                                    std::move(renderer));
+    if (use.slot >= 0) generation->listen([&api, use](std::span<const Token> tokens) { api.slots.add(use, tokens); });
     std::vector<Request> requests = generation->requests(std::move(prompts));
     auto                 handle   = api.service.submit(std::move(requests));
     if (!handle) return api.refuse(e, handle.error(), param, completion);

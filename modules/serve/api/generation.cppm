@@ -24,6 +24,8 @@ public:
     std::vector<Request> requests(std::vector<std::vector<Token>> prompts);
     void                 begin(std::unique_ptr<RequestHandle> handle) { handle_ = std::move(handle); }
     void                 abort() { aborted_ = true; }
+    // `hear` gets the tokens of the first answer as they come.
+    void listen(std::function<void(std::span<const Token>)> hear) { hear_ = std::move(hear); }
 
     // Waits for the first output, at most so long. An error: the engine refused the request.
     std::optional<ApiError> wait_for_first(double seconds);
@@ -67,17 +69,18 @@ private:
     std::optional<ApiError>      error_of(const Output& output);
     bool                         finished() const;
 
-    Service&                        service_;
-    GenerationRequest               parsed_;
-    ResponseHead                    head_;
-    std::vector<PromptState>        prompts_;
-    TextOptions                     text_;
-    std::vector<Answer>             answers_;
-    Usage                           usage_;
-    std::vector<Output>             first_; // what wait_for_first() got
-    bool                            more_ = true, aborted_ = false, failed_ = false;
-    std::unique_ptr<AnswerRenderer> renderer_;
-    std::unique_ptr<RequestHandle>  handle_;
+    Service&                                    service_;
+    GenerationRequest                           parsed_;
+    ResponseHead                                head_;
+    std::vector<PromptState>                    prompts_;
+    TextOptions                                 text_;
+    std::vector<Answer>                         answers_;
+    Usage                                       usage_;
+    std::vector<Output>                         first_; // what wait_for_first() got
+    bool                                        more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<AnswerRenderer>             renderer_;
+    std::unique_ptr<RequestHandle>              handle_;
+    std::function<void(std::span<const Token>)> hear_; // see listen()
 };
 
 } // namespace quire
@@ -271,6 +274,7 @@ Choice Generation::add(Output& output) {
         answer.n_reasoning = answer.text.n_tokens();
     }
     usage_.completion_tokens += int(used);
+    if (hear_ && choice.index == 0) hear_(std::span(output.tokens).first(used));
     if (used > 0) {
         if (!answer.first) answer.first = output.times[0];
         for (std::size_t i = 0; i < used; i++) {

@@ -59,15 +59,16 @@ struct GenerationRequest {
     std::vector<std::pair<std::string, float>> text_bias;        // logit_bias of all tokens of a text
     bool                                       include_stop = false, skip_special_tokens = true;
     bool                                       stream = false, include_usage = false, continuous_usage = false;
-    bool        echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
-    int         prompt_logprobs = -1; // as the field asks, in vLLM's shape
-    int         truncate_prompt = 0;  // keep so many last tokens; -1: as many as the context holds; 0: all
-    bool        cache_prompt    = true;
-    std::string id;    // request_id, if it is a plain word
-    std::string model; // the name that was asked for, where the response repeats it
-    bool        timings_per_token = false;
-    bool        show_prompt       = false; // the response holds the text of the prompts
-    bool        verbose           = false; // likewise, and the settings
+    bool               echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
+    int                prompt_logprobs = -1; // as the field asks, in vLLM's shape
+    int                truncate_prompt = 0;  // keep so many last tokens; -1: as many as the context holds; 0: all
+    bool               cache_prompt    = true;
+    std::optional<int> slot;  // of llama.cpp, that the request names
+    std::string        id;    // request_id, if it is a plain word
+    std::string        model; // the name that was asked for, where the response repeats it
+    bool               timings_per_token = false;
+    bool               show_prompt       = false; // the response holds the text of the prompts
+    bool               verbose           = false; // likewise, and the settings
     std::vector<std::string>
         response_fields; // of llama.cpp's completions: those of the response, as PATH/TO/FIELD; none: all
     std::optional<ConstraintField> constraint; // of the text

@@ -22,6 +22,9 @@ void answer_either_completion(ApiContext& api, HttpExchange& e);
 void answer_infill(ApiContext& api, HttpExchange& e);
 // Sequences that run, as llama.cpp's slots; with ?fail_on_no_slot=1 an error if no more can.
 void answer_slots(ApiContext& api, HttpExchange& e);
+// /slots/N?action=save, restore or erase: the text of a slot.
+Parsed<std::string> parse_slot_request(std::string_view json, const ApiLimits& limits);
+void                answer_slot_action(ApiContext& api, HttpExchange& e);
 
 } // namespace quire
 
@@ -61,7 +64,7 @@ public:
                       {"content", text},
                       {"tokens", c.token_ids},
                       {"stop", false},
-                      {"id_slot", -1},
+                      {"id_slot", head_.slot},
                       {"tokens_predicted", c.n_tokens},
                       {"tokens_evaluated", c.prompt_tokens}};
             if (head_.timings_per_token && c.timings) part["timings"] = timings_json(*c.timings);
@@ -89,7 +92,7 @@ private:
         Json       body{{"index", c.index},
                         {"content", ""},
                         {"tokens", Json::array()},
-                        {"id_slot", -1},
+                        {"id_slot", head_.slot},
                         {"stop", true},
                         {"model", head_.model},
                         {"tokens_predicted", c.n_tokens},
@@ -265,6 +268,88 @@ void answer_slots(ApiContext& api, HttpExchange& e) {
     if (none_free && must) return api.refuse(e, ApiError{503, "no slot available", "", ""});
     while (int(slots.size()) < n_slots) slots.push_back(slot(slots.size(), false));
     answer_json(e, std::move(slots));
+}
+
+Parsed<std::string> parse_slot_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields  f(*json);
+    std::string name = f.text("filename", 1024);
+    if (name.empty()) f.fail("filename", "filename is missing");
+    if (f.failed()) return f.error();
+    return name;
+}
+
+// Moves the KV of a slot's text between memory and files. Returns the tokens that are there then; nothing: the response is an error.
+std::optional<int> move_slot(ApiContext& api, HttpExchange& e, const SlotText& text, CacheMove move) {
+    Request request;
+    request.prompt     = text.tokens;
+    request.cache_salt = text.salt;
+    request.cache_move = move;
+    auto handle        = api.service.submit({std::move(request)});
+    if (!handle) {
+        api.refuse(e, handle.error(), "");
+        return std::nullopt;
+    }
+    e.peer->when_gone((*handle)->when_gone());
+    int                 n_tokens = 0;
+    FinishReason        finish   = FinishReason::none;
+    std::vector<Output> outputs;
+    while ((*handle)->wait(1, outputs))
+        for (const Output& o : outputs) n_tokens = o.cached_tokens, finish = o.finish;
+    e.peer->when_gone({});
+    if (finish == FinishReason::stop) return n_tokens;
+    api.refuse(e, ApiError{503, "the slot was not moved: the server is shutting down, or the client has gone", "", ""});
+    return std::nullopt;
+}
+
+void answer_slot_action(ApiContext& api, HttpExchange& e) {
+    Slots&           slots = api.slots;
+    const auto       wrong = [&](const std::string& what) { api.refuse(e, ApiError{400, what, "", ""}); };
+    std::string_view id    = e.request.path;
+    id.remove_prefix(id.rfind('/') + 1);
+    if (!slots.on())
+        return api.refuse(e, ApiError{501, "slots are saved only by a server with --slot-save-path", "", ""});
+    const std::optional<int> slot = to_number<int>(id);
+    if (!slot || *slot < 0 || *slot >= slots.n())
+        return wrong(cat("there is no slot ", quote(id), "; they are 0 to ", slots.n() - 1));
+    const auto        given = std::ranges::find(e.request.query, "action", &std::pair<std::string, std::string>::first);
+    const std::string action = given == e.request.query.end() ? "" : given->second;
+    if (action == "erase") {
+        const std::size_t n = slots.text(*slot).tokens.size();
+        slots.set(*slot, {});
+        return answer_json(e, Json{{"id_slot", *slot}, {"n_erased", n}});
+    }
+    if (action != "save" && action != "restore") return wrong("action has to be save, restore or erase");
+    const Parsed<std::string> name = parse_slot_request(e.request.body, api.options.limits);
+    if (!name) return api.refuse(e, name.error());
+    const Stopwatch watch;
+    const auto      answer = [&](const char* tokens, int n, const char* read, std::size_t bytes, const char* ms) {
+        bytes += std::size_t(n / api.service.engine_options().block_size) * api.service.engine().block_bytes();
+        answer_json(e, Json{{"id_slot", *slot},
+                                 {"filename", *name},
+                                 {tokens, n},
+                                 {read, bytes},
+                                 {"timings", {{ms, watch.seconds() * 1e3}}}});
+    };
+    if (action == "save") {
+        const SlotText text = slots.text(*slot);
+        if (text.tokens.empty()) return wrong(cat("slot ", *slot, " has no text to save"));
+        const Result<std::size_t> bytes = slots.write(*name, text);
+        if (!bytes)
+            return api.refuse(
+                e, ApiError{bytes.error().kind == ErrorKind::system ? 500 : 400, bytes.error().message, "", ""});
+        if (const auto n = move_slot(api, e, text, CacheMove::save))
+            answer("n_saved", *n, "n_written", *bytes, "save_ms");
+        return;
+    }
+    std::size_t      bytes = 0;
+    Result<SlotText> text  = slots.read(*name, bytes);
+    if (!text) return wrong(text.error().message);
+    const auto n = move_slot(api, e, *text, CacheMove::load);
+    if (!n) return;
+    slots.set(*slot, std::move(*text));
+    answer("n_restored", *n, "n_read", bytes, "restore_ms");
 }
 
 } // namespace quire

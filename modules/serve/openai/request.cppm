@@ -119,9 +119,11 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     parse_beams(f, out, limits);
     parse_lengths(f, out, limits);
     parse_stream(f, out);
-    r.priority           = f.integer("priority", -1'000'000, 1'000'000, 0);
-    r.cache_salt         = f.text("cache_salt", 1024);
-    out.cache_prompt     = f.boolean("cache_prompt", true);
+    r.priority       = f.integer("priority", -1'000'000, 1'000'000, 0);
+    r.cache_salt     = f.text("cache_salt", 1024);
+    out.cache_prompt = f.boolean("cache_prompt", true);
+    if (const Json* slot = f.find("id_slot"); slot && slot->is_number_unsigned() && *slot <= 1 << 20)
+        out.slot = slot->get<int>(); // any other value: none is named
     out.return_token_ids = f.boolean("return_token_ids", false) || f.boolean("return_tokens", false);
     out.tokens_as_ids    = f.boolean("return_tokens_as_token_ids", false);
     out.truncate_prompt  = f.integer("truncate_prompt_tokens", -1, huge, 0);

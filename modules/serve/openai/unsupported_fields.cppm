@@ -70,11 +70,11 @@ constexpr Unsupported unsupported[] = {
     {"input_extra", "[[]]"},
 };
 
-// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels, slots, what
+// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels, what
 // /completion alone reads.
 constexpr std::string_view idle =
     "user metadata safety_identifier prompt_cache_key adaptive_decay parallel_tool_calls prompt_cache_retention "
-    "response_fields reasoning_format preserved_tokens generation_prompt id_slot";
+    "response_fields reasoning_format preserved_tokens generation_prompt";
 
 std::string listed(const Json& accepted) {
     std::string list;
