@@ -70,6 +70,7 @@ struct CacheEntry {
     Prefix         parent;
     CacheNamespace space;
     std::uint64_t  serial = 0; // from 1, in the order in which entries are made
+    std::int32_t   depth  = 0; // blocks of the text before this one
 };
 
 } // namespace quire

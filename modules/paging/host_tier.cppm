@@ -4,6 +4,12 @@
 // A unit is what one lane has at the end of one text: a bundle of blocks, or a marker without memory. It is known by the hash and the
 // serial of the text, which are the same on the device and here. So a text that leaves the device, and comes back, is the same text for
 // all that continues it.
+//
+// The unit of the least value is forgotten first. The value of a unit is set when it is used: it is that of the unit that was forgotten last, plus
+// 1/√(1 + depth), where the depth is the number of blocks before its own in its text. So values rise with time, and what is not used goes. Of
+// what was used at one time the ends of texts go first, because a unit has no use without those before it. Where more texts are in
+// use than there is room for, each keeps its beginning; by recency alone each would be forgotten just before it is used again. All units
+// of a lane have equally many bytes, and a token costs about the same to compute wherever it stands, so these two are no part of the value.
 export module quire.paging.host_tier;
 
 import quire.core.base;
@@ -33,6 +39,7 @@ struct HostUnit {
     std::uint64_t        serial = 0, parent = 0; // of its text, and of the text before its block
     std::vector<Token>   tokens  = {};           // of the block, in the first lane
     std::vector<BlockId> blocks  = {};
+    int                  depth   = 0;     // blocks of the text before its own
     bool                 is_read = false; // a file had it
 };
 
@@ -58,7 +65,7 @@ public:
                  std::span<const Token> tokens) const;
     Prefix  prefix_of(BlockId unit) const { return {pool_.entry(unit).hash, pool_.entry(unit).serial}; }
 
-    // A bundle of a lane for new content; what was used least recently is forgotten for it. -1: there is none.
+    // A bundle of a lane for new content; what has the least value is forgotten for it. -1: there is none.
     BlockId take(int lane);
     // The pool of the device forgets a bundle that is cached: keeps it here, if there is room. The first lane has the tokens. The content
     // has to stay until the moves of the next step.
@@ -94,6 +101,9 @@ public:
 
 private:
     void                 forget(BlockId unit);
+    void                 use(BlockId unit); // sets its value
+    void                 drop_value(BlockId unit);
+    BlockId              least_value() const; // of the free units with memory; or -1
     bool                 lend_to_files(BlockId unit);
     void                 begin_loan(BlockId unit);
     std::vector<BlockId> blocks_of(BlockId unit) const;
@@ -109,6 +119,10 @@ private:
     std::vector<bool>        in_files_;     // [n_ids]
     HostTierStats            stats_;
     std::vector<CacheChange> changes_;
+    // Units that are not lent, by their value; and the value of each, 0: it is not there.
+    std::set<std::pair<double, BlockId>> by_value_;
+    std::vector<double>                  values_;        // [n_ids]
+    double                               forgotten_ = 0; // value of the unit that was forgotten last
 };
 
 } // namespace quire
@@ -123,7 +137,8 @@ HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::
     : pool_(o.n_blocks, o.block_size, o.keeps ? FreeOrder::fifo : FreeOrder::lifo, {}, bundles,
             o.keeps ? o.n_markers : 0),
       index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps),
-      for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0) {}
+      for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0),
+      values_(o.keeps ? std::size_t(pool_.n_ids()) : 0) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
     const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
@@ -144,23 +159,41 @@ BlockId HostTier::take(int lane) {
     const int n = pool_.blocks_of_lane(lane);
     if (n > pool_.n_free()) return -1;
     for (;;) {
-        const BlockId unit = pool_.take(lane);
-        if (unit >= 0 && pool_.state(unit) != HashState::cached) return unit;
-        if (unit >= 0) {
-            forget(unit);
-            pool_.set_lane(unit, lane);
-            return unit;
-        }
-        const BlockId next = n > 0 ? pool_.first_cached_free() : pool_.first_cached_marker();
+        const bool    there = n == 0 || pool_.n_free() - pool_.n_cached_free() >= n;
+        const BlockId unit  = there ? pool_.take(lane) : -1;
+        if (unit >= 0) return unit;
+        const BlockId next = n > 0 ? least_value() : pool_.first_cached_marker();
         if (next < 0) return -1;
+        if (n > 0) forgotten_ = std::max(forgotten_, values_[std::size_t(next)]);
         forget(next);
     }
+}
+
+void HostTier::use(BlockId unit) {
+    drop_value(unit);
+    if (pool_.n_blocks(unit) == 0) return; // markers are forgotten in the order of their use
+    double& value = values_[std::size_t(unit)];
+    value         = forgotten_ + 1 / std::sqrt(1.0 + pool_.entry(unit).depth);
+    by_value_.emplace(value, unit);
+}
+
+void HostTier::drop_value(BlockId unit) {
+    double& value = values_[std::size_t(unit)];
+    if (value > 0) by_value_.erase({value, unit});
+    value = 0;
+}
+
+BlockId HostTier::least_value() const {
+    for (const auto& [value, unit] : by_value_)
+        if (pool_.is_free(unit)) return unit; // else a move at hand reads or writes it
+    return -1;
 }
 
 void HostTier::forget(BlockId unit) {
     log(unit, false);
     stats_.dropped += std::uint64_t(pool_.n_blocks(unit));
     index_.erase(key_of(pool_.entry(unit).hash, pool_.lane(unit)));
+    drop_value(unit);
     pool_.clear_entry(unit);
     if (at_once()) in_files_[std::size_t(unit)] = false;
 }
@@ -183,6 +216,7 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     index_.insert(key, to);
     stats_.stored += std::uint64_t(pool_.n_blocks(to));
     log(to, true);
+    use(to);
     if (lend_to_files(to)) return;
     pool_.hold(to); // until the copy is made
     pool_.release(to);
@@ -191,6 +225,7 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
 // It counts as just used.
 void HostTier::save_again(BlockId unit) {
     if (!pool_.is_free(unit)) return;
+    use(unit);
     pool_.acquire(unit);
     if (!lend_to_files(unit)) pool_.release(unit);
 }
@@ -206,6 +241,7 @@ bool HostTier::lend_to_files(BlockId unit) {
 }
 
 void HostTier::begin_loan(BlockId unit) {
+    drop_value(unit);
     lent_.push_back(unit);
     n_lent_ += pool_.n_blocks(unit);
 }
@@ -245,7 +281,8 @@ bool HostTier::lend(HostUnit& wanted) {
 void HostTier::enter(const HostUnit& read, const CacheNamespace& space, const Prefix& parent, BlockHash hash) {
     if (index_.find(key_of(hash, read.lane)) >= 0) return;
     const auto size = std::int16_t(pool_.block_size());
-    pool_.set_entry(read.unit, {HashState::cached, size, -1, hash, parent, space, read.serial}, read.tokens);
+    pool_.set_entry(read.unit, {HashState::cached, size, -1, hash, parent, space, read.serial, read.depth},
+                    read.tokens);
     index_.insert(key_of(hash, read.lane), read.unit);
     log(read.unit, true);
 }
@@ -257,10 +294,12 @@ void HostTier::give_back(BlockId unit) {
     lent_.erase(at);
     n_lent_ -= pool_.n_blocks(unit);
     in_files_[std::size_t(unit)] = pool_.state(unit) == HashState::cached;
+    if (in_files_[std::size_t(unit)]) use(unit);
     pool_.release(unit);
 }
 
 void HostTier::load(BlockId unit) {
+    use(unit);
     stats_.loaded += std::uint64_t(pool_.n_blocks(unit));
     pool_.hold(unit);
 }
@@ -288,15 +327,19 @@ void HostTier::log(BlockId unit, bool stored) {
 }
 
 void HostTier::check_invariants() const {
-    int n = 0;
+    int n = 0, n_valued = 0;
     for (BlockId unit = 0; unit < pool_.n_ids(); unit++) {
         const CacheEntry& entry = pool_.entry(unit);
         const bool        lent  = std::ranges::find(lent_, unit) != lent_.end();
         if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || (pool_.ref_count(unit) > 0 && !lent))
             continue;
         n++;
+        check(lent || pool_.n_blocks(unit) == 0 || by_value_.contains({values_[std::size_t(unit)], unit}),
+              "a unit in host memory has no value");
+        n_valued += !lent && pool_.n_blocks(unit) > 0;
         check(index_.find(key_of(entry.hash, pool_.lane(unit))) == unit, "a unit in host memory is not in the index");
     }
+    check(n_valued == int(by_value_.size()), "host memory has the value of a unit that is not there");
     check(n == index_.size(), "the index of host memory has a unit that is not there");
 }
 

@@ -290,6 +290,7 @@ void PrefixCache::insert(BlockId id, CacheEntry entry, std::span<const Token> to
         if (const BlockId same = host_.find(entry.hash, entry.parent, entry.space, tokens); same >= 0)
             entry.serial = host_.prefix_of(same).serial;
     if (entry.serial == 0) entry.serial = ++last_serial_;
+    if (const BlockId before = block_of(entry.parent); before >= 0) entry.depth = pool_.entry(before).depth + 1;
     const bool cached = entry.state == HashState::cached;
     if (cached) entry.state = HashState::in_flight;
     pool_.set_entry(id, entry, tokens);
@@ -301,7 +302,7 @@ void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
     const CacheEntry& of   = pool_.entry(owner);
     const int         lane = pool_.lane(block);
     check(pool_.state(block) == HashState::none && attached(owner, lane) < 0, "an entry got a second block of a lane");
-    pool_.set_entry(block, {state, of.n_tokens, owner, of.hash, of.parent, of.space, of.serial}, {});
+    pool_.set_entry(block, {state, of.n_tokens, owner, of.hash, of.parent, of.space, of.serial, of.depth}, {});
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
     if (state == HashState::in_flight) in_flight_.push_back(block);
     if (state == HashState::cached) log_state(block, true);

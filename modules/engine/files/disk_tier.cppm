@@ -250,6 +250,7 @@ void DiskTier::look_up(Job& job) const {
             const std::size_t at   = std::size_t(i - job.first);
             HostUnit&         unit = job.found.units.emplace_back();
             unit.lane              = lane;
+            unit.depth             = i;
             unit.serial            = serials[at];
             unit.parent            = at == 0 ? job.found.from.serial : serials[at - 1];
             const auto tokens      = block(std::size_t(i));
