@@ -154,6 +154,78 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
     if (how == Guesses::mixed) CHECK((stats.accepted_tokens > 0 && stats.accepted_tokens < stats.draft_tokens));
 }
 
+TEST_CASE("a draft model changes no token, no log-probability and no finish reason") {
+    const auto [file, draft] =
+        GENERATE(table<const char*, const char*>({{"llama3-gqa-Q8_0.gguf", "llama3-gqa-Q8_0.gguf"},
+                                                  {"llama3-gqa-Q8_0.gguf", "llama3-gqa-F16.gguf"},
+                                                  {"gemma4-Q8_0.gguf", "mistral-swa-Q8_0.gguf"},
+                                                  {"qwen35-k-Q4_K_M.gguf", "qwen2-Q4_0.gguf"}}));
+    INFO(file << " with guesses of " << draft);
+    EngineOptions o;
+    o.threads          = 1;
+    o.block_size       = 4;
+    o.kv_blocks        = 400;
+    o.context          = 96;
+    o.max_batch_tokens = 64;
+    ConstraintSpec       spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
+    const auto           number = *compile_constraint(spec);
+    std::vector<Answers> expected;
+    {
+        Engine plain = load(model(file), o);
+        expected     = run_all(plain, many_requests(plain, number));
+    }
+    o.drafts           = {.on = true, .most = 5, .always = true, .by_model = true, .model = model(draft)};
+    const bool crowded = GENERATE(false, true);
+    if (crowded) { // requests are preempted; the draft model's pool is too small for all of them, and computes prompts in pieces
+        o.max_batch_tokens = 20;
+        o.kv_blocks        = 60;
+        o.swap_blocks      = 30;
+    }
+    Engine     engine = load(model(file), o);
+    const auto tasks  = many_requests(engine, number);
+    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
+        const std::vector<Answers> got = run_all(engine, tasks);
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            INFO("round " << round << ", request " << i << ": " << got[i].message);
+            CHECK(identical(got[i], expected[i]));
+        }
+        engine.check_invariants();
+    }
+    const auto stats = engine.stats().memory;
+    CHECK(stats.draft_tokens > 0);
+    if (file == std::string(draft)) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
+}
+
+TEST_CASE("a draft model that is the model itself guesses every token, also where tokens are drawn") {
+    EngineOptions o = small_blocks(false, 200, 4);
+    o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
+    Engine            engine = load(model("llama3-gqa-Q8_0.gguf"), o);
+    std::vector<Task> tasks;
+    for (int i = 0; i < 4; i++) {
+        tasks.push_back({.request = greedy(prompt_of(9 + 5 * i, i), 21), .submit_at = 0});
+        tasks.push_back({.request = sampled(prompt_of(8 + i, 4), 21, std::uint64_t(i)), .submit_at = i});
+    }
+    run_all(engine, tasks);
+    const auto stats = engine.stats().memory;
+    CHECK(stats.draft_tokens == stats.accepted_tokens);
+    CHECK(stats.draft_tokens > 8 * 12); // of at most 16 each: five tokens a step behind the first one
+}
+
+TEST_CASE("a draft model has the vocabulary of the model, and no state") {
+    const auto error_of = [](const char* file, const char* draft) {
+        EngineOptions o;
+        o.context   = 32;
+        o.drafts    = {.on = true, .by_model = true, .model = draft[0] == '\0' ? "" : model(draft)};
+        auto engine = Engine::load(model(file), o);
+        return engine ? std::string() : engine.error().message;
+    };
+    CHECK(error_of("llama3-gqa-Q8_0.gguf", "") == "guesses of a draft model need its file: --spec-draft-model");
+    CHECK(error_of("llama3-gqa-Q8_0.gguf", "none.gguf").contains("none.gguf"));
+    CHECK(error_of("llama3-gqa-Q8_0.gguf", "gemma2-Q8_0.gguf")
+              .contains("a draft model needs the vocabulary of the model"));
+    CHECK(error_of("qwen35-k-Q4_K_M.gguf", "qwen35-k-Q4_K_M.gguf").contains("a recurrent state cannot"));
+}
+
 TEST_CASE("GPU, deterministic: draft tokens change no token, no log-probability and no finish reason", "[cuda]") {
     if (no_gpu()) return;
     ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};

@@ -19,14 +19,37 @@ struct DraftOptions {
     bool device_samples = false;
     // Guesses come from the sequence's own text: what followed the last tokens where they occurred before. So many tokens have to be alike.
     NgramRange ngram = {};
+    // Or from a smaller model with the same vocabulary: a GGUF file (quire.engine.draft_model).
+    bool        by_model = false;
+    std::string model    = {};
     // Makes the guesser of a request in place of this; for tests and measurements.
     std::function<Polymorphic<TokenGuesser>(const Request&)> guesser = {};
 };
 
 inline constexpr int most_drafts = 15, most_ngram = 8;
+inline constexpr int least_rest = 128; // steps without a guess of a model that does not pay
 
 // What is wrong with the options, in one sentence; "": nothing.
 std::string fault_of(const DraftOptions& options);
+
+// A text whose next tokens are wanted.
+struct WantedGuess {
+    const SequenceGroup* group    = nullptr;
+    Sequence*            sequence = nullptr;
+    int                  n        = 0; // at most so many tokens; 0: none this time
+    double               hits     = 0; // the chance that one comes true
+};
+
+// Guesses the next tokens of several texts at once. A wrong guess costs time and changes nothing.
+class BatchGuesser {
+public:
+    virtual ~BatchGuesser() = default;
+
+    // Appends to the guess of each sequence. What it remembers of texts that are not in `wanted` it may give up.
+    virtual void guess(std::span<const WantedGuess> wanted) = 0;
+    // What one token for each of n texts takes; 0: not known.
+    virtual double seconds(int n_texts) const = 0;
+};
 
 // What a step costs by the number of its rows, in seconds; between measured numbers on a straight line.
 class StepCost {
@@ -46,7 +69,9 @@ private:
 
 class Drafting {
 public:
-    explicit Drafting(DraftOptions options) : options_(std::move(options)) {}
+    // `model`: makes the guesses, and outlives this; null: each sequence has a guesser of its own.
+    explicit Drafting(DraftOptions options, BatchGuesser* model = nullptr)
+        : options_(std::move(options)), model_(model) {}
 
     bool on() const { return options_.on; }
     // Before a step: sets the guesses of all running sequences, and how many of them are to run. `context`: the longest sequence. False: no
@@ -62,12 +87,19 @@ private:
         int       number   = 0; // of its sequence, from 1
         double    chance   = 0; // that it and those before it are right
     };
-    void guess(const SequenceGroup& group, Sequence& sequence, int context);
+    int  most_for(const SequenceGroup& group, const Sequence& sequence, int context) const;
+    void guess(const SequenceGroup& group, Sequence& sequence, int most);
+    void guess_by_model(int n_rows);
+    void want_paying(int n_rows);
     void choose_paying(int n_rows);
 
-    DraftOptions        options_;
-    StepCost            cost_;
-    std::vector<Choice> choices_; // scratch
+    DraftOptions             options_;
+    BatchGuesser*            model_;
+    StepCost                 cost_;
+    std::vector<Choice>      choices_;     // scratch
+    std::vector<WantedGuess> wanted_;      // likewise, for the model
+    double                   usual_ = 0.6; // hits of a sequence that the model has not guessed for
+    int n_idle_ = 0, rest_ = least_rest;   // steps since the model guessed last; and till it tries again
 };
 
 // After a step: compares a sequence's guess with the tokens that follow the first n_known, whether it ran or not.
@@ -86,6 +118,7 @@ std::string fault_of(const DraftOptions& o) {
     if (o.most < 1 || o.most > most_drafts) return cat(o.most, " draft tokens in a step are not in 1..", most_drafts);
     if (o.least < 1 || o.least > o.most)
         return cat("at least ", o.least, " draft tokens are not in 1..", o.most, ", which is the most of a step");
+    if (o.by_model && o.model.empty()) return "guesses of a draft model need its file: --spec-draft-model";
     if (o.ngram.least < 1 || o.ngram.least > o.ngram.most || o.ngram.most > most_ngram)
         return cat("n-grams of ", o.ngram.least, " to ", o.ngram.most, " tokens are not in 1..", most_ngram);
     return "";
@@ -127,38 +160,112 @@ void judge_guess(Sequence& s, std::size_t n_known) {
     s.guess.clear();
 }
 
-// The sequences of a group have one length, so a group with several runs without. The tokens of a step end where the answer or the context does:
-// behind that a sequence has ended or forgotten tokens.
-void Drafting::guess(const SequenceGroup& group, Sequence& s, int context) {
+// How many tokens may be guessed. The tokens of a step end where the answer or the context does: behind that a sequence has ended or forgotten
+// tokens.
+int Drafting::most_for(const SequenceGroup& group, const Sequence& s, int context) const {
     const Request& r = group.request;
-    s.guess.clear();
-    s.n_drafts = 0;
-    if (!group.prompt_done || !r.generates() || r.width() > 1 || r.beam_width > 0 || s.waits) return;
+    if (!group.prompt_done || !r.generates() || r.beam_width > 0 || group.waits()) return 0;
+    if (r.width() > 1) return 0; // the sequences of a group have one length
     const SamplingParams& p = r.sampling;
-    if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return;
+    if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return 0;
     const int most =
         std::min({options_.most, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
-    if (most < options_.least || most < 1) return;
-    if (!s.guesser) s.guesser = options_.guesser ? options_.guesser(r) : NgramGuesser(options_.ngram);
+    return most < options_.least ? 0 : most;
+}
+
+void Drafting::guess(const SequenceGroup& group, Sequence& s, int most) {
+    if (!s.guesser) s.guesser = options_.guesser ? options_.guesser(group.request) : NgramGuesser(options_.ngram);
     s.guesser->guess(s.tokens, most, s.guess);
-    if (int(s.guess.size()) < options_.least) s.guess.clear();
+}
+
+// That the guessed next tokens of all sequences of a group come true.
+double hits_of(const SequenceGroup& group) {
+    double hits = 1;
+    for (const auto& s : group.sequences) hits *= s->hits < 0 ? usual_hits : s->hits;
+    return hits;
 }
 
 bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context) {
     if (!on()) return false;
     choices_.clear();
+    wanted_.clear();
     int n_rows = 0;
     for (const auto& group : running)
         for (const auto& s : group->sequences) {
             n_rows += group->prompt_done;
-            guess(*group, *s, context);
-            if (options_.always) s->n_drafts = int(s->guess.size());
-            double chance = 1;
-            for (int i = 1; i <= int(s->guess.size()); i++)
-                choices_.push_back({s.get(), i, chance *= s->hits < 0 ? usual_hits : s->hits});
+            s->guess.clear();
+            s->n_drafts    = 0;
+            const int most = most_for(*group, *s, context);
+            if (model_) wanted_.push_back({group.get(), s.get(), most});
+            else if (most > 0) guess(*group, *s, most);
         }
+    if (model_) guess_by_model(n_rows);
+    for (const auto& group : running) {
+        // The sequences of a group have one length: all go on, or none.
+        auto         n   = std::size_t(most_drafts);
+        const double hit = hits_of(*group);
+        for (const auto& s : group->sequences) n = std::min(n, s->guess.size());
+        if (int(n) < options_.least) n = 0;
+        for (const auto& s : group->sequences) {
+            s->guess.resize(n);
+            if (options_.always) s->n_drafts = int(n);
+            double chance = 1;
+            for (int i = 1; i <= int(n); i++) choices_.push_back({s.get(), i, chance *= hit});
+        }
+    }
     if (!options_.always) choose_paying(n_rows);
-    return std::ranges::any_of(choices_, [](const Choice& c) { return c.sequence->n_drafts > 0; });
+    bool any = false;
+    for (const auto& group : running) {
+        int n = most_drafts;
+        for (const auto& s : group->sequences) n = std::min(n, s->n_drafts);
+        for (const auto& s : group->sequences) s->n_drafts = n, any = any || n > 0;
+    }
+    return any;
+}
+
+// Unlike guesses of the text itself, those of a model cost time: it makes as many as pay.
+void Drafting::guess_by_model(int n_rows) {
+    double hits = 0;
+    int    n    = 0;
+    for (const WantedGuess& w : wanted_)
+        if (w.sequence->hits >= 0) hits += w.sequence->hits, n++;
+    if (n > 0) usual_ += 0.1 * (hits / n - usual_);
+    for (const WantedGuess& w : wanted_)
+        if (w.n > 0 && w.sequence->hits < 0) w.sequence->hits = usual_;
+    for (WantedGuess& w : wanted_) w.hits = hits_of(*w.group);
+    if (!options_.always) want_paying(n_rows);
+    if (std::ranges::any_of(wanted_, [](const WantedGuess& w) { return w.n > 0; })) model_->guess(wanted_);
+}
+
+// Of the sequences with the best hits so many, and of each so many tokens, as bring the most tokens a second. Where none do, the model tries
+// again later, for a few steps.
+void Drafting::want_paying(int n_rows) {
+    constexpr int n_tried = 8; // steps
+    std::ranges::sort(wanted_, {}, [](const WantedGuess& w) {
+        return std::tuple(w.n == 0, -w.hits, w.group->id, w.sequence->index);
+    });
+    const int n = int(std::ranges::find(wanted_, 0, &WantedGuess::n) - wanted_.begin());
+    if (n == 0 || cost_.of(n_rows) <= 0) return;
+    double best   = gain * n_rows / cost_.of(n_rows);
+    int    n_best = 0, k_best = 0;
+    for (int k = options_.least; k <= options_.most; k++) {
+        double tokens = n_rows;
+        for (int i = 1; i <= n; i++) {
+            double chance = 1;
+            for (int j = 0; j < k; j++) tokens += chance *= wanted_[std::size_t(i - 1)].hits;
+            const double rate = tokens / (cost_.of(n_rows + i * k) + k * model_->seconds(i));
+            if (rate > best) best = rate, n_best = i, k_best = k;
+        }
+    }
+    if (n_best > 0) n_idle_ = 0, rest_ = least_rest;
+    else if (++n_idle_ > rest_) n_best = k_best = 1;
+    if (n_idle_ >= rest_ + n_tried) n_idle_ = 0, rest_ = std::min(2 * rest_, 1024);
+    while (n_best > 0 && n_best < n && wanted_[std::size_t(n_best)].group == wanted_[std::size_t(n_best - 1)].group)
+        n_best++; // no group in part
+    for (int i = 0; i < n; i++) {
+        WantedGuess& w = wanted_[std::size_t(i)];
+        w.n            = i < n_best ? std::min(w.n, k_best) : 0;
+    }
 }
 
 // The drafts with the best chances, as many as make the step bring the most tokens a second.

@@ -9,6 +9,7 @@ import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
+import quire.engine.draft_model;
 import quire.engine.executor;
 export import quire.engine.files.disk_requests; // SegmentStats
 import quire.engine.fingerprint;
@@ -153,6 +154,7 @@ struct Engine::Impl {
     Scheduler                     scheduler;
     std::unique_ptr<DiskRequests> files; // behind the scheduler's prefix cache; null: none
     Decoder                       decoder;
+    std::unique_ptr<DraftModel>   draft_model; // null: none
     Drafting                      drafting;
     Decoding                      decoding;        // the caller's, if any
     std::optional<Decoding>       new_decoding;    // from the next step on
@@ -177,12 +179,14 @@ struct Engine::Impl {
     RequestId                                  next_id = 1;
 
     Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
-         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
+         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler,
+         std::unique_ptr<DraftModel> draft_model_)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
           decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
                   options.clock),
-          drafting(options.drafts), pipelined(options.pipeline.value_or(false)) {
+          draft_model(std::move(draft_model_)), drafting(options.drafts, draft_model.get()),
+          pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
     }
     Impl(const Impl&)            = delete;
@@ -243,6 +247,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
     if (o.reservations) o.drafts.on = false;
+    if (!o.drafts.on) o.drafts.by_model = false;
 
     std::optional<Cipher> cipher; // of files
     if (!o.kv_key.empty()) {
@@ -277,6 +282,13 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
             ProcessGroup::rendezvous(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
         if (!group) return std::unexpected(group.error());
         processes = std::move(*group);
+    }
+    std::unique_ptr<DraftModel> draft_model; // its memory first: the model takes what is left
+    if (o.drafts.by_model) {
+        Result<std::unique_ptr<DraftModel>> loaded = DraftModel::load(o, *file, *config, *tokenizer);
+        if (!loaded) return std::unexpected(loaded.error());
+        draft_model = std::move(*loaded);
+        o.set_aside = draft_model->host_bytes();
     }
     Result<std::unique_ptr<Executor>> executor =
         make ? make(o, *config) : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
@@ -316,8 +328,9 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
-    auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                                      std::move(*executor), scheduling, Pooler(pooled, *tensors));
+    auto              impl =
+        std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer), std::move(*executor),
+                               scheduling, Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
     if (o.keeps_files())
@@ -345,10 +358,13 @@ std::shared_ptr<const TokenTrie> Engine::token_trie() const {
     return impl_->trie;
 }
 
-EngineOptions            Engine::options() const { return impl_->options; }
-EngineStats              Engine::stats() const { return impl_->stats; }
-MemoryUse                Engine::slot_use() const { return impl_->scheduler.memory_use(); }
-void                     Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
+EngineOptions Engine::options() const { return impl_->options; }
+EngineStats   Engine::stats() const { return impl_->stats; }
+MemoryUse     Engine::slot_use() const { return impl_->scheduler.memory_use(); }
+void          Engine::check_invariants() const {
+    impl_->scheduler.check_invariants();
+    if (impl_->draft_model) impl_->draft_model->check_invariants();
+}
 void                     Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void                     Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
 void                     Engine::log_cache(bool on) { impl_->scheduler.log_cache(on); }
@@ -392,7 +408,8 @@ std::string Engine::chat_template() const {
 }
 
 std::string Engine::describe() const {
-    return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context);
+    return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context,
+               impl_->draft_model ? "; " + impl_->draft_model->describe() : std::string());
 }
 
 std::string Engine::tuning() const { return impl_->executor->tuning(); }
@@ -513,6 +530,7 @@ void Engine::Impl::measure_moves() {
 // What a step costs by its rows, from steps on empty pools.
 void Engine::Impl::measure_steps() {
     if (!drafting.on() || options.drafts.always) return;
+    if (draft_model) draft_model->measure();
     constexpr double long_step = 0.5; // seconds: the steps of a large model. Larger ones are judged by these.
     double           seconds   = 0;
     for (int n = 1; n <= std::min({64, options.max_batch_tokens, options.context}) && seconds < long_step; n *= 2)

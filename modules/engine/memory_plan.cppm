@@ -155,7 +155,10 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
 // KV blocks that every rank has memory for.
 std::size_t MemoryPlan::affordable_blocks() const {
     std::size_t n = std::size_t(most_positions / o_.block_size);
-    for (const Backend* rank : ranks_) n = std::min(n, rank->memory_for_cache() / block_bytes_);
+    for (const Backend* rank : ranks_) {
+        const std::size_t room = rank->memory_for_cache();
+        n = std::min(n, std::size_t(double(room - std::min(room, o_.set_aside)) * o_.pool_share) / block_bytes_);
+    }
     n /= o_.device == "cpu" ? ranks_.size() : std::size_t(o_.ranks_per_gpu); // the ranks share the memory
     return std::max(n, std::size_t(1));
 }

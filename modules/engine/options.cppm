@@ -72,7 +72,10 @@ struct EngineOptions {
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its former blocks that no other request has taken.
-    bool        keep_preempted = true;
+    bool keep_preempted = true;
+    // Where two models share the device: the part of the memory for blocks that this one's pool takes, and bytes that the other one needs.
+    double      pool_share = 1;
+    std::size_t set_aside  = 0;
     CacheLayout layout{}; // of the model: an engine's options() say it
     int         host_blocks() const { return swap_blocks + tier_blocks; }
     // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.

@@ -40,7 +40,7 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options);
 void add_kv_type_flag(CLI::App& app, EngineOptions& options);
 // these and --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
-// --spec, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
+// --spec, --spec-draft-model, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
 void add_speculation_flags(CLI::App& app, EngineOptions& options);
 // --chat-template, --chat-template-file, --chat-template-kwargs, --reasoning.
 struct ChatTemplateFlags {
@@ -185,8 +185,13 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
                                     : name == "prompt_lookup_min"    ? &read.ngram.least
                                                                      : nullptr;
         if (name == "method") {
-            if (value != "ngram")
-                return cat("the method ", json_dump(value), " is not \"ngram\", the one that quire has");
+            if (value != "ngram" && value != "draft_model")
+                return cat("the method ", json_dump(value),
+                           " is neither \"ngram\" nor \"draft_model\", which quire has");
+            read.by_model = value == "draft_model";
+        } else if (name == "model") {
+            if (!value.is_string()) return cat(json_dump(value), " is not the name of a draft model's file");
+            read.model = value.get<std::string>();
         } else if (!number) {
             return cat("quire has nothing like ", quote(name));
         } else if (!value.is_number_integer() || value < 1 || value > most_drafts) {
@@ -195,7 +200,9 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
             *number = value.get<int>();
         }
     }
-    if (!json->contains("method")) return "it names no method";
+    if (!json->contains("method") && !json->contains("model")) return "it names no method";
+    if (!json->contains("method")) read.by_model = true;
+    if (read.by_model && read.model.empty()) return "the method \"draft_model\" needs a \"model\"";
     if (read.most == 0) return "it names no num_speculative_tokens";
     drafts = std::move(read);
     return "";
@@ -204,9 +211,16 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
 void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     DraftOptions& drafts = options.drafts;
     app.add_option_function<std::string>(
-           "--spec", [&drafts](const std::string& method) { drafts.on = method == "ngram"; },
-           "ngram: a step checks several guessed tokens where that saves time; the answers stay the same; on a CPU")
-        ->check(CLI::IsMember({"none", "ngram"}))
+           "--spec-draft-model",
+           [&drafts](const std::string& file) { drafts.model = file, drafts.on = drafts.by_model = true; },
+           "GGUF file of a smaller model with the same vocabulary, which guesses tokens: --spec draft (short: -md)")
+        ->type_name("FILE");
+    app.add_option_function<std::string>(
+           "--spec",
+           [&drafts](const std::string& method) { drafts.on = method != "none", drafts.by_model = method == "draft"; },
+           "a step checks several guessed tokens where that saves time; the answers stay the same. ngram: guesses from "
+           "the text itself; draft: from --spec-draft-model")
+        ->check(CLI::IsMember({"none", "ngram", "draft"}))
         ->default_str("none");
     add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");

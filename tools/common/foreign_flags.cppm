@@ -68,6 +68,9 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--spec-type", 1, "ngram-map-k4v", Fate::renamed, "--spec ngram"},
     {talkers, "--spec-type", 1, "ngram-mod", Fate::renamed, "--spec ngram"},
     {talkers, "--spec-type", 1, "ngram-cache", Fate::renamed, "--spec ngram"},
+    {talkers, "--spec-type", 1, "draft", Fate::renamed, "--spec draft"},
+    {talkers, "--spec-type", 1, "draft-simple", Fate::renamed, "--spec draft"},
+    {talkers, "-md --model-draft", 1, "", Fate::renamed, "--spec-draft-model ="},
     {all, "-ctk", 1, "", Fate::renamed, "--cache-type-k ="},
     {all, "-ctv", 1, "", Fate::renamed, "--cache-type-v ="},
     {talkers, "--kv-cache-dtype", 1, "fp8_e4m3", Fate::renamed, "--kv-type fp8"},
@@ -139,8 +142,10 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--adaptive-target --sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
     {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
     {talkers, "--reasoning-format --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
-    {talkers, "--adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min --spec-draft-p-min", 1, "",
-     Fate::ignored, ""},
+    {talkers,
+     "--adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min --spec-draft-p-min -ngld "
+     "--gpu-layers-draft",
+     1, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
     // -- functions that quire lacks
@@ -151,12 +156,11 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled", 1, "",
      Fate::refused, "quire has no adapters"},
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
-    {talkers, "--spec-type", 1, "", Fate::refused, "quire guesses tokens by n-grams alone: --spec ngram"},
-    {talkers,
-     "-md --model-draft -hfd --hf-repo-draft --spec-draft-model -ngld --gpu-layers-draft -lcs --lookup-cache-static "
-     "-lcd "
-     "--lookup-cache-dynamic",
-     1, "", Fate::refused, "quire guesses tokens by n-grams alone: --spec ngram"},
+    {talkers, "--spec-type", 1, "", Fate::refused,
+     "quire guesses tokens by n-grams or a draft model: --spec ngram, draft"},
+    {talkers, "-hfd --hf-repo-draft", 1, "", Fate::refused, "a draft model is a file: --spec-draft-model"},
+    {talkers, "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "", Fate::refused,
+     "quire guesses tokens from the text itself or by a draft model: --spec ngram, draft"},
     {chat, "-j --json-schema", 1, "", Fate::refused, "--schema takes a file with the JSON Schema"},
     {server, "--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, "", Fate::refused,
      "each request names its own grammar or schema"},
