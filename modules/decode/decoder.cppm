@@ -46,7 +46,7 @@ private:
     bool fail(const Scheduled& item, int i, std::string_view what);
     void fail_without_token(const Scheduled& item, int row);
     bool constrain(const Scheduled& item, int row);
-    void sample_next(const Scheduled& item, std::vector<Output>& out);
+    void sample_next(std::span<const Scheduled> items, std::vector<Output>& out);
     void end_failed(std::vector<Output>& out);
     bool constrain(std::span<const Scheduled> items, std::size_t first);
     bool is_end(Token token) const { return std::ranges::find(end_tokens_, token) != end_tokens_.end(); }
@@ -284,34 +284,47 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
             if (!dropped(i)) append(group, *answers_[std::size_t(i)], std::move(next_[std::size_t(i)]), out);
         return;
     }
-    for (const Scheduled& item : items) sample_next(item, out);
+    sample_next(items, out);
 }
 
-// Takes the next token of a sequence from the row of its last token. Where this token, and those that are forced behind it, are the draft tokens
-// that ran, the row of the last of them is there, too: it gives the token after them, just as a step of its own would.
-void Decoder::sample_next(const Scheduled& item, std::vector<Output>& out) {
-    SequenceGroup&    group = *item.group;
-    Sequence&         s     = *item.sequence;
-    const std::size_t known = s.tokens.size();
-    const auto        guess = std::span<const Token>(s.guess);
-    for (int right = 0;;) {
-        const int row = item.next_row() + right;
-        if (right > 0) {
-            if (!sampling_.has_result(item, row)) break;
-            if (s.constraint && !constrain(item, row)) break;
-            scheduler_.accept(item, right);
+// Takes the next token of each sequence of a group from the row of its last token. Where this token, and those that are forced behind it, are the
+// draft tokens that ran, the row of the last of them is there, too: it gives the token after them, just as a step of its own would. The
+// sequences keep one length: they go on until a draft token of one of them is wrong.
+void Decoder::sample_next(std::span<const Scheduled> items, std::vector<Output>& out) {
+    SequenceGroup& group   = *items[0].group;
+    const auto     has_end = [](const Scheduled& item) { return item.sequence->finish != FinishReason::none; };
+    const auto known   = [](const Scheduled& item) { return std::size_t(item.first + item.n_tokens - item.n_drafts); };
+    bool       goes_on = true;
+    for (int right = 0; goes_on;) {
+        for (const Scheduled& item : items)
+            if (const int row = item.next_row() + right; right > 0 && !has_end(item))
+                goes_on =
+                    goes_on && sampling_.has_result(item, row) && (!item.sequence->constraint || constrain(item, row));
+        if (!goes_on) break;
+        goes_on     = false;
+        int n_right = most_drafts;
+        for (const Scheduled& item : items) {
+            if (has_end(item)) continue;
+            Sequence& s   = *item.sequence;
+            const int row = item.next_row() + right;
+            if (right > 0) scheduler_.accept(item, right);
+            NextToken next = sampling_.next(item, row, s.index, 0);
+            if (next.token < 0) return fail_without_token(item, row);
+            append(group, s, std::move(next), out);
+            fast_forward(group, s, out);
+            if (has_end(item)) continue;
+            const auto answer = std::span<const Token>(s.tokens).subspan(known(item));
+            const bool hit    = !s.waits && int(answer.size()) <= item.n_drafts &&
+                             std::ranges::equal(answer, std::span<const Token>(s.guess).first(answer.size()));
+            n_right = hit ? std::min(n_right, int(answer.size())) : 0;
         }
-        NextToken next = sampling_.next(item, row, s.index, 0);
-        if (next.token < 0) return fail_without_token(item, row);
-        append(group, s, std::move(next), out);
-        fast_forward(group, s, out);
-        if (s.finish != FinishReason::none || s.waits) break;
-        const auto answer = std::span<const Token>(s.tokens).subspan(known);
-        if (int(answer.size()) > item.n_drafts || !std::ranges::equal(answer, guess.first(answer.size()))) break;
-        right = int(answer.size());
+        goes_on = n_right > 0 && !std::ranges::all_of(items, has_end);
+        right   = n_right;
     }
-    judge_guess(s, known);
-    if (item.n_drafts > 0) scheduler_.end_drafts(item);
+    for (const Scheduled& item : items) {
+        judge_guess(*item.sequence, known(item));
+        if (item.n_drafts > 0) scheduler_.end_drafts(item);
+    }
 }
 
 // No token can be sampled: the logits are not usable, or the request forbids every token.

@@ -161,11 +161,12 @@ void judge_guess(Sequence& s, std::size_t n_known) {
 }
 
 // How many tokens may be guessed. The tokens of a step end where the answer or the context does: behind that a sequence has ended or forgotten
-// tokens.
+// tokens. The sequences of a group exist from the first token on.
 int Drafting::most_for(const SequenceGroup& group, const Sequence& s, int context) const {
     const Request& r = group.request;
     if (!group.prompt_done || !r.generates() || r.beam_width > 0 || group.waits()) return 0;
-    if (r.width() > 1) return 0; // the sequences of a group have one length
+    // Several answers have no sequences before their first token. No device samples for their drafts.
+    if (r.width() > 1 && (options_.device_samples || group.n_generated(s) == 0)) return 0;
     const SamplingParams& p = r.sampling;
     if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return 0;
     const int most =

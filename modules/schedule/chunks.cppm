@@ -40,7 +40,7 @@ private:
     };
 
     static Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
-    int          limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget) const;
+    int          limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget, int left) const;
     void         share();
     void         schedule_chunks(SequenceGroup& group, BlockManager& blocks, Budget& budget,
                                  std::vector<Scheduled>& items) const;
@@ -182,7 +182,7 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
     for (std::size_t i = first_item; i < items.size() && last; i++) {
         Scheduled& item = items[i];
         item.samples    = true;
-        item.n_drafts   = limit_drafts(item, blocks, budget);
+        item.n_drafts   = limit_drafts(item, blocks, budget, int(items.size() - i) - 1);
         const int n     = 1 + item.n_drafts;
         item.n_tokens += n;
         item.n_logit_rows += n;
@@ -198,14 +198,14 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
         if (items[i].n_tokens == 0) items.erase(items.begin() + std::ptrdiff_t(i));
 }
 
-// Draft tokens that run behind an item's last token: those that have slots, within what the other groups leave. A state that is kept for others
+// Draft tokens that run behind an item's last token: those that have slots, within what the other groups leave, and `left` sequences of its own. A state that is kept for others
 // stands at the end of a step.
-int StepShares::limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget) const {
+int StepShares::limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget, int left) const {
     Sequence& s = *item.sequence;
     if (s.n_drafts == 0) return 0;
     const int n    = int(s.tokens.size());
-    int       most = std::min({s.n_drafts, tokens_with_slots(s, blocks) - n, budget.tokens - budget.others - 1,
-                               budget.logit_rows - budget.other_rows - 1});
+    int       most = std::min({s.n_drafts, tokens_with_slots(s, blocks) - n, budget.tokens - budget.others - 1 - left,
+                               budget.logit_rows - budget.other_rows - 1 - left});
     if (blocks.blocks_per_unit() > 0) {
         const Request& r = item.group->request;
         most             = checkpoints_.wanted(n, r) ? 0 : std::min(most, checkpoints_.next(n, n + most, r) - n);
