@@ -65,6 +65,26 @@ TEST_CASE("host memory keeps what was used last, and nothing without a tier") {
     CHECK(found(none, text(8, 300)) == 0);
 }
 
+TEST_CASE("texts that have no room together keep their beginnings, and what comes back often stays") {
+    BlockManager m({.n_blocks = 4, .block_size = 4, .n_tier = 20});
+    int          n_found = 0;
+    for (int round = 0; round < 8; round++)
+        for (Token i = 0; i < 7; i++) { // of four blocks each, one after the other
+            if (round == 7) n_found += found(m, text(16, 100 * i));
+            m.close_table(filled(m, text(16, 100 * i)));
+            m.check_invariants();
+        }
+    CHECK(n_found > 0); // by recency alone nothing
+
+    BlockManager often({.n_blocks = 4, .block_size = 4, .n_tier = 16});
+    for (int i = 0; i < 30; i++) {
+        if (i % 4 == 0) often.close_table(filled(often, text(16)));
+        often.close_table(filled(often, text(16, Token(100 + 100 * i)))); // never again
+        often.check_invariants();
+    }
+    CHECK(found(often, text(16)) == 12);
+}
+
 TEST_CASE("a namespace finds nothing of another one in host memory") {
     BlockManager         m({.n_blocks = 2, .block_size = 4, .n_tier = 8});
     const CacheNamespace mine = cache_namespace("mine"), yours = cache_namespace("yours");

@@ -5,11 +5,12 @@
 // serial of the text, which are the same on the device and here. So a text that leaves the device, and comes back, is the same text for
 // all that continues it.
 //
-// The unit of the least value is forgotten first. The value of a unit is set when it is used: it is that of the unit that was forgotten last, plus
-// 1/√(1 + depth), where the depth is the number of blocks before its own in its text. So values rise with time, and what is not used goes. Of
-// what was used at one time the ends of texts go first, because a unit has no use without those before it. Where more texts are in
-// use than there is room for, each keeps its beginning; by recency alone each would be forgotten just before it is used again. All units
-// of a lane have equally many bytes, and a token costs about the same to compute wherever it stands, so these two are no part of the value.
+// The unit of the least value is forgotten first. The value of a unit is set when it is saved or comes back: it is that of the unit that was
+// forgotten last, plus uses/√(1 + depth). The uses are how often it came back, plus 1, at most 16; the depth is the number of blocks before
+// its own in its text. So values rise with time, and what is not used goes. Of what is used equally the ends of texts go first, because
+// a unit has no use without those before it; where more texts are in use than there is room for, some beginnings stay, where by recency
+// alone each text would be forgotten just before it is used again. All units of a lane have equally many bytes, and a token costs about the
+// same to compute wherever it stands, so these two are no part of the value.
 export module quire.paging.host_tier;
 
 import quire.core.base;
@@ -94,7 +95,7 @@ public:
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
     // See PrefixCache.
-    void                     log_changes(bool on);
+    void log_changes(bool on);
     std::vector<CacheChange> take_changes() { return std::exchange(changes_, {}); }
 
     void check_invariants() const;
@@ -122,6 +123,7 @@ private:
     // Units that are not lent, by their value; and the value of each, 0: it is not there.
     std::set<std::pair<double, BlockId>> by_value_;
     std::vector<double>                  values_;        // [n_ids]
+    std::vector<std::uint8_t>            uses_;          // [n_ids]
     double                               forgotten_ = 0; // value of the unit that was forgotten last
 };
 
@@ -138,7 +140,7 @@ HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::
             o.keeps ? o.n_markers : 0),
       index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps),
       for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0),
-      values_(o.keeps ? std::size_t(pool_.n_ids()) : 0) {}
+      values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
     const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
@@ -173,7 +175,7 @@ void HostTier::use(BlockId unit) {
     drop_value(unit);
     if (pool_.n_blocks(unit) == 0) return; // markers are forgotten in the order of their use
     double& value = values_[std::size_t(unit)];
-    value         = forgotten_ + 1 / std::sqrt(1.0 + pool_.entry(unit).depth);
+    value         = forgotten_ + uses_[std::size_t(unit)] / std::sqrt(1.0 + pool_.entry(unit).depth);
     by_value_.emplace(value, unit);
 }
 
@@ -194,6 +196,7 @@ void HostTier::forget(BlockId unit) {
     stats_.dropped += std::uint64_t(pool_.n_blocks(unit));
     index_.erase(key_of(pool_.entry(unit).hash, pool_.lane(unit)));
     drop_value(unit);
+    uses_[std::size_t(unit)] = 1;
     pool_.clear_entry(unit);
     if (at_once()) in_files_[std::size_t(unit)] = false;
 }
@@ -299,7 +302,10 @@ void HostTier::give_back(BlockId unit) {
 }
 
 void HostTier::load(BlockId unit) {
-    use(unit);
+    constexpr std::uint8_t most_uses = 16;
+    std::uint8_t&          uses      = uses_[std::size_t(unit)];
+    uses                             = std::min(std::uint8_t(uses + 1), most_uses);
+    if (pool_.ref_count(unit) == 0) use(unit); // else it is lent, and gets its value when it is given back
     stats_.loaded += std::uint64_t(pool_.n_blocks(unit));
     pool_.hold(unit);
 }
