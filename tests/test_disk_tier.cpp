@@ -117,6 +117,40 @@ TEST_CASE("after a restart the same prompts have the same answers, from files") 
     }
 }
 
+TEST_CASE("blocks in files are told, also those of an earlier process, and those that go") {
+    const std::string   model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder              folder;
+    EngineOptions       o = options_of(folder.path);
+    std::set<BlockHash> there;
+    for (int round = 0; round < 3; round++) {
+        if (round == 2) o.kv_disk_bytes = 10'000;
+        Engine engine = load(model, o);
+        engine.log_cache(true);
+        std::set<BlockHash> now;
+        int                 n_gone = 0;
+        (void)run(engine, {greedy(prompt_of(70, 50 * (round % 2)), 6)}, {0});
+        std::vector<Output> events;
+        while (engine.step(events)) {}
+        std::this_thread::sleep_for(std::chrono::milliseconds(50)); // the thread writes
+        (void)run(engine, {greedy(prompt_of(30, 7), 3)}, {0});
+        for (const CacheChange& c : engine.take_cache_changes()) {
+            if (c.medium != Medium::files) continue;
+            if (!c.stored) n_gone += int(now.erase(c.hash));
+            else {
+                CHECK((!c.parent || now.contains(*c.parent)));
+                CHECK(now.insert(c.hash).second);
+                CHECK(c.tokens.size() == 8);
+            }
+        }
+        CAPTURE(round);
+        if (round < 2) CHECK(now.size() > 8);
+        if (round == 1)
+            for (const BlockHash hash : there) CHECK(now.contains(hash));
+        if (round == 2) CHECK(n_gone > 0);
+        there = now;
+    }
+}
+
 TEST_CASE("with a key the files have requests with a salt, each for its own salt") {
     const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
     Folder            folder;

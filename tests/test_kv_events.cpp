@@ -119,6 +119,20 @@ TEST_CASE("KV events: a recurrent state has the hash of its block and a group of
     CHECK(events_of(log.add(std::vector{gone}, 2))[0]["group_idx"] == 1);
 }
 
+TEST_CASE("KV events: the medium says where a block is", "[kv-events]") {
+    KvEventLog  log(2, 0);
+    CacheChange host = stored(7, {}, {1, 2}), files = host, gone = removed(7);
+    host.medium  = Medium::host;
+    files.medium = gone.medium = Medium::files;
+    const Json events          = events_of(log.add(std::vector{stored(7, {}, {1, 2}), host, files, gone}, 0));
+    REQUIRE(events.size() == 4);
+    CHECK(events[0]["medium"] == "GPU");
+    CHECK(events[1]["medium"] == "CPU");
+    CHECK(events[2]["medium"] == "STORAGE");
+    CHECK(events[3]["medium"] == "STORAGE");
+    CHECK(events[3]["block_hashes"] == Json::array({7}));
+}
+
 TEST_CASE("KV events: batches again, or all blocks at once when some are gone", "[kv-events]") {
     KvEventLog log(1, 0, 3);
     for (BlockHash i = 1; i <= 6; i++)

@@ -41,14 +41,17 @@ struct Prefix {
     bool                     operator==(const Prefix&) const = default;
 };
 
+// Where something of the prefix cache is.
+enum class Medium : std::uint8_t { device, host, files };
+
 // A full block of the shared namespace, or the recurrent state at its end, that can be found from now on, or no longer: for routers.
 struct CacheChange {
     bool                     stored = false;
     BlockHash                hash   = 0;
     std::optional<BlockHash> parent; // stored: of the block before it; none: it begins a prompt
     std::vector<Token>       tokens; // stored: its own
-    bool                     state   = false;
-    bool                     on_host = false; // in host memory, not on the device
+    bool                     state  = false;
+    Medium                   medium = Medium::device;
 };
 
 // The state of a block's hash. From `reserved` on the block can be shared. Its K and V can be read when it is cached, and by

@@ -96,6 +96,10 @@ public:
 
     // See PrefixCache.
     void log_changes(bool on);
+    // A block that files have from now on, or no longer.
+    void log_files(CacheChange change) {
+        if (logging_) changes_.push_back(std::move(change));
+    }
     std::vector<CacheChange> take_changes() { return std::exchange(changes_, {}); }
 
     void check_invariants() const;
@@ -325,7 +329,7 @@ void HostTier::log(BlockId unit, bool stored) {
     const CacheEntry& entry = pool_.entry(unit);
     if (!logging_ || pool_.lane(unit) != 0 || entry.space != CacheNamespace{}) return;
     CacheChange& change = changes_.emplace_back(stored, entry.hash);
-    change.on_host      = true;
+    change.medium       = Medium::host;
     if (!stored) return;
     const std::span<const Token> tokens = pool_.tokens(unit);
     change.parent                       = entry.parent.hash;

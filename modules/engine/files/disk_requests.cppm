@@ -49,6 +49,7 @@ private:
         int                  n_blocks     = -1; // that the files had when they were asked last; -1: they were not
         bool                 is_looked_up = false;
     };
+    void log(const TextChange& change);
     bool look_up(RequestId id, Request& request);
     void begin_to_save(Save& save);
     void look_at_saves();
@@ -56,13 +57,14 @@ private:
     void begin_to_read(DiskFound found);
     void end_read(const DiskFound& found);
 
-    Scheduler&                   scheduler_;
-    std::map<RequestId, Request> waiting_;
-    std::map<RequestId, Save>    saves_;
-    std::vector<CacheMoved>      moved_;
-    std::vector<HostUnit>        saved_; // whose content is there when the moves at hand are done
-    bool                         salts_; // requests with a salt are in the files, too
-    DiskTier                     disk_;
+    Scheduler&                                   scheduler_;
+    std::map<RequestId, Request>                 waiting_;
+    std::map<RequestId, Save>                    saves_;
+    std::vector<CacheMoved>                      moved_;
+    std::vector<HostUnit>                        saved_;  // whose content is there when the moves at hand are done
+    std::unordered_map<std::uint64_t, BlockHash> hashes_; // of the texts in the files, by serial
+    bool                                         salts_;  // requests with a salt are in the files, too
+    DiskTier                                     disk_;
 };
 
 } // namespace quire
@@ -121,11 +123,34 @@ void DiskRequests::pass_on(RequestId id) {
 
 void DiskRequests::update() {
     DiskDone done = disk_.take_done();
+    for (const TextChange& change : done.changes) log(change);
     for (BlockId unit : done.written) scheduler_.blocks().host().give_back(unit);
     for (DiskFound& found : done.found)
         if (found.is_read) end_read(found);
         else begin_to_read(std::move(found));
     look_at_saves();
+}
+
+// A text whose parent is in no file, which no prompt leads to, is not told.
+void DiskRequests::log(const TextChange& change) {
+    BlockManager& blocks = scheduler_.blocks();
+    CacheChange   told;
+    told.medium = Medium::files;
+    told.stored = change.stored;
+    if (!change.stored) {
+        const auto at = hashes_.find(change.serial);
+        if (at == hashes_.end()) return;
+        told.hash = at->second;
+        hashes_.erase(at);
+    } else {
+        const auto before = hashes_.find(change.parent);
+        if (change.parent != 0 && before == hashes_.end()) return;
+        if (change.parent != 0) told.parent = before->second;
+        told.tokens = change.tokens;
+        told.hash   = blocks.hash_of({told.parent, change.parent}, told.tokens);
+        hashes_.emplace(change.serial, told.hash);
+    }
+    blocks.host().log_files(std::move(told));
 }
 
 // -- a prompt whose blocks go to the files

@@ -33,8 +33,9 @@ struct DiskFound {
 };
 
 struct DiskDone {
-    std::vector<BlockId>   written; // units that are lent no longer
-    std::vector<DiskFound> found;
+    std::vector<BlockId>    written; // units that are lent no longer
+    std::vector<DiskFound>  found;
+    std::vector<TextChange> changes; // of what the files have
 };
 
 class DiskTier {
@@ -101,6 +102,7 @@ DiskTier::DiskTier(DiskTierOptions options)
     : o_(std::move(options)), store_(std::make_unique<SegmentStore>(o_.segments, std::move(o_.files))),
       first_serial_(store_->first_serial()) {
     publish_counts();
+    has_done_ = !done_.changes.empty();
     if (!o_.jobs) thread_ = std::thread([this] { run(); });
 }
 
@@ -166,6 +168,7 @@ void DiskTier::publish_counts() {
     n_records_ = store_->n_records();
     bytes_     = store_->bytes();
     stats_     = store_->stats();
+    for (TextChange& change : store_->take_changes()) done_.changes.push_back(std::move(change));
 }
 
 void DiskTier::run() {

@@ -48,6 +48,13 @@ struct SegmentStats {
     std::uint64_t kept = 0;                       // records of such segments that were written once more
 };
 
+// A text of the shared namespace whose last block the first lane has from now on, or no longer.
+struct TextChange {
+    bool               stored = false;
+    std::uint64_t      serial = 0, parent = 0;
+    std::vector<Token> tokens = {}; // stored: of the block
+};
+
 class SegmentStore {
 public:
     // Reads the heads of all records.
@@ -71,6 +78,8 @@ public:
     std::uint64_t       bytes() const { return bytes_; } // of all segments
     std::size_t         n_records() const { return records_.size(); }
     const SegmentStats& stats() const { return stats_; }
+    // Since the last call; at first what the files had, parents before children.
+    std::vector<TextChange> take_changes() { return std::exchange(changes_, {}); }
 
 private:
     using Key = std::pair<std::uint64_t, int>; // serial and lane
@@ -116,6 +125,7 @@ private:
     std::unordered_map<std::uint64_t, std::vector<Child>> children_;   // by a hash of parent and tokens
     std::unordered_map<std::uint64_t, int>                n_children_; // by serial
     SegmentStats                                          stats_;
+    std::vector<TextChange>                               changes_;
     std::vector<std::byte>                                buffer_;
     ThreadPool                                            readers_;
 };
@@ -181,6 +191,8 @@ SegmentStore::SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles>
         growing_ = number;
         scan(number);
     }
+    // A record that was written once more is behind records that continue it.
+    std::ranges::sort(changes_, {}, &TextChange::serial);
     first_serial_ = ((growing_ + 1) << serial_bits) + 1;
     while (bytes_ > o_.bytes && !segments_.empty()) drop_oldest();
 }
@@ -231,6 +243,7 @@ void SegmentStore::enter(Child child, int lane, const Place& place) {
     segments_[place.segment].records.push_back(key);
     if (lane > 0) return;
     n_children_[child.parent]++;
+    if (child.space == CacheNamespace{}) changes_.push_back({true, child.serial, child.parent, child.tokens});
     children_[to.child_key].push_back(std::move(child));
 }
 
@@ -253,6 +266,7 @@ void SegmentStore::forget(const Key& key) {
         const auto own      = std::ranges::find(children->second, key.first, &Child::serial);
         const auto count    = n_children_.find(own->parent);
         if (--count->second == 0) n_children_.erase(count);
+        if (own->space == CacheNamespace{}) changes_.push_back({false, key.first});
         children->second.erase(own);
         if (children->second.empty()) children_.erase(children);
     }

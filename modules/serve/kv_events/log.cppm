@@ -6,7 +6,7 @@
 //            "lora_id": nil, "medium": "GPU", "lora_name": nil}
 //           {"type": "BlockRemoved", "block_hashes": [u64], "medium": "GPU"}
 //           Of a recurrent state, which stands at the end of its block, both have "group_idx": 1 as well, the first "kv_cache_spec_kind": "mamba".
-//           Of blocks in host memory "medium" is "CPU".
+//           Of blocks in host memory "medium" is "CPU", of blocks in files "STORAGE".
 //           {"type": "AllBlocksCleared"}
 export module quire.serve.kv_events.log;
 
@@ -43,21 +43,21 @@ private:
     struct Stored {
         std::optional<BlockHash> parent;
         std::vector<Token>       tokens;
-        BlockHash                hash  = 0;
-        bool                     state = false, on_host = false;
+        BlockHash                hash   = 0;
+        bool                     state  = false;
+        Medium                   medium = Medium::device;
     };
     const KvBatch& keep(std::string bytes);
 
-    int                                        block_size_;
-    std::size_t                                keep_, keep_bytes_, bytes_ = 0;
-    std::int64_t                               next_ = 0;
-    std::deque<std::shared_ptr<const KvBatch>> batches_;
-    mutable std::shared_ptr<const KvBatch>     whole_; // see next(), and when it was made
-    mutable double                             whole_at_ = 0;
-    std::map<std::uint64_t, Stored>            blocks_; // in the order in which they came
-    std::array<std::unordered_map<BlockHash, std::uint64_t>, 4>
-                  order_; // of blocks, of states, and of both in host memory
-    std::uint64_t last_order_ = 0;
+    int                                                         block_size_;
+    std::size_t                                                 keep_, keep_bytes_, bytes_ = 0;
+    std::int64_t                                                next_ = 0;
+    std::deque<std::shared_ptr<const KvBatch>>                  batches_;
+    mutable std::shared_ptr<const KvBatch>                      whole_; // see next(), and when it was made
+    mutable double                                              whole_at_ = 0;
+    std::map<std::uint64_t, Stored>                             blocks_; // in the order in which they came
+    std::array<std::unordered_map<BlockHash, std::uint64_t>, 6> order_;  // of blocks and of states, by medium
+    std::uint64_t                                               last_order_ = 0;
 };
 
 } // namespace quire
@@ -68,21 +68,24 @@ namespace quire {
 
 Json cleared() { return {{"type", "AllBlocksCleared"}}; }
 
-const char* medium(bool on_host) { return on_host ? "CPU" : "GPU"; }
+// vLLM's name.
+const char* name_of(Medium medium) {
+    return medium == Medium::device ? "GPU" : medium == Medium::host ? "CPU" : "STORAGE";
+}
 
 // Blocks that follow one another, the tokens of all of them.
 Json stored(std::span<const BlockHash> hashes, std::optional<BlockHash> parent, std::span<const Token> tokens,
-            int block_size, bool state, bool on_host) {
+            int block_size, bool state, Medium medium) {
     Json event{
         {"type", "BlockStored"},     {"block_hashes", hashes},   {"parent_block_hash", parent ? Json(*parent) : Json()},
         {"token_ids", tokens},       {"block_size", block_size}, {"lora_id", nullptr},
-        {"medium", medium(on_host)}, {"lora_name", nullptr}};
+        {"medium", name_of(medium)}, {"lora_name", nullptr}};
     if (state) event["group_idx"] = 1, event["kv_cache_spec_kind"] = "mamba";
     return event;
 }
 
-Json removed(std::span<const BlockHash> hashes, bool state, bool on_host) {
-    Json event{{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", medium(on_host)}};
+Json removed(std::span<const BlockHash> hashes, bool state, Medium medium) {
+    Json event{{"type", "BlockRemoved"}, {"block_hashes", hashes}, {"medium", name_of(medium)}};
     if (state) event["group_idx"] = 1;
     return event;
 }
@@ -112,16 +115,16 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
     std::vector<Run> runs;
     for (std::size_t i = 0; i < changes.size(); i++) {
         const CacheChange& c     = changes[i];
-        auto&              order = order_[2 * c.on_host + c.state];
+        auto&              order = order_[2 * std::size_t(c.medium) + c.state];
         if (c.stored) {
             order[c.hash]        = ++last_order_;
-            blocks_[last_order_] = {c.parent, c.tokens, c.hash, c.state, c.on_host};
+            blocks_[last_order_] = {c.parent, c.tokens, c.hash, c.state, c.medium};
         } else if (const auto at = order.find(c.hash); at != order.end()) {
             blocks_.erase(at->second);
             order.erase(at);
         }
         const bool joins = i > 0 && changes[i - 1].stored == c.stored && changes[i - 1].state == c.state &&
-                           changes[i - 1].on_host == c.on_host &&
+                           changes[i - 1].medium == c.medium &&
                            (!c.stored || (c.parent && *c.parent == changes[i - 1].hash));
         if (joins) runs.back().n++;
         else runs.push_back({i, 1});
@@ -137,8 +140,8 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
             tokens.insert(tokens.end(), c.tokens.begin(), c.tokens.end());
         }
         const CacheChange& first = changes[run.first];
-        events.push_back(first.stored ? stored(hashes, first.parent, tokens, block_size_, first.state, first.on_host)
-                                      : removed(hashes, first.state, first.on_host));
+        events.push_back(first.stored ? stored(hashes, first.parent, tokens, block_size_, first.state, first.medium)
+                                      : removed(hashes, first.state, first.medium));
     }
     return keep(batch(now, std::move(events)));
 }
@@ -152,7 +155,7 @@ std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) 
         Json events = Json::array({cleared()});
         for (const auto& [order, block] : blocks_)
             events.push_back(
-                stored(std::span(&block.hash, 1), block.parent, block.tokens, block_size_, block.state, block.on_host));
+                stored(std::span(&block.hash, 1), block.parent, block.tokens, block_size_, block.state, block.medium));
         whole_at_ = now;
         whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, std::move(events)));
     }
