@@ -1,6 +1,6 @@
 // Files of the prefix cache with any content: nothing breaks, the files stay below their bound, and what is read is what was written. Input: a
-// byte of flags (1: heads and records get right magics and checksums, so that their other fields are looked at; 2: there is a key), a
-// byte for the size of the first of two files, their bytes.
+// byte of flags (1: heads and records get right magics and checksums, so that their other fields are looked at; 2: there is a key; 4: the
+// checksums of payloads are right as well), a byte for the size of the first of two files, their bytes.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -61,7 +61,7 @@ T get(const Bytes& bytes, std::size_t at) {
 }
 
 // As segment_store says.
-void put_right(Bytes& bytes, std::uint64_t number) {
+void put_right(Bytes& bytes, std::uint64_t number, bool payloads) {
     if (bytes.size() < 32) return;
     put<std::uint64_t>(bytes, 0, 0x31304745534b51);
     put<std::uint64_t>(bytes, 8, 7); // model
@@ -76,7 +76,11 @@ void put_right(Bytes& bytes, std::uint64_t number) {
         put<std::uint64_t>(bytes, at + 16, get<std::uint64_t>(bytes, at + 16) % 16);
         put<std::uint32_t>(bytes, at + 40, tokens);
         put<std::uint64_t>(bytes, at + 120, number);
-        const auto payload = get<std::uint64_t>(bytes, at + 48);
+        const auto        payload = get<std::uint64_t>(bytes, at + 48);
+        const std::size_t begin   = at + head + tokens * 4;
+        if (payloads && payload <= bytes.size() - begin)
+            put<std::uint64_t>(bytes, at + 112,
+                               hash_bytes(bytes.data() + begin, payload, get<std::uint64_t>(bytes, at + 8)));
         put<std::uint64_t>(bytes, at + 128,
                            hash_bytes(bytes.data() + at + head, tokens * 4, hash_bytes(bytes.data() + at, 128)));
         if (payload > bytes.size()) return;
@@ -97,7 +101,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::size_t              first = std::min<std::size_t>(std::size_t(data[1]) * 16, size - 2);
     std::map<std::uint64_t, Bytes> files{{1, {from, from + first}}, {5, {from + first, from + size - 2}}};
     if (flags & 1)
-        for (auto& [number, bytes] : files) put_right(bytes, number);
+        for (auto& [number, bytes] : files) put_right(bytes, number, flags & 4);
     std::optional<Cipher> key;
     if (flags & 2) key = Cipher(std::string(32, 'k'));
     for (int round = 0; round < 2; round++) {
