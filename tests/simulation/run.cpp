@@ -39,13 +39,16 @@ std::string text_of(std::span<const Token> tokens) {
 
 class Run {
 public:
-    Run(const Scenario& scenario, bool trace) : s_(scenario), trace_(trace), oracle_(scenario) {}
+    Run(const Scenario& scenario, bool trace)
+        : s_(scenario), trace_(trace), mover_(scenario.seed, 8), oracle_(scenario) {}
     Verdict run();
 
 private:
     void        submit(int task);
     void        hand_over(Live& live);
     void        restart();
+    void        move_cache();
+    void        end_move(const Output& event);
     void        cancel(int step);
     void        set_troubles(int step);
     bool        step();
@@ -69,16 +72,20 @@ private:
 
     const Scenario&                                s_;
     bool                                           trace_;
+    Random                                         mover_;
+    int                                            n_moves_ = 0;
     Oracle                                         oracle_;
     SimEngine                                      sim_;
     std::vector<std::unique_ptr<Live>>             live_;
     std::map<Pattern, std::shared_ptr<Constraint>> compiled_;
+    std::map<RequestId, const Live*>               moves_; // requests that only move what the cache has of a text
     std::vector<Output>                            events_;
     std::vector<std::pair<const Live*, int>>       ending_; // cancelled before this step; which answer, or -1
     Reached                                        reached_;
     std::size_t                                    next_fault_ = 0;
     int                                            step_ = 0, n_failed_ = 0, pinned_blocks_ = 0;
-    bool                                           broke_ = false; // the device failed, as it was told
+    bool                                           restarted_ = false; // after a failure of the device
+    bool                                           broke_     = false; // the device failed, as it was told
 };
 
 void Run::submit(int task) {
@@ -125,6 +132,7 @@ void Run::restart() {
     compiled_.clear();
     events_.clear();
     ending_.clear();
+    moves_.clear();
     pinned_blocks_ = n_failed_ = 0;
     for (auto& l : live_) {
         l->id           = 0;
@@ -133,6 +141,34 @@ void Run::restart() {
         l->prompt_logprobs.clear();
         if (!l->done) hand_over(*l);
     }
+}
+
+// The text of a request, as far as it is known, goes to the files or comes from them.
+void Run::move_cache() {
+    if (live_.empty() || !sim_.disk || n_moves_ >= s_.cache_moves || !mover_.one_in(4)) return;
+    const Live& l = *live_[std::size_t(mover_.below(int(live_.size())))];
+    Request     r;
+    r.prompt     = l.request.prompt;
+    r.cache_salt = l.request.cache_salt;
+    r.cache_move = mover_.one_in(2) ? CacheMove::save : CacheMove::load;
+    if (!l.answers.empty()) r.prompt.insert(r.prompt.end(), l.answers[0].tokens.begin(), l.answers[0].tokens.end());
+    if (int(r.prompt.size()) >= s_.context) return;
+    n_moves_++;
+    reached_[r.cache_move == CacheMove::save ? "texts saved to files" : "texts loaded from files"]++;
+    const Result<RequestId> id = sim_.engine->submit(std::move(r));
+    if (!id) { // as its request
+        if (!may_outgrow(l)) wrong(l, cat("was not moved: ", id.error().message));
+        return;
+    }
+    moves_[*id] = &l;
+    if (mover_.one_in(4)) sim_.engine->cancel(*id);
+}
+
+void Run::end_move(const Output& event) {
+    if (!event.done || event.finish != FinishReason::stop || !event.tokens.empty() || event.cached_tokens < 0 ||
+        event.cached_tokens > event.prompt_tokens || event.cached_tokens % s_.block_size != 0)
+        wrong(*moves_[event.id], "was moved, and has an output that cannot be");
+    moves_.erase(event.id);
 }
 
 bool Run::may_outgrow(const Live& l) {
@@ -165,6 +201,7 @@ void Run::set_troubles(int step) {
         switch (s_.faults[next_fault_].kind) {
             case FaultKind::not_finite: trouble.not_finite = true; break;
             case FaultKind::move: trouble.move = true; break;
+            case FaultKind::torn_move: trouble.torn_move = true; break;
             case FaultKind::launch: trouble.launch = true; break;
             case FaultKind::results: trouble.results = true; break;
         }
@@ -178,11 +215,13 @@ bool Run::step() {
         busy = sim_.engine->step(events_);
     } catch (const std::exception& e) {
         const Trouble& now = sim_.executor->trouble;
-        if (before.move == now.move && before.launch == now.launch && before.results == now.results)
+        if (before.move == now.move && before.torn_move == now.torn_move && before.launch == now.launch &&
+            before.results == now.results)
             wrong(cat("the engine failed: ", e.what()));
-        reached_[before.move != now.move       ? "moves failed"
-                 : before.launch != now.launch ? "launches failed"
-                                               : "results failed"]++;
+        reached_[before.move != now.move             ? "moves failed"
+                 : before.torn_move != now.torn_move ? "moves torn"
+                 : before.launch != now.launch       ? "launches failed"
+                                                     : "results failed"]++;
         broke_ = true;
         return false;
     }
@@ -198,6 +237,7 @@ bool Run::step() {
 }
 
 void Run::take(Output& event) {
+    if (moves_.contains(event.id)) return end_move(event);
     const auto at = std::ranges::find_if(live_, [&](const auto& l) { return l->id == event.id; });
     if (at == live_.end()) wrong(cat("an output of a request that nobody made: ", event.id));
     Live& l = **at;
@@ -325,6 +365,7 @@ void Run::count_reached() {
     reached_["units that the disk did not take"] += stats.disk.refused;
     reached_["segments given up"] += stats.disk.segments_gone;
     reached_["units written once more"] += stats.disk.kept;
+    reached_["moves made before they were awaited"] += std::uint64_t(sim_.executor->n_early_moves);
     reached_["slots shared in a step"] += std::uint64_t(sim_.executor->n_same_step);
     reached_[cat("layouts of ", layout_of(s_).groups.size(), " groups")]++;
 }
@@ -345,12 +386,23 @@ Verdict Run::run() {
                 if (s_.tasks[i].on && s_.tasks[i].at == step_) submit(int(i));
             if (step_ == s_.restart) restart();
             cancel(step_);
+            move_cache();
             set_troubles(step_);
             if (trace_) std::printf("%d\n", step_);
             busy = step();
+            if (broke_ && sim_.disk && !restarted_) { // the next process gets what the failed one has written
+                broke_ = false;
+                busy = restarted_ = true;
+                reached_["restarts after a failure"]++;
+                restart();
+            }
             if (live_.size() < n_tasks() || busy || broke_) continue;
             for (const auto& l : live_)
                 if (!l->done) wrong(*l, "is lost: the engine is idle");
+        }
+        for (; !moves_.empty() && !broke_; step_++) { // what still moves ends
+            if (step_ > most_steps) wrong("what moves does not end");
+            step();
         }
         if (!broke_) { // what is pinned goes, and nothing is left
             for (const auto& l : live_)

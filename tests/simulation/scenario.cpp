@@ -125,6 +125,12 @@ Scenario make_scenario(std::uint64_t seed) {
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
     if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
     if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
+    Random moves(seed, 6);
+    s.reordered_moves = moves.one_in(2);
+    if (moves.one_in(2))
+        for (Fault& f : s.faults)
+            if (f.kind == FaultKind::move) f.kind = FaultKind::torn_move;
+    if (s.disk > 0 && moves.one_in(2)) s.cache_moves = moves.between(1, 6);
     return s;
 }
 
@@ -146,6 +152,7 @@ std::string describe(const Scenario& s) {
     if (s.disk > 0)
         out += cat("; ", s.disk, " bytes of files, up to ", s.disk_jobs, " jobs a step, one in ", s.disk_trouble,
                    " writes fails");
+    if (s.cache_moves > 0) out += cat("; ", s.cache_moves, " requests that move the cache");
     if (s.restart >= 0) out += cat("; killed before step ", s.restart);
     flag(!s.cache, "no prefix cache");
     flag(!s.keep_preempted, "preempted blocks leave the cache");
@@ -154,6 +161,7 @@ std::string describe(const Scenario& s) {
     flag(s.device_best, "the device finds the best token");
     flag(s.late, "computed late");
     flag(s.late_moves, "moved late");
+    flag(s.reordered_moves, "moved in any order");
     flag(!s.scribbles, "free blocks stay as they are");
     flag(s.paced, "chunks by time");
     const char* guesses[] = {"right", "wrong", "right or wrong", "right or wrong, where it pays"};
@@ -192,7 +200,8 @@ std::string describe(const Scenario& s) {
         if (t.cancel_answer >= 0) out += cat("; answer ", t.cancel_answer, " cancelled after ", t.cancel_answer_after);
         out += '\n';
     }
-    const char* kinds[] = {"a row that is not finite", "a failing move", "a failing launch", "failing results"};
+    const char* kinds[] = {"a row that is not finite", "a failing move", "a failing launch", "failing results",
+                           "a move that fails in the middle"};
     for (const Fault& f : s.faults) out += cat("fault from step ", f.at, ": ", kinds[int(f.kind)], "\n");
     return out;
 }
@@ -213,6 +222,8 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"shuffled", &s.shuffled, 0},
             {"late", &s.late, 0},
             {"late_moves", &s.late_moves, 0},
+            {"reordered_moves", &s.reordered_moves, 0},
+            {"cache_moves", &s.cache_moves, 0},
             {"device_best", &s.device_best, 0},
             {"paced", &s.paced, 0},
             {"scribbles", &s.scribbles, 1},

@@ -39,9 +39,10 @@ enum class Guesses : std::uint8_t { right, wrong, mixed, paying }; // paying: mi
 
 enum class FaultKind : std::uint8_t {
     not_finite, // a row of logits is NaN
-    move,       // moving blocks fails
+    move,       // moving blocks fails before the first one
     launch,     // the device fails as a step begins
     results,    // or as it ends
+    torn_move,  // moving blocks fails in the middle of one
 };
 
 struct Fault {
@@ -56,16 +57,18 @@ struct Scenario {
     int              disk         = 0;  // bytes of files behind it
     int              disk_jobs    = 1;  // most reads and writes of a step
     int              disk_trouble = 0;  // one in so many writes fails, some of them in the middle; 0: none
+    int              cache_moves  = 0;  // requests that only move what the cache has to the files, or back
     int              restart      = -1; // the step before which the engine is killed, and starts again with these files
     int              context = 64, step_tokens = 16, sequences = 8;
     std::vector<int> windows{0};                     // of the model's layers; `recurrent` of those with a state
     int  state_bytes = 0, n_units = 0, interval = 0; // of a layer's state; room for states; between checkpoints
     bool cache = true, keep_preempted = true, pipeline = false, shuffled = false;
-    bool device_best             = false; // the device says which token is the most likely
-    bool late_moves              = false; // blocks are moved when somebody waits for that, not when it is asked for
-    bool late                    = false; // a step is computed when its results are asked for, not when it is launched
-    bool scribbles               = true;  // what is in no table is overwritten after each step
-    bool paced                   = false; // chunks by the time of a step
+    bool device_best     = false; // the device says which token is the most likely
+    bool late_moves      = false; // blocks are moved when somebody waits for that, not when it is asked for
+    bool reordered_moves = false; // the moves of one list are made in any order, some before somebody waits for them
+    bool late            = false; // a step is computed when its results are asked for, not when it is launched
+    bool scribbles       = true;  // what is in no table is overwritten after each step
+    bool paced           = false; // chunks by the time of a step
     PreemptionMode preemption    = PreemptionMode::automatic;
     double         watermark     = 0.04;
     double         token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes

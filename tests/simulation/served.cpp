@@ -356,6 +356,7 @@ Verdict Served::run() {
                 switch (s_.faults[next_fault].kind) {
                     case FaultKind::not_finite: executor_->trouble.not_finite = true; break;
                     case FaultKind::move: executor_->trouble.move = true; break;
+                    case FaultKind::torn_move: executor_->trouble.torn_move = true; break;
                     case FaultKind::launch: executor_->trouble.launch = true; break;
                     case FaultKind::results: executor_->trouble.results = true; break;
                 }

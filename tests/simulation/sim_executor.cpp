@@ -18,7 +18,7 @@ static int cells_of(const CacheLayout& layout) {
 SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
     : o_(std::move(options)), clock_(std::move(clock)), n_cells_(cells_of(o_.layout)),
       device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
-      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)), step_(o_.first_step) {
+      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)), order_(o_.seed, 7), step_(o_.first_step) {
     std::uint64_t n = 0;
     for (std::vector<Cell>* memory : {&device_, &swap_})
         for (Cell& c : *memory)
@@ -121,9 +121,49 @@ MoveTicket SimExecutor::move_blocks(const BlockMoves& moves) {
              {std::pair("out", &moves.swap_out), std::pair("in", &moves.swap_in), std::pair("copy", &moves.copies)})
             for (const auto [a, b] : *list) std::printf("   %s %d to %d\n", name, a, b);
     waiting_.push_back(moves);
+    if (std::exchange(trouble.torn_move, false)) tear(moves);
+    if (o_.reordered_moves)
+        for (std::vector<BlockCopy>* list :
+             {&waiting_.back().swap_out, &waiting_.back().swap_in, &waiting_.back().copies})
+            for (std::size_t i = list->size(); i > 1; i--)
+                std::swap((*list)[i - 1], (*list)[std::size_t(order_.below(int(i)))]);
     asked_++;
     if (!o_.late_moves) wait_for_moves(asked_);
+    make_some_moves();
     return asked_;
+}
+
+// Some of the moves that nobody waits for yet: a list is made behind the lists before it.
+void SimExecutor::make_some_moves() {
+    if (!o_.reordered_moves || waiting_.empty()) return;
+    BlockMoves& moves = waiting_.front();
+    const auto  some  = [&](bool from_swap, bool to_swap, std::vector<BlockCopy>& list) {
+        for (int n = list.empty() ? 0 : order_.below(int(list.size()) + 1); n > 0; n--) {
+            copy(from_swap, to_swap, std::array{list.back()});
+            list.pop_back();
+            n_early_moves++;
+        }
+        return list.empty();
+    };
+    (void)(some(false, true, moves.swap_out) && some(true, false, moves.swap_in) && some(false, false, moves.copies));
+}
+
+// Makes some of the moves and the half of one, and fails.
+void SimExecutor::tear(const BlockMoves& moves) {
+    wait_for_moves(asked_);
+    for (const auto& [from_swap, to_swap, list] :
+         {std::tuple(false, true, &moves.swap_out), std::tuple(true, false, &moves.swap_in),
+          std::tuple(false, false, &moves.copies)}) {
+        if (list->empty()) continue;
+        const int n = order_.below(int(list->size()));
+        copy(from_swap, to_swap, std::span(*list).first(std::size_t(n)));
+        const auto [a, b]         = (*list)[std::size_t(n)];
+        const std::ptrdiff_t size = std::ptrdiff_t(o_.block_size) * n_cells_;
+        std::copy_n(cells(from_swap).begin() + a * size, size / 2, cells(to_swap).begin() + b * size);
+        n_torn_moves++;
+        break;
+    }
+    throw std::runtime_error("a simulated failure in the middle of a move");
 }
 
 void SimExecutor::wait_for_moves(MoveTicket ticket) {

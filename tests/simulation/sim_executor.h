@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hashes.h"
+#include "scenario.h"
 
 import quire.engine.executor;
 
@@ -25,14 +26,15 @@ struct SimOptions {
     int                block_size = 16, n_blocks = 0, n_swap = 0;
     int                vocab = 0;
     std::vector<Token> ends;
-    bool               late_moves = false, late = false, best = false;
+    bool               late_moves = false, reordered_moves = false, late = false, best = false;
+    std::uint64_t      seed          = 0; // of the order of moves
     double             token_seconds = 0, block_seconds = 0;
     int                first_step = 0; // the number before that of the first step
 };
 
 // The next faults of the device. Each is cleared when it has happened.
 struct Trouble {
-    bool not_finite = false, move = false, launch = false, results = false;
+    bool not_finite = false, move = false, torn_move = false, launch = false, results = false;
 };
 
 class SimExecutor final : public Executor {
@@ -63,7 +65,8 @@ public:
     bool    trace = false; // prints plans
     // Called first by each launch, on the engine's thread; it may wait.
     std::function<void()> before_launch;
-    int                   n_not_finite = 0; // rows
+    int                   n_not_finite  = 0; // rows
+    int                   n_early_moves = 0, n_torn_moves = 0;
     int                   n_moves = 0, n_far_tables = 0, n_same_step = 0, n_states_kept = 0;
 
 private:
@@ -86,6 +89,8 @@ private:
         return memory[std::size_t(slot) * std::size_t(n_cells_) + std::size_t(o_.lanes[std::size_t(lane)].place)];
     }
     void                     copy(bool from_swap, bool to_swap, std::span<const BlockCopy> list);
+    void                     make_some_moves();
+    void                     tear(const BlockMoves& moves);
     std::vector<Cell>&       cells(bool swap) { return swap ? swap_ : device_; }
     std::vector<StateBlock>& states(bool swap) { return swap ? swap_states_ : states_; }
 
@@ -96,6 +101,7 @@ private:
     std::vector<StateBlock>    states_, swap_states_;  // the same memory
     std::deque<BlockMoves>     waiting_;               // moves that were not made yet
     MoveTicket                 moved_ = 0, asked_ = 0; // the last ticket whose moves are made; the last one
+    Random                     order_;                 // of moves
     StepPlan                   plan_;
     bool                       computed_ = true;
     int                        step_     = 0;
