@@ -4,6 +4,7 @@
 
 import quire.core.base;
 import quire.core.output_file;
+import quire.engine.kv_quality;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
 import quire.text.templates.chat_template;
@@ -252,6 +253,7 @@ int run(ChatArguments& a) {
     options.step_seconds            = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
     const std::string name          = std::filesystem::path(a.model).filename().string();
     bool              template_told = false; // the first lines name the file's template
+    const std::string type_said     = choose_kv_type(a.model, options);
     if (interactive && !a.single_turn)
         if (const Result<LoadEstimate> estimate = estimate_load(a.model, options)) {
             std::printf("%s\n", printable(describe(*estimate)).c_str());
@@ -272,6 +274,7 @@ int run(ChatArguments& a) {
 
     if (interactive && !a.single_turn) {
         std::printf("quire  %s\n%s\n", printable(name).c_str(), engine->describe().c_str());
+        if (!type_said.empty()) std::printf("%s\n", type_said.c_str());
         if (!template_told) std::printf("chat template: %s\n", chat_template->name().c_str());
         std::printf("%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, Ctrl-D leaves.\n\n",
                     std::string(commands).c_str());

@@ -7,6 +7,7 @@
 #include <csignal>
 
 import quire.core.base;
+import quire.engine.kv_quality;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
 import quire.serve.endpoints;
@@ -324,6 +325,8 @@ int run(Arguments& a) {
             if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
         (*http)->start();
     }
+
+    if (const std::string said = choose_kv_type(a.model, a.engine); !said.empty()) log.say(said);
 
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.

@@ -79,8 +79,10 @@ struct EngineOptions {
     CacheLayout layout{}; // of the model: an engine's options() say it
     int         host_blocks() const { return swap_blocks + tier_blocks; }
     // Contiguous memory for comparison, without swap and prefix cache; empty: blocks on demand.
-    MakeReservations reservations = {};
-    KvTypes          kv_type      = DType::F16; // of K and V; gpu_has() says which a GPU has
+    MakeReservations reservations  = {};
+    KvTypes          kv_type       = DType::F16; // of K and V; gpu_has() says which a GPU has
+    bool             kv_type_auto  = false;      // see quire.engine.kv_quality; with the largest mean KLD, in nats
+    double           kv_type_limit = 0.001;
     // > 0: the GEMMs of a step of so many tokens and more are in e4m3: faster prompts, not exact. On a GPU of compute capability 9.0.
     int fp8_rows = 0;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to

@@ -36,9 +36,9 @@ void add_model_flag(CLI::App& app, std::string& model);
 void add_device_flags(CLI::App& app, EngineOptions& options);
 // --block-size
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
-// --kv-type, --cache-type-k, --cache-type-v
-void add_kv_type_flag(CLI::App& app, EngineOptions& options);
-// these and --no-prefix-cache
+// --kv-type, --cache-type-k, --cache-type-v. `chooses`: also --kv-type auto with --kv-type-limit.
+void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses = false);
+// these, --no-prefix-cache and those of what is behind the cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
 // --spec, --spec-draft-model, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
 void add_speculation_flags(CLI::App& app, EngineOptions& options);
@@ -128,26 +128,44 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options) {
 
 DType kv_type(std::string_view name) { return std::ranges::find(kv_type_names, name, &KvTypeName::name)->type; }
 
-void add_kv_type_flag(CLI::App& app, EngineOptions& options) {
+void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses) {
     std::vector<std::string> kv_types;
     for (const KvTypeName& one : kv_type_names) kv_types.emplace_back(one.name);
+    std::vector<std::string> all = kv_types;
+    if (chooses) all.emplace_back("auto");
     app.add_option_function<std::string>(
-           "--kv-type", [&options](const std::string& name) { options.kv_type = kv_type(name); },
-           "element type of the KV cache")
-        ->check(CLI::IsMember(kv_types))
+           "--kv-type",
+           [&options](const std::string& name) {
+               options.kv_type_auto = name == "auto";
+               if (!options.kv_type_auto) options.kv_type = kv_type(name);
+           },
+           chooses ? "element type of the KV cache; auto: the smallest that bench quality has found good enough"
+                   : "element type of the KV cache")
+        ->check(CLI::IsMember(all))
         ->default_str("f16");
+    if (chooses)
+        add_number(app, "--kv-type-limit", options.kv_type_limit, 0, 100,
+                   "largest mean KLD of --kv-type auto, in nats");
     app.add_option_function<std::string>(
-           "--cache-type-k", [&options](const std::string& name) { options.kv_type.k = kv_type(name); },
+           "--cache-type-k",
+           [&options](const std::string& name) {
+               options.kv_type.k    = kv_type(name);
+               options.kv_type_auto = false;
+           },
            "likewise, of K alone (short: -ctk)")
         ->check(CLI::IsMember(kv_types));
     app.add_option_function<std::string>(
-           "--cache-type-v", [&options](const std::string& name) { options.kv_type.v = kv_type(name); },
+           "--cache-type-v",
+           [&options](const std::string& name) {
+               options.kv_type.v    = kv_type(name);
+               options.kv_type_auto = false;
+           },
            "likewise, of V alone (short: -ctv)")
         ->check(CLI::IsMember(kv_types));
 }
 
 void add_cache_flags(CLI::App& app, EngineOptions& options) {
-    add_kv_type_flag(app, options);
+    add_kv_type_flag(app, options, true);
     app.add_flag_callback(
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
     app.add_option_function<std::string>( // before --kv-host-bytes, which has the last word

@@ -1,0 +1,107 @@
+// quire.engine.kv_quality: what a type of K and V changes in a model's predictions, as `bench quality` has measured it, and the type that is
+// chosen by it. The measurements are lines of a file, the last one of a model and type counts. Owns nothing.
+//
+//   kv-quality   in $XDG_CACHE_HOME/quire or ~/.cache/quire: fingerprint of the model, type, positions, mean KLD, p99 KLD
+module;
+
+#include <sys/stat.h>
+
+export module quire.engine.kv_quality;
+
+import quire.core.base;
+import quire.engine.fingerprint;
+import quire.engine.options;
+import quire.model_file.gguf;
+
+export namespace quire {
+
+// Kullback-Leibler divergences from the predictions with K and V in f32, in nats.
+struct KvQuality {
+    int    positions = 0; // of a text
+    double mean = 0, p99 = 0;
+};
+
+// Those of fewer positions are not remembered.
+inline constexpr int least_quality_positions = 500;
+
+// Nothing: it was not measured.
+std::optional<KvQuality> remembered_kv_quality(std::uint64_t model, std::string_view type);
+// The file's path. Error: it cannot be written.
+Result<std::string> remember_kv_quality(std::uint64_t model, std::string_view type, const KvQuality& quality);
+
+// Where `options` leave the type open, sets it: of the types with the fewest bytes the one with the least mean KLD, if that is below the limit; else
+// F16. Returns a sentence about the type for the user; "": there is nothing to say.
+std::string choose_kv_type(const std::string& path, EngineOptions& options);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::filesystem::path quality_file() {
+    const char* cache = std::getenv("XDG_CACHE_HOME");
+    const char* home  = std::getenv("HOME");
+    if (cache && *cache) return std::filesystem::path(cache) / "quire" / "kv-quality";
+    if (home && *home) return std::filesystem::path(home) / ".cache" / "quire" / "kv-quality";
+    return {};
+}
+
+std::optional<KvQuality> remembered_kv_quality(std::uint64_t model, std::string_view type) {
+    std::ifstream            in(quality_file());
+    std::optional<KvQuality> found;
+    for (std::string line; std::getline(in, line) && line.size() < 200;) {
+        const auto words = split(line, ' ');
+        if (words.size() != 5 || to_number<std::uint64_t>(words[0]) != model || words[1] != type) continue;
+        const auto positions = to_number<int>(words[2]);
+        const auto mean = to_number<double>(words[3]), p99 = to_number<double>(words[4]);
+        if (positions && mean && p99) found = KvQuality{*positions, *mean, *p99};
+    }
+    return found;
+}
+
+Result<std::string> remember_kv_quality(std::uint64_t model, std::string_view type, const KvQuality& q) {
+    const std::filesystem::path path = quality_file();
+    if (path.empty()) return fail("there is no folder for measurements: name one in XDG_CACHE_HOME");
+    std::error_code error;
+    std::filesystem::create_directories(path.parent_path(), error);
+    std::ofstream     out(path, std::ios::app);
+    const std::string line = cat(model, ' ', type, ' ', q.positions, ' ', q.mean, ' ', q.p99, '\n');
+    out.write(line.data(), std::ptrdiff_t(line.size())); // at once: others may append, too
+    out.close();
+    if (!out) return fail_with(ErrorKind::system, "cannot write ", path.string());
+    return path.string();
+}
+
+std::string said_of(std::string_view type, const KvQuality& q) {
+    return cat("K and V are ", type, ": mean KLD ", q.mean, ", p99 ", q.p99, ", against f32 at ", q.positions,
+               " positions (bench quality)");
+}
+
+std::string choose_kv_type(const std::string& path, EngineOptions& o) {
+    const Result<Gguf> file = Gguf::open(path);
+    if (!file) return {}; // Engine::load() says why
+    const std::uint64_t model = fingerprint(*file);
+    if (!o.kv_type_auto) {
+        const auto measured = o.kv_type == DType::F16 ? std::nullopt : remembered_kv_quality(model, name_of(o.kv_type));
+        return measured ? said_of(name_of(o.kv_type), *measured) : std::string();
+    }
+    o.kv_type = DType::F16;
+    if (o.device != "cpu" && o.block_size % 4 != 0) // a GPU has no others then
+        return "K and V are f16: of the block sizes only multiples of 4 go with other types on a GPU";
+    std::optional<KvQuality> best, least;
+    std::string_view         name, least_name;
+    for (const DType type : {DType::I8, DType::F8}) {
+        const auto q = remembered_kv_quality(model, name_of(type));
+        if (!q) continue;
+        if (!least || q->mean < least->mean) least = q, least_name = name_of(type);
+        if (q->mean > o.kv_type_limit || (best && best->mean <= q->mean)) continue;
+        best = q, name = name_of(type), o.kv_type = type;
+    }
+    if (best) return said_of(name, *best);
+    if (!least) return "K and V are f16: no other type was measured for this model (bench quality -m FILE)";
+    return cat("K and V are f16: the mean KLD of ", least_name, " is ", least->mean, ", above --kv-type-limit ",
+               o.kv_type_limit);
+}
+
+} // namespace quire

@@ -1,0 +1,62 @@
+// What was measured of types of K and V, and --kv-type auto.
+#include <unistd.h>
+#include <catch2/catch_test_macros.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "process.h"
+#include "reference.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.fingerprint;
+import quire.engine.kv_quality;
+import quire.engine.options;
+import quire.model_file.gguf;
+
+using namespace quire;
+using namespace quire::testing;
+
+TEST_CASE("the type of K and V is chosen by what was measured") {
+    const std::string model  = reference("models/llama3-gqa-Q8_0.gguf");
+    const std::string folder = temporary() + "-cache";
+    const char* const before = std::getenv("XDG_CACHE_HOME");
+    const std::string old    = before ? before : "";
+    setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+    const std::uint64_t hash   = fingerprint(*Gguf::open(model));
+    const auto          chosen = [&](EngineOptions o = {}) {
+        o.kv_type_auto         = true;
+        const std::string said = choose_kv_type(model, o);
+        return std::pair(std::string(name_of(o.kv_type)), said);
+    };
+    CHECK(chosen().first == "f16");
+    CHECK(chosen().second.find("was measured") != std::string::npos);
+    EngineOptions fixed;
+    fixed.kv_type = DType::I8;
+    CHECK(choose_kv_type(model, fixed).empty());
+
+    REQUIRE(remember_kv_quality(hash, "fp8", {1000, 4e-3, 3e-2}));
+    CHECK(chosen().first == "f16"); // above the limit
+    CHECK(chosen().second.find("above --kv-type-limit") != std::string::npos);
+    REQUIRE(remember_kv_quality(hash, "q8_0", {1000, 2e-4, 9e-4}));
+    REQUIRE(remember_kv_quality(hash + 1, "q8_0", {1000, 2e-1, 9e-1})); // of another model
+    CHECK(chosen().first == "q8_0");
+    CHECK(choose_kv_type(model, fixed).find("0.0002") != std::string::npos);
+    REQUIRE(remember_kv_quality(hash, "fp8", {1000, 1e-4, 9e-4})); // the last one counts
+    CHECK(chosen().first == "fp8");
+    EngineOptions strict;
+    strict.kv_type_limit = 1e-5;
+    CHECK(chosen(strict).first == "f16");
+    EngineOptions odd;
+    odd.block_size = 6; // a GPU could not take it
+    CHECK(chosen(odd).first == "f16");
+    odd.device = "cpu";
+    CHECK(chosen(odd).first == "fp8");
+
+    std::ofstream(folder + "/quire/kv-quality") << "no line\n" << hash << " q8_0 x\n" << std::string(1000, 'x');
+    CHECK(chosen().first == "f16");
+    old.empty() ? unsetenv("XDG_CACHE_HOME") : setenv("XDG_CACHE_HOME", old.c_str(), 1);
+    std::filesystem::remove_all(folder);
+}
