@@ -4,7 +4,9 @@
 
 import quire.core.base;
 import quire.core.json;
+import quire.core.output_file;
 import quire.engine.engine;
+import quire.tools.bench.paper.svg_plot;
 import quire.tools.bench.replicas.chats;
 import quire.tools.common.engine_flags;
 
@@ -32,6 +34,7 @@ void add_chats_flags(CLI::App* c, ChatsArguments& a) {
     add_number(*c, "--seed", a.seed, 0, 1 << 30);
     c->add_option("--kv-dir", a.directory, "directory for files, which is not there yet; it is deleted at the end")
         ->required();
+    c->add_option("--svg", a.svg, "file for a plot of the table");
     c->add_flag("--json", a.json, "print JSON instead of a Markdown table");
 }
 
@@ -145,6 +148,29 @@ Result<Measured> run(const ChatsArguments& a, double pools, Tiers tiers) {
     return m;
 }
 
+std::string plot(const Json& rows) {
+    struct Panel {
+        const char *title, *key;
+        double      times;
+    };
+    std::vector<paper::LinePanel> panels;
+    for (const Panel& panel : {Panel{"found in a cache, % of the prompts", "cached_share", 100},
+                               Panel{"TTFT, mean, ms", "ttft_mean", 1e3}, Panel{"tok/s", "tokens_per_second", 1}}) {
+        paper::LinePanel to{.title = panel.title, .x_label = "working set, pools", .y_label = "", .lines = {}};
+        to.log_x = true;
+        for (std::size_t tiers = 0; tiers < tier_names.size(); tiers++) {
+            paper::Line line{.name = tier_names[tiers], .points = {}, .colour = int(tiers)};
+            for (const Json& row : rows)
+                if (row["tiers"] == tier_names[tiers])
+                    line.points.emplace_back(row["working_set"].get<double>(),
+                                             panel.times * row[panel.key].get<double>());
+            to.lines.push_back(std::move(line));
+        }
+        panels.push_back(std::move(to));
+    }
+    return paper::line_chart(panels, 3);
+}
+
 } // namespace
 
 int chats(const ChatsArguments& a) {
@@ -171,6 +197,7 @@ int chats(const ChatsArguments& a) {
                             {"tiers", name},
                             {"prompt_tokens", m->prompt},
                             {"cached_tokens", m->cached},
+                            {"cached_share", m->cached / m->prompt},
                             {"host_tokens", m->on_host},
                             {"disk_tokens", m->on_disk},
                             {"ttft_mean", mean},
@@ -183,6 +210,8 @@ int chats(const ChatsArguments& a) {
             std::fflush(stdout);
         }
     if (a.json) std::printf("%s\n", json_dump(rows).c_str());
+    if (!a.svg.empty())
+        if (auto ok = write_file(a.svg, plot(rows)); !ok) return complain(ok.error());
     return 0;
 }
 

@@ -70,7 +70,7 @@ struct ReplicasArguments {
 
 struct ChatsArguments {
     EngineOptions       engine;
-    std::string         model, directory;
+    std::string         model, directory, svg;
     std::vector<double> sizes{0.5, 1, 2, 5, 10, 20};
     int                 pool = 4096, at_once = 4, rounds = 2, seed = 1;
     double              host = 4, scale = 0.25;
