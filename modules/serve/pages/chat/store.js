@@ -7,7 +7,8 @@ class Store {
   static async open() {
     const store = new Store();
     store.kept = {chats: new Map(), messages: new Map()}; // in place of a database
-    store.pending = {chats: new Map(), messages: new Map()}; // id → value, of what is on its way to the database
+    store.pending = {chats: new Map(), messages: new Map()}; // id → {value, number of the write}, of what is on its way to the database
+    store.writes = 0;
     try {
       store.database = await new Promise((done, fail) => {
         const request = indexedDB.open("quire", 1);
@@ -32,10 +33,10 @@ class Store {
   async write(table, ...values) {
     if (!this.database) for (const value of values) this.kept[table].set(value.id, value);
     else {
-      const pending = this.pending[table];
-      for (const value of values) pending.set(value.id, value);
+      const pending = this.pending[table], number = ++this.writes;
+      for (const value of values) pending.set(value.id, {value, number});
       await this.#run(table, "readwrite", all => { for (const value of values) all.put(value); });
-      for (const value of values) if (pending.get(value.id) === value) pending.delete(value.id);
+      for (const value of values) if (pending.get(value.id)?.number === number) pending.delete(value.id); // nothing newer is on its way
     }
   }
 

@@ -74,7 +74,8 @@ async function show(id) {
 // A page that is left has no time for a database: what came last goes where it is written at once, and from there to the database.
 function leave() {
   if (!store) return;
-  const messages = [...store.pending.messages.values(), ...[...runs.values()].map(run => run.turn)], chats = [...store.pending.chats.values()];
+  const [messages, chats] = [store.pending.messages, store.pending.chats].map(pending => [...pending.values()].map(({value}) => value));
+  messages.push(...[...runs.values()].map(run => run.turn));
   const {messages: more = [], chats: others = []} = recall(localStorage, "rescue", {}); // of other tabs
   if (messages.length || chats.length) remember(localStorage, "rescue", {messages: [...more, ...messages], chats: [...others, ...chats]});
 }
