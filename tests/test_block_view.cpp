@@ -84,6 +84,19 @@ TEST_CASE("changes are the blocks that are not as they were") {
     CHECK(changes_to_json({}, after)["changed"].size() == 8);
 }
 
+TEST_CASE("texts that the last snapshot had are not sent again") {
+    Snapshot before = sample(), after = sample();
+    before.sequences[0].texts = {"Once upon", " a ti"};
+    after.sequences[0].texts  = {"Once upon", " a time"};
+    after.sequences[1].texts  = {"new"};
+    const Json sequences      = changes_to_json(before, after)["sequences"];
+    CHECK(sequences[0]["texts"] == Json{" a time"});
+    CHECK(sequences[0]["texts_kept"] == 1);
+    CHECK(sequences[1]["texts"] == Json{"new"});
+    CHECK(!sequences[1].contains("texts_kept"));
+    CHECK(changes_to_json(after, after)["sequences"][0]["texts"] == Json::array());
+}
+
 TEST_CASE("a trace there and back, and a snapshot alone is one") {
     Trace trace{"m.gguf", "a run", {sample(), sample()}};
     trace.steps[1].step = 10;

@@ -436,6 +436,7 @@ TEST_CASE("the other endpoints", "[server]") {
     CHECK(props["model_path"] == "quire-14m-q8_0.gguf");
     const Json blocks = Json::parse(s.get("/blocks").body);
     CHECK(blocks["block_size"] == 16);
+    CHECK(blocks["context"] == 1024);
     CHECK(blocks["blocks"].size() == blocks["totals"]["blocks"]);
 
     const Json tokens = s.ask("/tokenize", {{"prompt", "Hello world"}});

@@ -39,7 +39,7 @@ struct Arguments {
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
-    bool                     no_log = false;
+    bool                     no_log = false, blocks_text = false;
     LogOptions               log;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
@@ -371,6 +371,7 @@ int run(Arguments& a) {
     queueing.max_queue        = a.max_queue;
     queueing.max_pinned       = a.max_pinned;
     queueing.watchdog_seconds = a.watchdog_seconds;
+    queueing.show_text        = a.blocks_text;
     queueing.failed           = Signals::stop;
     Service service(std::move(*engine), queueing);
     if (auto ok = pin_prefixes(a, service); !ok) return give_up(ok.error());
@@ -465,6 +466,7 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
+    app.add_flag("--blocks-text", a.blocks_text, "show the words of all requests in GET /blocks and on /blocks.html");
     app.add_flag("--slots,!--no-slots", a.endpoints.slots, "off: GET /slots, which shows what runs, answers 501");
     app.add_flag("--log-json", a.log.json, "write all lines of the log as JSON");
     app.add_option("--log-file", a.log.file, "append the log to this file; SIGHUP opens it again");

@@ -389,6 +389,7 @@ Result<void> Engine::follow() {
 Snapshot Engine::snapshot(bool with_text) {
     Snapshot snapshot;
     impl_->scheduler.view(snapshot);
+    snapshot.context = impl_->options.context;
     if (impl_->files) snapshot.n_in_files = int(impl_->files->tier().n_records());
     if (with_text)
         for (SequenceView& s : snapshot.sequences) {

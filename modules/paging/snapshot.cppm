@@ -60,6 +60,7 @@ struct Snapshot {
     std::uint64_t             step = 0;
     std::string               label; // an explanation; "" in an ordinary run
     int                       block_size = 0;
+    int                       context    = 0;    // tokens that the longest sequence can have; 0: not recorded
     std::vector<BlockView>    blocks;            // [n_blocks]
     int                       n_swap_blocks = 0; // size of the pool in host memory
     int                       n_swap_used   = 0;

@@ -16,11 +16,12 @@ export namespace quire {
 using TimePoint = std::chrono::steady_clock::time_point;
 
 struct ServiceOptions {
-    int                   max_queue        = 1024; // requests that wait, beside the running ones
-    double                watchdog_seconds = 60;   // without a step: not healthy any more
-    int                   max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
-    int                   max_listeners    = 16;   // of the block events
-    std::function<void()> failed           = {};   // the engine cannot go on; its requests have got an error
+    int                   max_queue        = 1024;  // requests that wait, beside the running ones
+    double                watchdog_seconds = 60;    // without a step: not healthy any more
+    int                   max_pinned       = 0;     // blocks in pinned prefixes; 0: a quarter of the pool
+    int                   max_listeners    = 16;    // of the block events
+    bool                  show_text        = false; // snapshots have the texts of the blocks
+    std::function<void()> failed           = {};    // the engine cannot go on; its requests have got an error
     // Called by the engine's thread after each step that changed the prefix cache, with the blocks that entered or left it.
     std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
@@ -342,7 +343,7 @@ void Service::publish() {
     }
     if (!wanted) return;
     Stopwatch watch;
-    auto      snapshot = std::make_shared<const Snapshot>(engine_.snapshot());
+    auto      snapshot = std::make_shared<const Snapshot>(engine_.snapshot(options_.show_text));
     snapshot_seconds_  = watch.seconds();
     last_snapshot_     = std::chrono::steady_clock::now();
     moved_             = false;

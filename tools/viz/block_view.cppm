@@ -118,6 +118,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
     s.step          = std::uint64_t(f.number("step", 0, std::numeric_limits<std::int64_t>::max(), 0));
     s.label         = f.text("label");
     s.block_size    = int(f.number("block_size", 1, 65536));
+    s.context       = int(f.number("context", 0, most_tokens, 0));
     s.n_swap_blocks = int(f.number("swap_blocks", 0, most_blocks, 0));
     s.n_swap_used   = int(f.number("swap_used", 0, s.n_swap_blocks, 0));
     s.n_host_cached = int(f.number("host_cached", 0, s.n_swap_blocks, 0));

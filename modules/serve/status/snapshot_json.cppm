@@ -17,7 +17,8 @@ std::string hex(std::uint64_t value);
 
 // The JSON of docs/block-viz.md.
 Json to_json(const Snapshot& snapshot);
-// to_json() with `changed` in place of `blocks`: the blocks that differ from `before`, each with its `id`.
+// to_json() with `changed` in place of `blocks`: the blocks that differ from `before`, each with its `id`. The `texts` of a sequence lack
+// the first `texts_kept`, which `before` has.
 Json changes_to_json(const Snapshot& before, const Snapshot& snapshot);
 
 } // namespace quire
@@ -67,6 +68,7 @@ Json without_blocks(const Snapshot& s) {
     return Json{{"step", s.step},
                 {"label", s.label},
                 {"block_size", s.block_size},
+                {"context", s.context},
                 {"swap_blocks", s.n_swap_blocks},
                 {"swap_used", s.n_swap_used},
                 {"host_cached", s.n_host_cached},
@@ -102,6 +104,18 @@ Json changes_to_json(const Snapshot& before, const Snapshot& s) {
     }
     Json json       = without_blocks(s);
     json["changed"] = std::move(changed);
+    std::map<std::pair<RequestId, int>, const std::vector<std::string>*> texts;
+    for (const SequenceView& q : before.sequences)
+        if (!q.texts.empty()) texts[{q.request, q.index}] = &q.texts;
+    for (std::size_t i = 0; i < s.sequences.size() && !texts.empty(); i++) {
+        const SequenceView& q  = s.sequences[i];
+        const auto          at = texts.find({q.request, q.index});
+        if (at == texts.end() || q.texts.empty()) continue;
+        std::size_t kept = 0;
+        while (kept < std::min(q.texts.size(), at->second->size()) && q.texts[kept] == (*at->second)[kept]) kept++;
+        json["sequences"][i]["texts"]      = std::vector(q.texts.begin() + std::ptrdiff_t(kept), q.texts.end());
+        json["sequences"][i]["texts_kept"] = kept;
+    }
     return json;
 }
 
