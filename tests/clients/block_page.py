@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 
-from page_tools import BLOCK_VIZ, SHOTS, Server, check, watch_shifts, no_shift, readable, no_overflow, clean, load
+from page_tools import BLOCK_VIZ, ROOT, SHOTS, Server, check, watch_shifts, no_shift, readable, no_overflow, clean, load
 
 
 def blocks_are_seen_changing(browser):
@@ -51,7 +51,7 @@ def blocks_are_seen_changing(browser):
         check(page.run("past.some(m => m.saved > 0) && past.some(m => m.waste > 0)"), "no waste, no saving")
         rings = set(page.run("rings"))
         legend = page.run("[...document.querySelectorAll('.legend span')].map(e => [getComputedStyle(e.querySelector('.ring') ?? e).borderColor, e.textContent])")
-        named = {color for color, text in legend if re.search("copy on write|swapped", text)}
+        named = {color for color, text in legend if re.search("copy on write|swapped|found again", text)}
         check(rings and rings <= named, "rings that the legend does not name:", rings - named, legend)
         # Once more by the keyboard.
         page.run("document.querySelector('.pool canvas').focus()")
@@ -234,6 +234,7 @@ def a_default_pool_can_be_read(browser):
         # Pointed at, a square tells of its blocks; looked into, it shows each.
         seen = page.run("(() => { const id = drawn.blocks.findIndex(b => b.refs), [from, to] = drawing.pool.idsOf(drawing.pool.cellOf(id)); drawing.point(from, to); return [from, to, document.querySelector('.details').textContent]; })()")
         check(re.match(rf"Blocks {seen[0]} to {seen[1] - 1} · \d+ used.* request 1", seen[2]), seen)
+        page.run("drawing.pool.box.scrollIntoView()")
         spot = page.run("(() => { const r = drawing.pool.canvas.getBoundingClientRect(), [x, y] = drawing.pool.place(drawing.pool.cellOf(drawn.blocks.findIndex(b => b.refs))); return [r.x + x + 9, r.y + y + 9]; })()")
         for kind in ("mousePressed", "mouseReleased"):
             page.call("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
@@ -273,6 +274,114 @@ def what_is_cached_stands_on_what_is_used(browser, server):
     check(colors[1][0] == used and colors[1][1] == cached and colors[1][2] != cached and colors[1][3] == "50,30", colors)
 
 
+LOOKS = ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True))
+
+
+def look_all_ways(page, name):
+    for width, height, dark in LOOKS:
+        page.look(width, height, dark)
+        page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
+        page.screenshot(os.path.join(SHOTS, f"{name}-{width}-{'dark' if dark else 'light'}.png"))
+        no_overflow(page, name)
+        readable(page, name)
+
+
+def demonstrate(page, number):
+    """Starts a demonstration by the keyboard, and waits for its end."""
+    page.run(f"document.querySelectorAll('.demos button')[{number}].focus()")
+    page.press("Enter")
+    page.until("demonstrations.running")
+    page.until("!demonstrations.running && totalsOf(snapshot).used === 0", 180)
+    check("failed" not in page.run("demonstrations.said.textContent"), page.run("demonstrations.said.textContent"))
+
+
+# Of all steps that the page keeps, how many satisfy a condition on their snapshot s and its blocks.
+def steps_where(page, condition):
+    return page.run(f"""(() => {{ const r = minutes.replay(); let n = 0;
+        for (let i = r.steps.length; i--;) {{ const s = r.go(i); if ({condition}) n++; }} return n; }})()""")
+
+
+def the_demonstrations_show_what_they_say(browser):
+    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "-np", "16", "--blocks-text")
+    try:
+        page = browser.page()
+        watch_shifts(page)
+        page.go(server.url + "/blocks.html")
+        page.until("document.querySelectorAll('.demos button:not([aria-disabled])').length === 4")
+        demonstrate(page, 0)
+        check(steps_where(page, "s.blocks.filter(b => b.refs >= 4).length > 2"), "no four chats share blocks")
+        check(steps_where(page, "s.sequences.some(q => q.texts?.join('').includes('small library'))"), "the words are not in the blocks")
+        demonstrate(page, 0)
+        check(steps_where(page, "s.found.length > 2"), "no cached block comes back to life")
+        check(page.run("/found again/.test(feed.textContent)"), "the feed does not say so")
+        demonstrate(page, 1)
+        check(steps_where(page, "s.events.filter(e => e.kind === 'fork').length >= 3"), "no forks")
+        demonstrate(page, 2)
+        check(steps_where(page, "treeOf(s.sequences).children.length > 1 && s.sequences.length > 2"), "no tree of beams")
+        demonstrate(page, 3)
+        check(page.run("minutes.moved.swap_out > 0 && minutes.moved.swap_in > 0"), "nothing went to host memory and back")
+        # Back to the beams, by the keyboard.
+        page.run("document.activeElement.blur()")
+        page.press("ArrowRight")
+        page.until("still")
+        at = page.run("""still.replay.steps.findIndex(({snapshot: s}) => s.sequences.length === 4 && s.sequences.every(q => q.request === s.sequences[0].request) &&
+            s.events.some(e => e.kind === 'copy') && s.events.filter(e => e.kind === 'copy').length < 24)""")
+        check(at >= 0, "no step with few copies")
+        page.run(f"timeline.choose({at})")
+        page.until("document.querySelector('.branch') && document.querySelector('.pool .arrows')")
+        check(re.search(r"would hold \d+ of these \d+\.", page.run("document.querySelector('.room').textContent")), page.run("document.querySelector('.room').textContent"))
+        check(page.run("document.querySelector('.chip .text').textContent.length") > 8, "no words in the tables")
+        check(re.match(r"#[0-9a-f]{6}$", page.run("document.querySelector('.chip .mark').textContent")), "a full block without its hash")
+        look_all_ways(page, "demonstration")
+        # Each step again is what it was, and the end is what the server says.
+        wrong = page.run("points.map((m, i) => { rewind(i); return totalsOf(drawn).used === m.used && totalsOf(drawn).cached === m.cached; }).filter(same => !same).length")
+        check(wrong == 0, wrong, "steps are not what they were")
+        check(page.run("still.replay.blocks") == json.loads(server.get("/blocks"))["blocks"], "the last step is not the server's pool")
+        page.click(".pause")
+        page.until("!still && drawn === snapshot")
+        no_shift(page, "the demonstrations")
+        clean(page, server, "the demonstrations")
+    finally:
+        server.close()
+
+
+def what_a_server_cannot_show_is_said_on_the_button(browser):
+    server = Server("--kv-blocks", "4000", "--swap-blocks", "0", "-np", "2", "--no-prefix-cache")
+    try:
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("document.querySelectorAll('.demos button').length === 4")
+        reasons = page.run("[...document.querySelectorAll('.demos button')].map(b => b.ariaDisabled === 'true' && b.querySelector('small').textContent)")
+        for reason, word in zip(reasons, ("--no-prefix-cache", "-np 4", "-np 4", "--swap-blocks")):
+            check(reason and word in reason, reasons)
+        page.click(".demos button")
+        check(not page.run("demonstrations.running"), "it runs nevertheless")
+        look_all_ways(page, "not-here")
+        check(not page.run("snapshot?.sequences.some(q => q.texts)"), "words without --blocks-text")
+        clean(page, server, "the buttons")
+    finally:
+        server.close()
+
+
+def states_and_windows_are_seen_as_what_they_are(browser):
+    for model, who, item in (("nemotron_h", r"a state of 78 tokens in \d+ round blocks", "recurrent state"),
+                             ("gemma2", r"group 1: 8 blocks, 12 left its window", "cache group 1"), ("mistral-swa", "", "")):
+        html = os.path.join(SHOTS, f"{model}.html")
+        subprocess.run([BLOCK_VIZ, "-m", os.path.join(ROOT, "tests/data/models", f"{model}-Q8_0.gguf"), "-p", "Tell me a story of a long road and of the sea.",
+                        "-n", "60", "--ignore-eos", "--raw", "--block-size", "4", "--html", html], check=True, stderr=subprocess.DEVNULL)
+        page = browser.page()
+        page.go("file://" + os.path.abspath(html) + "#step=59")
+        check(re.search(who, page.run("document.querySelector('.who').innerText")), page.run("document.querySelector('.who').innerText"))
+        legend = page.run("[...document.querySelectorAll('.legend span')].filter(e => e.checkVisibility()).map(e => e.textContent).join()")
+        check(item in legend and ("recurrent" in legend) == (item == "recurrent state"), legend)
+        check(model != "mistral-swa" or "12 left the window" in page.run("document.querySelector('.table').innerText"), "no block left the window")
+        # Each used block has an owner, and so a colour, or the legend says what it is.
+        check("grey" in legend or page.run("JSON.parse(trace.textContent).steps[58].blocks.every((b, id) => !b.refs || ownersOf(JSON.parse(trace.textContent).steps[58])[id])"), model, "has blocks of nobody")
+        page.screenshot(os.path.join(SHOTS, f"{model}.png"))
+        readable(page, model)
+        check(not page.complaints, page.complaints)
+
+
 def the_walkthroughs_are_readable(browser):
     html = os.path.join(SHOTS, "block-viz.html")
     subprocess.run([BLOCK_VIZ, "--demo", "--html", html], check=True)
@@ -293,5 +402,6 @@ def the_walkthroughs_are_readable(browser):
 
 TESTS = [
     blocks_are_seen_changing, pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
-    a_large_pool_stays_fluid, a_default_pool_can_be_read, what_is_cached_stands_on_what_is_used, the_walkthroughs_are_readable,
+    a_large_pool_stays_fluid, a_default_pool_can_be_read, what_is_cached_stands_on_what_is_used, the_demonstrations_show_what_they_say,
+    what_a_server_cannot_show_is_said_on_the_button, states_and_windows_are_seen_as_what_they_are, the_walkthroughs_are_readable,
 ]

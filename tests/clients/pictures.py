@@ -2,8 +2,9 @@
 import os
 import subprocess
 import tempfile
+import time
 
-from page_tools import BLOCK_VIZ, READY, ROOT, TURNS, Server, load, settle
+from page_tools import BLOCK_VIZ, READY, ROOT, TURNS, Server, settle
 from browser import Browser
 
 DOCS = os.path.join(ROOT, "docs")
@@ -33,17 +34,19 @@ def chat(browser):
 
 
 def blocks(browser):
-    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "-np", "16")
+    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "-np", "16", "--blocks-text")
     try:
-        page = browser.page(1180, 720)
+        page = browser.page(1280, 1240)
         page.go(server.url + "/blocks.html")
-        threads, _ = load(server, 9)
-        for t in threads:
-            t.start()
-        page.until("past.some(m => m.swapped > 0) && past.at(-1).running > 2 && past.at(-1).used > 100")
+        page.until("document.querySelectorAll('.demos button').length === 4")
+        for demonstration in (0, 3, 2):
+            page.run(f"document.querySelectorAll('.demos button')[{demonstration}].click()")
+            page.until("!demonstrations.running", 180)
+        at = page.run("""minutes.steps.findLastIndex(step => step.snapshot.sequences.length === 4 && step.snapshot.sequences[0].blocks.length < 8 &&
+            treeOf(step.snapshot.sequences).children.length > 1 && step.snapshot.events.some(e => e.kind === 'copy'))""")
+        page.run(f"pause(); timeline.choose({at}); document.activeElement.blur()")
+        time.sleep(0.5)
         page.screenshot(os.path.join(DOCS, "server-blocks.png"))
-        for t in threads:
-            t.join()
     finally:
         server.close()
 
