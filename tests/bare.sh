@@ -3,7 +3,7 @@
 # and make (debootstrap, a chroot), clones the last commit into it, and runs there
 #   as a user without sudo       make chat: must name what is missing and stop
 #   as root                      make chat with a question piped in, make test, make test-clients
-#   as root, without a network   both commands again
+#   as root, without a network   make chat again, and on 13 make test
 #   as a user without sudo       make chat in a clone of his own, without a network
 # What `make package` and `make dist` made there is then tried in the same Debian with nothing installed: the archive without a network, and
 # the package, which is installed and removed.
@@ -108,8 +108,10 @@ grep -E 'SKIP' "$log" || true
 step "without network: make chat" no root "$chat"
 answer
 if grep -q '^setup:' "$log"; then fail "the second make chat installs something"; fi
-step "without network: make test" no root "make test"
-tests
+if [ "$release" = 13 ]; then # the same tests on both: one release shows that they need no network
+    step "without network: make test" no root "make test"
+    tests
+fi
 step "as a user: make chat" no reader "$chat"
 answer
 # The Debian with nothing installed. A pipe into chat makes it answer each line.
