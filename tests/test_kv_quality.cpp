@@ -1,4 +1,4 @@
-// What was measured of types of K and V, and --kv-type auto.
+// Remembered measurements of types of K and V, and --kv-type auto.
 #include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 

@@ -47,7 +47,7 @@ public:
 
     // Appends to the guess of each sequence. What it remembers of texts that are not in `wanted` it may give up.
     virtual void guess(std::span<const WantedGuess> wanted) = 0;
-    // What one token for each of n texts takes; 0: not known.
+    // The seconds that a guess of one token for each of n texts takes; 0: not known.
     virtual double seconds(int n_texts) const = 0;
 };
 

@@ -21,7 +21,7 @@ struct KvQuality {
     double mean = 0, p99 = 0;
 };
 
-// Those of fewer positions are not remembered.
+// Measurements of fewer positions are not remembered.
 inline constexpr int least_quality_positions = 500;
 
 // Nothing: it was not measured.

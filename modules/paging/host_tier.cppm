@@ -229,7 +229,7 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     pool_.release(to);
 }
 
-// It counts as just used.
+// Puts a unit that is already kept at the place of one just used.
 void HostTier::save_again(BlockId unit) {
     if (!pool_.is_free(unit)) return;
     use(unit);

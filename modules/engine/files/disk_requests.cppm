@@ -162,7 +162,7 @@ void DiskRequests::begin_to_save(Save& save) {
     save.is_looked_up = false;
 }
 
-// What was on the way has come to the files, or was refused: asks them what they have.
+// The texts to save are written, or were refused: asks the files for the part that they have.
 void DiskRequests::look_at_saves() {
     const auto lent    = scheduler_.blocks().host().lent();
     const auto is_lent = [&](BlockId unit) { return std::ranges::find(lent, unit) != lent.end(); };
