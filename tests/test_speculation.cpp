@@ -48,6 +48,17 @@ private:
     Token                                                  end_;
 };
 
+// Each prompt with each of its answers.
+std::vector<std::vector<Token>> texts_of(const std::vector<Task>& tasks, const std::vector<Answers>& answers) {
+    std::vector<std::vector<Token>> texts;
+    for (std::size_t i = 0; i < tasks.size(); i++)
+        for (const auto& [index, answer] : answers[i].by_index) {
+            std::vector<Token>& text = texts.emplace_back(tasks[i].request.prompt);
+            text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
+        }
+    return texts;
+}
+
 std::string model(const char* name) { return std::string(QUIRE_ROOT "/tests/data/models/") + name; }
 
 // Requests of many methods, which come while others run.
@@ -120,11 +131,7 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
         const auto tasks = many_requests(plain, number);
         expected         = run_all(plain, tasks);
         end              = plain.tokenizer().end_tokens().front();
-        for (std::size_t i = 0; i < tasks.size(); i++)
-            for (const auto& [index, answer] : expected[i].by_index) {
-                std::vector<Token>& text = texts->emplace_back(tasks[i].request.prompt);
-                text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
-            }
+        *texts           = texts_of(tasks, expected);
         CHECK(plain.stats().memory.draft_tokens == 0);
     }
     o.drafts.on        = true;
@@ -251,11 +258,7 @@ TEST_CASE("GPU, deterministic: draft tokens change no token, no log-probability 
                     tasks.push_back({.request = r, .submit_at = i});
                 }
                 expected = run_all(plain, tasks);
-                for (std::size_t i = 0; i < tasks.size(); i++)
-                    for (const auto& [index, answer] : expected[i].by_index) {
-                        std::vector<Token>& text = texts->emplace_back(tasks[i].request.prompt);
-                        text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
-                    }
+                *texts   = texts_of(tasks, expected);
             }
             o.drafts      = {.on = true, .most = 5, .always = true, .guesser = [&](const Request&) {
                             return KnownTexts(texts, how, 0);
