@@ -7,7 +7,9 @@ import os
 import sys
 
 import block_page
+import chat_kept
 import chat_page
+import chat_texts
 from browser import Browser, find_browser
 from page_tools import SHOTS, Server
 
@@ -20,7 +22,7 @@ def main():
     only = sys.argv[3:]
     browser, server, failed = Browser(), Server(), 0
     try:
-        for test in chat_page.TESTS + block_page.TESTS:
+        for test in chat_page.TESTS + chat_kept.TESTS + chat_texts.TESTS + block_page.TESTS:
             if only and not any(word in test.__name__ for word in only):
                 continue
             name = test.__name__.replace("_", " ")

@@ -1,0 +1,253 @@
+"""Claims about the page of the chat, for pages.py: what is kept, branches, and other answers to one question."""
+import json
+import os
+import re
+
+from chat_tools import SCRIPTED, ask, LISTED
+from page_tools import SHOTS, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
+
+
+def act(page, name, nth=-1):
+    """A button below an answer."""
+    page.run(f"[...[...document.querySelectorAll('.turn.assistant')].at({nth}).querySelectorAll('.foot > button')].find(b => b.textContent === {json.dumps(name)}).click()")
+
+
+def a_token_has_alternatives(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    ask(page, "What is paged attention?")
+    settle(page)
+    whole = page.run("turns.at(-1).content")
+    act(page, "Tokens")
+    page.until("document.querySelector('.tokens')")
+    check(page.run("[...document.querySelectorAll('.token:not(.end)')].map(e => e.textContent).join('')") == whole, "the tokens are another text")
+    # By the keyboard alone: the third token's alternatives, the first of which begins a branch.
+    for key in ("ArrowRight", "ArrowRight", "Enter"):
+        page.press(key)
+    page.until("document.querySelector('.alternatives .percent')")
+    before = page.run("[...document.querySelectorAll('.token')].slice(0, 2).map(e => e.textContent).join('')")
+    question = {"role": "user", "content": "What is paged attention?"}
+    alone = server.post("/v1/chat/completions", messages=[question, {"role": "assistant", "content": before}], max_tokens=1, logprobs=True, top_logprobs=12, temperature=0)
+    tops = [t["token"] for t in alone["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
+    shown = page.run("[...document.querySelectorAll('.alternatives .what')].map(e => e.textContent.replaceAll('␣', ' '))")
+    check(shown == tops, "shown:", shown, "the API's:", tops)
+    cached, all_of_it = map(int, re.search(r"(\d+) of (\d+) tokens came from the cache", page.run("document.querySelector('.alternatives').innerText")).groups())
+    check(cached == all_of_it - 1, "the prompt is read again:", cached, all_of_it)
+    page.screenshot(os.path.join(SHOTS, "alternatives-1400.png"))
+    readable(page, "alternatives")
+    page.press("Enter")
+    page.until("turns.length === 2 && !document.querySelector('.alternatives:popover-open')")
+    settle(page)
+    check(page.run("turns.at(-1).content").startswith(before + tops[1]) and "cached" in page.run(NOTE), page.run("turns.at(-1).content"))
+    check(page.run("now.tree.branches(turns.at(-1)).map(t => t.content)[0]") == whole, "the first answer is gone")
+    # On a phone.
+    page.look(420, 900, True)
+    page.click("[aria-label='Previous branch']")
+    act(page, "Tokens")
+    page.until("document.querySelector('.tokens')")
+    page.click(".token:nth-child(9)")
+    page.until("document.querySelector('.alternatives .percent')")
+    page.screenshot(os.path.join(SHOTS, "alternatives-420.png"))
+    no_overflow(page, "alternatives")
+    page.press("Escape")
+    clean(page, server, "tokens")
+
+
+def the_same_answer_comes_again(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=2, max_tokens=40)
+    with Busy(server):
+        ask(page, "Tell me a story.")
+        settle(page)
+        act(page, "Verify")
+        page.until("document.querySelector('.verified, .differs')")
+    check(re.fullmatch(r"✓ same again: 40 tokens, seed \d+", page.run("document.querySelector('.verified').innerText")), page.run("document.querySelector('.talk').innerText"))
+    # Another text is told.
+    page.run("delete turns.at(-1).verified; turns.at(-1).content += '.'; redraw(turns.at(-1))")
+    act(page, "Verify")
+    page.until("document.querySelector('.differs')")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "the same again")
+
+
+def settings_stand_beside_each_other(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    ask(page, "What is paged attention?")
+    settle(page)
+    act(page, "Compare")
+    page.until("document.querySelector('dialog.settings').open")
+    page.run("document.querySelector('dialog [name=temperature]').value = '1.5'; document.querySelector('dialog [name=seed]').value = '5'")
+    page.click("dialog [value=save]")
+    page.until("document.querySelectorAll('.pair .turn').length === 2")
+    settle(page)
+    heads = page.run("[...document.querySelectorAll('.pair .head span:first-child')].map(e => e.innerText)")
+    check(heads == ["temperature 0", "temperature 1.5"], heads)
+    alone = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=1.5, seed=5)
+    check(page.run(LAST) == alone["choices"][0]["message"]["content"], "another answer than the API's")
+    note = re.search(r"(\d+) prompt tokens \((\d+) cached\)", page.run("[...document.querySelectorAll('.pair .note')].at(-1).innerText"))
+    check(note and int(note[2]) == int(note[1]) - 1, "the prompt is not shared")
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        page.screenshot(os.path.join(SHOTS, f"beside-{width}.png"))
+        no_overflow(page, "a pair")
+        readable(page, "a pair")
+    page.run("[...document.querySelectorAll('.pair button')].find(b => b.textContent === 'Go on with this').click()")
+    ask(page, "Why?")
+    settle(page)
+    check(page.run("turns[1].made.temperature") == 1.5, "it went on with the other")
+    check(page.run("now.chat.settings.temperature ?? null") is None, "the conversation's own settings changed")
+    clean(page, server, "a pair")
+
+
+def a_reload_loses_neither_question_nor_answer(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=3, seed=7, max_tokens=400)
+    with Busy(server):
+        page.type("Tell me a story.")
+        page.press("Enter")
+        page.until(f"{BUSY} && {LAST}.length > 20")
+        there = page.run("turns.at(-1).content")
+        page.go(server.url + "/")
+        page.until(TURNS)
+        check(page.run(TURNS) == 2 and "Tell me a story." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+        kept = page.run("turns.at(-1).content")
+        check(kept.startswith(there), "the answer is gone:", kept)
+        check("interrupted" in page.run(NOTE), page.run(NOTE))
+        page.screenshot(os.path.join(SHOTS, "interrupted-1400.png"))
+        page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+        page.until(f"turns.at(-1).content.length > {len(kept) + 20}")
+        check(page.run("turns.at(-1).content").startswith(kept), "it does not go on where it broke off")
+        page.press("Escape")
+        settle(page)
+        check("stopped" in page.run(NOTE) and "interrupted" not in page.run(NOTE), page.run(NOTE))
+        # Before the first word, too; and it can be asked again.
+        page.click(".new")
+        page.type("Tell me another.")
+        page.press("Enter")
+        page.go(server.url + "/")
+        page.until(TURNS)
+        check(page.run(TURNS) == 2 and "Tell me another." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Try again').click()")
+    page.until(BUSY)
+    settle(page)
+    check(page.run(TURNS) == 2 and page.run(LAST), "it is not asked again")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "a reload")
+
+
+def choose(page, title, name):
+    """What the menu of a listed conversation offers."""
+    page.run(f"[...document.querySelectorAll('.chats li')].find(e => e.innerText.startsWith({json.dumps(title)})).querySelector('.more').click()")
+    page.run(f"[...document.querySelectorAll('.menu button')].find(b => b.textContent === {json.dumps(name)}).click()")
+
+
+def conversations_are_kept(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    for question, reply in (("First question", "An apple."), ("Second question", "A pear, and more."), ("Third question", "A plum.")):
+        page.click(".new")
+        ask(page, question, [["content", reply]], "stop", 10)
+        settle(page)
+    check(page.run(LISTED) == ["Third question", "Second question", "First question"], page.run(LISTED))
+    choose(page, "First", "Pin")
+    check(page.run(LISTED) == ["First question", "Third question", "Second question"], "pinned:", page.run(LISTED))
+    choose(page, "Second", "Rename")
+    page.type("Of fruit")
+    page.press("Enter")
+    page.until(f"{LISTED}.includes('Of fruit')")
+    # They are there in another tab, and after a reload.
+    other = browser.page(420, 900)
+    other.go(server.url + "/")
+    other.until(READY)
+    check(other.run(LISTED) == ["First question", "Third question", "Of fruit"] and other.run(TURNS) == 0, "another tab lists", other.run(LISTED))
+    other.click(".toggle")
+    other.screenshot(os.path.join(SHOTS, "chats-420.png"))
+    readable(other, "the list")
+    other.click(".chats .open")
+    other.until(f"{TURNS} === 2 && !document.body.classList.contains('with-chats')")
+    # Search looks at titles and texts.
+    for word, wanted in (("FRUIT", ["Of fruit"]), ("pear", ["Of fruit"]), ("question", ["First question", "Third question", "Of fruit"]), ("nowhere", [])):
+        page.run(f"search.value = {json.dumps(word)}; search.oninput(); 0")
+        page.until(f"JSON.stringify({LISTED}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
+    page.run("search.value = ''; search.oninput(); 0")
+    page.until(f"{LISTED}.length === 3")
+    # Deleted, and had back; deleted, and gone.
+    choose(page, "Third", "Delete")
+    check("deleted" in page.run("document.querySelector('.toast').innerText") and len(page.run(LISTED)) == 2 and page.run(TURNS) == 0, "it is not deleted")
+    other.until(f"{LISTED}.length === 2")
+    page.click(".toast button")
+    page.until(f"{LISTED}.length === 3 && {TURNS} === 2")
+    choose(page, "Third", "Delete")
+    page.call("Page.bringToFront")
+    page.go(server.url + "/")
+    page.until(READY)
+    check(page.run(LISTED) == ["First question", "Of fruit"], "after a reload:", page.run(LISTED))
+    # As a file, and back; a file of another kind is refused.
+    page.run("window.files = []; URL.createObjectURL = blob => { files.push(blob); return 'data:,'; }; HTMLAnchorElement.prototype.click = () => {}; 0")
+    page.click(".export")
+    page.until("files.length")
+    text = page.run("files[0].text()")
+    file = json.loads(text)
+    check(len(file["chats"]) == 2 and len(file["messages"]) == 4, "the file has", file)
+    page.run(f"importChats({json.dumps(text)})")
+    page.until(f"{LISTED}.length === 4")
+    check(sorted(page.run(LISTED)) == ["First question"] * 2 + ["Of fruit"] * 2, page.run(LISTED))
+    for bad in ("no JSON", "[]", "{}", '{"quire":"conversations","chats":[{}],"messages":[null,{"id":1}]}'):
+        page.run(f"importChats({json.dumps(bad)})")
+    check(len(page.run(LISTED)) == 4, "something came of a bad file")
+    no_overflow(page, "the list")
+    clean(page, server, "the list")
+    clean(other, server, "the list of another tab")
+
+
+def answers_branch(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    texts = "turns.map(t => t.content)"
+    ask(page, "One?", [["content", "A."]], "stop", 10)
+    settle(page)
+    ask(page, "Two?", [["content", "B."]], "stop", 20)
+    settle(page)
+    # Another answer is a branch, of which either is shown.
+    page.run(f"script.push({json.dumps([[['content', 'C.']], 'stop', 20])}); 0")
+    page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).querySelectorAll('.foot > button')[1].click()")
+    settle(page)
+    check(page.run(texts) == ["One?", "A.", "Two?", "C."], page.run(texts))
+    branches = "[...document.querySelectorAll('.branches')].map(e => e.innerText.replace(/\\s+/g, '')).filter(Boolean)"
+    check(page.run(branches) == ["‹2/2›"], page.run(branches))
+    page.click("[aria-label='Previous branch']")
+    check(page.run(texts)[-1] == "B." and page.run(branches) == ["‹1/2›"], page.run(texts))
+    # An edited question is one, too, with what follows.
+    page.run("document.querySelectorAll('.turn.user')[0].querySelectorAll('.foot > button')[1].click()")
+    page.run(f"script.push({json.dumps([[['content', 'D.']], 'stop', 10])}); document.querySelector('.edit textarea').value = 'Uno?'; 0")
+    page.press("Enter")
+    page.until("turns.length === 2 && turns[0].content === 'Uno?'")
+    settle(page)
+    check(page.run("asked.at(-1).messages") == [{"role": "user", "content": "Uno?"}], page.run("asked.at(-1).messages"))
+    page.screenshot(os.path.join(SHOTS, "branches-1400.png"))
+    page.click("[aria-label='Previous branch']")
+    check(page.run(texts)[:3] == ["One?", "A.", "Two?"], page.run(texts))
+    shown = page.run(texts)
+    page.go(server.url + "/")
+    page.until(f"{TURNS} === 4")
+    check(page.run(texts) == shown, "after a reload:", page.run(texts))
+    readable(page, "branches")
+    clean(page, server, "branches")
+
+
+TESTS = [
+    a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    the_same_answer_comes_again, settings_stand_beside_each_other,
+]
