@@ -55,6 +55,14 @@ TEST_CASE("the type of K and V is chosen by what was measured") {
     odd.device = "cpu";
     CHECK(chosen(odd).first == "fp8");
 
+    EngineOptions prompts;
+    CHECK(prompt_quality(model, prompts).empty());
+    prompts.fp8_rows = 1024;
+    CHECK(prompt_quality(model, prompts).find("was not measured") != std::string::npos);
+    REQUIRE(remember_kv_quality(hash, fp8_prompts, {2000, 2e-2, 1e-1}));
+    CHECK(prompt_quality(model, prompts).find("0.02, p99 0.1, against 16 bits at 2000") != std::string::npos);
+    CHECK(chosen().first == "fp8"); // prompts are something else
+
     std::ofstream(folder + "/quire/kv-quality") << "no line\n" << hash << " q8_0 x\n" << std::string(1000, 'x');
     CHECK(chosen().first == "f16");
     old.empty() ? unsetenv("XDG_CACHE_HOME") : setenv("XDG_CACHE_HOME", old.c_str(), 1);

@@ -327,6 +327,7 @@ int run(Arguments& a) {
     }
 
     if (const std::string said = choose_kv_type(a.model, a.engine); !said.empty()) log.say(said);
+    if (const std::string said = prompt_quality(a.model, a.engine); !said.empty()) log.say(said);
 
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.

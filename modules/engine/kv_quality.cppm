@@ -1,5 +1,5 @@
-// quire.engine.kv_quality: what a type of K and V changes in a model's predictions, as `bench quality` has measured it, and the type that is
-// chosen by it. The measurements are lines of a file, the last one of a model and type counts. Owns nothing.
+// quire.engine.kv_quality: what a type of K and V, or prompts in fp8, change in a model's predictions, as `bench quality` has measured it, and the
+// type that is chosen by it. The measurements are lines of a file, the last one of a model and type counts. Owns nothing.
 //
 //   kv-quality   in $XDG_CACHE_HOME/quire or ~/.cache/quire: fingerprint of the model, type, positions, mean KLD, p99 KLD
 module;
@@ -32,6 +32,11 @@ Result<std::string> remember_kv_quality(std::uint64_t model, std::string_view ty
 // Where `options` leave the type open, sets it: of the types with the fewest bytes the one with the least mean KLD, if that is below the limit; else
 // F16. Returns a sentence about the type for the user; "": there is nothing to say.
 std::string choose_kv_type(const std::string& path, EngineOptions& options);
+
+// In the file of measurements: GEMMs of prompts in e4m3, against those in 16 bits with the same type of K and V.
+inline constexpr std::string_view fp8_prompts = "fp8-prompts";
+// A sentence for the user about prompts in fp8; "": they are not.
+std::string prompt_quality(const std::string& path, const EngineOptions& options);
 
 } // namespace quire
 
@@ -102,6 +107,18 @@ std::string choose_kv_type(const std::string& path, EngineOptions& o) {
     if (!least) return "K and V are f16: no other type was measured for this model (bench quality -m FILE)";
     return cat("K and V are f16: the mean KLD of ", least_name, " is ", least->mean, ", above --kv-type-limit ",
                o.kv_type_limit);
+}
+
+std::string prompt_quality(const std::string& path, const EngineOptions& o) {
+    if (o.fp8_rows == 0) return {};
+    const Result<Gguf> file = Gguf::open(path);
+    if (!file) return {}; // Engine::load() says why
+    const auto q = remembered_kv_quality(fingerprint(*file), fp8_prompts);
+    return q ? cat("prompts are in fp8: mean KLD ", q->mean, ", p99 ", q->p99, ", against 16 bits at ", q->positions,
+                   " positions (bench quality)")
+             : std::string(
+                   "prompts are in fp8: what this changes was not measured for this model (bench quality -m "
+                   "FILE --prompt-precision fp8)");
 }
 
 } // namespace quire

@@ -180,13 +180,15 @@ int quality(const QualityArguments& a) {
             std::printf("| %s | %zu | %.2e | %.2e | %.2e | %.2f %% | %.4f | %+.3f %% |\n", what.c_str(), bytes, d->mean,
                         d->p99, d->most, 100 * d->same_top, d->perplexity, 100 * more);
         std::fflush(stdout);
-        if (a.against.empty() && base_type == DType::F32 && int(expected.followed.size()) >= least_quality_positions) {
-            const auto where = remember_kv_quality(engine->model_hash(), name_of(type),
+        if (a.against.empty() && (fp8 || base_type == DType::F32) &&
+            int(expected.followed.size()) >= least_quality_positions) {
+            const auto where = remember_kv_quality(engine->model_hash(), fp8 ? fp8_prompts : name_of(type),
                                                    {int(expected.followed.size()), d->mean, d->p99});
             if (&type != &types.back()) continue;
+            const std::string what_for = fp8 ? "the start of servers and chats" : "--kv-type auto";
             std::fprintf(
                 stderr, "%s\n",
-                where ? cat("remembered in ", *where, ", for --kv-type auto").c_str() : where.error().message.c_str());
+                where ? cat("remembered in ", *where, ", for ", what_for).c_str() : where.error().message.c_str());
         }
     }
     if (a.json) std::printf("%s\n", json_dump(rows).c_str());
