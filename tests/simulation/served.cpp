@@ -343,6 +343,7 @@ Verdict Served::run() {
             most_steps = std::max(most_steps, t.at) + 4 * s_.context * (1 + std::max({t.n, t.best_of, t.beams}));
         const auto  n_tasks    = std::size_t(std::ranges::count_if(s_.tasks, [](const Task& t) { return t.on; }));
         std::size_t next_fault = 0;
+        int         n_behind   = 0; // steps in a row
         for (; readers_.size() < n_tasks || n_reading() > 0; step_++) {
             if (step_ > most_steps) throw std::runtime_error("it does not end");
             for (std::size_t i = 0; i < s_.tasks.size(); i++)
@@ -364,8 +365,9 @@ Verdict Served::run() {
             settle();
             if (service_->in_flight() == 0)
                 until("a client waits for an answer that is over", [&] { return n_reading() == 0; });
-            // A request is over for its client a little before it is for the service.
-            if (step_ > last_left_ + 3 && !broke_)
+            // A request is over for its client a little before it is for the service, which may take the next step.
+            n_behind = service_->in_flight() > n_reading() ? n_behind + 1 : 0;
+            if (n_behind > 3 && step_ > last_left_ + 3 && !broke_)
                 until("a client has hung up, and its request goes on",
                       [&] { return service_->in_flight() <= n_reading(); });
             if (!executor_->broken().empty()) throw std::runtime_error(executor_->broken());
