@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../gemm/multiply.cuh"
 #include "../gemm/stream_k_range.cuh"
 #include "../paged_kv.cuh"
 #include "../pipeline.cuh"
@@ -238,63 +239,14 @@ struct FixUp {
     unsigned       written_phase = 0, ready_phase = 0;
 };
 
-// The state of both pipelines.
-template <class L>
-struct PipelinePosition {
-    PipelineState<L::weight_stages> w;
-    PipelineState<L::x_stages>      x;
-};
-
-// `n` units of a tile, from unit `first` of the tile on: d = x times fp16 weights.
-template <class L>
-__device__ void multiply(int n, const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
-                         PipelinePosition<L>& at, float (&d)[L::tokens / 2]) {
-    const int           group  = uniform(int(threadIdx.x) / 128);
-    const bool          leader = threadIdx.x % 128 == 0;
-    const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * L::weight_bytes / 2,
-                                               16, 1024),
-                        x0 = matrix_descriptor(shared_address(xs.memory), 16, 1024);
-    int        released_w = 0, released_x = 0; // stages that the previous wgmma reads
-    const auto free = [&] {
-        if (leader) weights.consumer_release(released_w), xs.consumer_release(released_x);
-    };
-    for (int i = 0; i < n; i++) {
-        weights.consumer_wait(at.w);
-        xs.consumer_wait(at.x);
-        const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * L::weight_bytes),
-                            x = advance(x0, unsigned(uniform(at.x.stage)) * L::x_bytes);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < tile_k / 16; k++)
-            wgmma_ss<L::tokens>(d, advance(w, unsigned(k) * 32), advance(x, unsigned(k) * 32), k > 0 || i > 0);
-        wgmma_commit();
-        if (i > 0) {
-            wgmma_wait<1>();
-            free();
-        }
-        released_w = at.w.stage, released_x = at.x.stage;
-        at.w.advance(), at.x.advance();
-    }
-    wgmma_wait<0>();
-    wgmma_pin(d);
-    free();
-}
-
-// `n` units of a tile, from unit `first` of the tile on: d = x times quantised weights. The weights become fp16 in registers while the tensor
-// cores multiply the columns before.
+// The sums of a tile of quantised weights: `n` units from unit `first` of the tile on.
 template <class L, Kind K>
 __device__ void multiply_quantised(const Phase& phase, int tile, int first, int n,
                                    const Pipeline<L::weight_stages>& weights, const Pipeline<L::x_stages>& xs,
                                    PipelinePosition<L>& at, float (&d)[L::tokens / 2]) {
-    constexpr int batch = L::tokens >= 64 ? 1 : 4, chunks = stage_chunks(K), stages = L::chunks / chunks; // of a unit
-    const int     warp = uniform(int(threadIdx.x) / 32), lane = int(threadIdx.x) % 32;
-    const bool    leader           = threadIdx.x % 128 == 0;
-    const int     which            = projection_of(phase, tile);
-    const Quantised&    q          = phase.quantised[which];
-    const unsigned      w0         = shared_address(weights.memory) + unsigned(warp * 16) * stage_row_bytes(K);
-    const std::uint64_t x0         = matrix_descriptor(shared_address(xs.memory), 16, 1024);
-    const int           last_stage = (phase.cols - 1) / (64 * chunks); // beyond it the weights are 0
-    const int           n_pairs    = phase.result[which].rows / (is_gated(phase.epilogue) ? 1 : 2),
+    const int        which   = projection_of(phase, tile);
+    const Quantised& q       = phase.quantised[which];
+    const int        n_pairs = phase.result[which].rows / (is_gated(phase.epilogue) ? 1 : 2),
               pair           = min((tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread(), n_pairs - 1);
     const std::int64_t group = (pair / q.half * 2 * q.half + pair % q.half) * std::int64_t(q.row_groups);
     ScaleRows          rows;
@@ -302,59 +254,8 @@ __device__ void multiply_quantised(const Phase& phase, int tile, int first, int 
     for (int i = 0; i < 2; i++)
         rows.scales[i] = static_cast<const char*>(q.scales[i]) + group * (K == kind_i8 ? 2 : 4),
         rows.mins[i] = static_cast<const char*>(q.mins[i]) + group * 4, rows.shift[i] = q.shift[i];
-    Unpack<K> unpack;
-    unpack.begin(rows);
-    unpack.template fetch<0>(first * stages);
-    std::uint32_t a[2][batch][4];
-    int           released = -1; // the stage of x that the wgmma before read
-    // The next stage of weights, `stage` of its unit, and the scales of the one after it.
-    const auto begin_stage = [&]<int Stage>(std::integral_constant<int, Stage>, int following) {
-        weights.consumer_wait(at.w);
-        const unsigned address = w0 + unsigned(at.w.stage) * L::weight_bytes;
-        unpack.stage(address, lane);
-        unpack.load(address, 0, lane);
-        unpack.template fetch<(Stage + 1) % stages>(min(following, last_stage));
-    };
-    const auto multiply_stage = [&]<int Stage>(std::integral_constant<int, Stage>, int unit) {
-#pragma unroll
-        for (int c = 0; c < chunks; c++) {
-            unpack.template scale<Stage>(c);
-            xs.consumer_wait(at.x);
-            const std::uint64_t x = advance(x0, unsigned(uniform(at.x.stage)) * L::x_bytes);
-#pragma unroll
-            for (int s = 0; s < 4; s += batch) {
-                auto& now = a[(c * 4 + s) / batch % 2];
-#pragma unroll
-                for (int i = 0; i < batch; i++) unpack.words(s + i, now[i]);
-                if (s + batch == 4) { // the chunk's bytes are used: the next chunk's
-                    if (c + 1 < chunks) unpack.load(w0 + unsigned(at.w.stage) * L::weight_bytes, c + 1, lane);
-                    else {
-                        __syncwarp();
-                        if (lane == 0) weights.consumer_release(at.w.stage);
-                        at.w.advance();
-                        if (Stage + 1 < stages || unit + 1 < first + n)
-                            begin_stage(std::integral_constant<int, (Stage + 1) % stages>{}, unit * stages + Stage + 2);
-                    }
-                }
-                wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < batch; i++) wgmma_rs_rows<L::tokens>(d, now[i], advance(x, unsigned(s + i) * 32));
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (s == 0 && released >= 0 && leader) xs.consumer_release(released);
-            }
-            released = at.x.stage;
-            at.x.advance();
-        }
-    };
-    begin_stage(std::integral_constant<int, 0>{}, first * stages + 1);
-    for (int unit = first; unit < first + n; unit++) {
-        multiply_stage(std::integral_constant<int, 0>{}, unit);
-        if constexpr (stages == 2) multiply_stage(std::integral_constant<int, 1>{}, unit);
-    }
-    wgmma_wait<0>();
-    wgmma_pin(d);
-    if (leader) xs.consumer_release(released);
+    rows.cols = phase.cols;
+    multiply_quantised<L::tokens, L, K>(rows, first, n, weights, xs, at, d);
 #pragma unroll
     for (int i = 0; i < L::tokens / 2; i++) d[i] *= q.unscale[i / 2 % 2];
 }
@@ -383,7 +284,7 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens<
                     break;
                 default: multiply_quantised<L, kind_q4_k>(phase, tile, first, n, weights, xs, at, d); break;
             }
-        } else multiply<L>(n, weights, xs, at, d);
+        } else multiply<L::tokens, L>(n, weights, xs, at, d);
         unit += n;
         if (phase.epilogue == Epilogue::add_norm) {
             float* to = params.partial_sums + std::int64_t(int(blockIdx.x) + tile) * params.n_tokens * tile_n;

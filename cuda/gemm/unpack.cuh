@@ -32,6 +32,7 @@ constexpr __host__ __device__ int stage_chunks(Kind kind) { return kind == kind_
 struct ScaleRows {
     const void *scales[2], *mins[2];
     float       shift[2]; // 2^shift
+    int         cols;     // with groups of 16 a multiple of 64, else of a stage
 };
 
 namespace {
@@ -63,6 +64,7 @@ struct UnpackI8 {
     const char*   scales[2];
     const char*   mins[2];
     float         shift[2];
+    int           row_groups;
     Loaded        of_stage[2];                          // this one and the next
     __half2       by[2][pairs / 2], plus[2][pairs / 2]; // of a chunk, two groups each
     std::uint32_t bytes[2][8];
@@ -74,16 +76,19 @@ struct UnpackI8 {
             if (Mins) mins[r] = static_cast<const char*>(rows.mins[r]);
             shift[r] = rows.shift[r];
         }
+        row_groups = rows.cols / Group;
     }
+    // left: groups of the row from these on. Those behind its end have the scale 0.
     template <int N>
-    static __device__ void fetch_words(std::uint32_t (&to)[N], const char* from) {
+    static __device__ void fetch_words(std::uint32_t (&to)[N], const char* from, int left) {
         if constexpr (N == 2) {
             const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
             to[0] = v.x, to[1] = v.y;
         } else {
 #pragma unroll
             for (int i = 0; i < N; i += 4) {
-                const uint4 v = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
+                uint4 v = make_uint4(0, 0, 0, 0);
+                if (i == 0 || i < left) v = __ldg(reinterpret_cast<const uint4*>(from) + i / 4);
                 to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
             }
         }
@@ -92,8 +97,9 @@ struct UnpackI8 {
     __device__ void fetch(int stage) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            fetch_words(of_stage[To].scales[r], scales[r] + stage * groups * (FloatScales ? 4 : 2));
-            if constexpr (Mins) fetch_words(of_stage[To].mins[r], mins[r] + stage * groups * 4);
+            const int left = row_groups - stage * groups;
+            fetch_words(of_stage[To].scales[r], scales[r] + stage * groups * (FloatScales ? 4 : 2), left);
+            if constexpr (Mins) fetch_words(of_stage[To].mins[r], mins[r] + stage * groups * 4, left);
         }
     }
     __device__ void stage(unsigned, int) {}
