@@ -499,7 +499,8 @@ struct ExpertWorkspace {
     Half* parts = nullptr; // [T · k × hidden]
 };
 // The fastest number of pairs of a tile; 0: each pair for itself. All operations of a mixture in a step have the same number.
-int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16);
+// on_wgmma: of ExpertGemm.
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16, bool on_wgmma);
 // Tiles, at most.
 constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int tile) {
     return n_pairs / tile + (n_pairs < n_experts ? n_pairs : n_experts);
@@ -530,12 +531,15 @@ struct ExpertGemm {
     float        scale       = 1;
     bool         alternating = false; // gate and up are one stack of 2n matrices in turn, without biases
     bool         weighs_x    = false; // the weight of a pair multiplies the x of gate and up, not the result of down
+    bool         on_wgmma    = false; // tiles run in the kernel for Hopper: in both operations of a mixture, or in none
 };
 // Whether tiles can be multiplied with these weights, n_matrices in a stack; else a step's tile has to be 0.
 bool can_group(const Weight& weight, int n_matrices);
-// gate.out [T · k × rows] = activation(gate) · up of each pair
+// Whether the kernel for Hopper can run one of the two operations in tiles.
+bool can_group_sm90(const ExpertGemm& op, const Context& gpu);
+// gate.out [T · k × rows] = activation(gate) · up of each pair; on_wgmma: in the order of the tiles
 void expert_gated(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
-// out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols] · downᵀ + bias)
+// out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols], the gated results, · downᵀ + bias)
 void expert_combine(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
 // Rows of x times the sigmoid of gate · weight.
 void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,

@@ -89,9 +89,10 @@ void head_gemm(const HeadGemm&, std::int64_t, Context&) {}
 bool tune_cublaslt(const CublasltShape&, const Half*, std::int64_t, std::int64_t, Context&) { return false; }
 bool cublaslt_gemm(const Half*, std::int64_t, const Half*, const CublasltShape&, void*, Context&) { return false; }
 
-int  expert_tile(std::int64_t, int, int, bool) { return 0; }
+int  expert_tile(std::int64_t, int, int, bool, bool) { return 0; }
 void route(const Route&, std::int64_t, const std::int32_t*, int, const ExpertWorkspace&, Context&) {}
 bool can_group(const Weight&, int) { return false; }
+bool can_group_sm90(const ExpertGemm&, const Context&) { return false; }
 void expert_gated(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
 void expert_combine(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
 void gate_rows(Half*, std::int64_t, std::int64_t, const Half*, std::int64_t, const float*, Context&) {}

@@ -35,5 +35,8 @@ void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& g
 // for each pair.
 void expert_grouped(const ExpertGemm& op, bool is_gated, Half* out, std::int64_t n_tokens, int tile,
                     const ExpertWorkspace& work, Context& gpu);
+// grouped_sm90.cu: likewise; gate.out, and the x of the second GEMM, stand in the order of the tiles.
+void expert_grouped_sm90(const ExpertGemm& op, bool first, Half* out, std::int64_t n_tokens, int tile,
+                         const ExpertWorkspace& work, Context& gpu);
 
 } // namespace quire::cuda

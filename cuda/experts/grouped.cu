@@ -231,6 +231,10 @@ bool can_group(const Weight& w, int n_matrices) {
 // `first`: of the two GEMMs of an expert.
 void expert_grouped(const ExpertGemm& op, bool first, Half* out, std::int64_t n_tokens, int tile,
                     const ExpertWorkspace& work, Context& gpu) {
+    if (op.on_wgmma) {
+        expert_grouped_sm90(op, first, out, n_tokens, tile, work, gpu);
+        return;
+    }
     const bool is_gated = first && op.up.weight.data != nullptr;
     Params     p;
     p.op = op, p.out = reinterpret_cast<__half*>(out), p.pairs = work.pairs, p.tiles = work.tiles;

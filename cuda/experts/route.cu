@@ -145,8 +145,18 @@ __device__ void make_tiles(const Route& op, int n_pairs, int tile, const ExpertW
     __shared__ std::int32_t place[most_experts]; // pairs of an expert; then where the next of them goes
     const int               n = op.n_experts, k = op.n_used;
     const auto              each = [&](auto use) {
-        for (int p = int(threadIdx.x); p < n_pairs; p += int(blockDim.x))
-            if (const int e = __float_as_int(__ldcg(op.out + std::int64_t(p / k) * 2 * k + p % k)); e >= 0) use(p, e);
+        constexpr int at_once = 8; // loads in flight
+        for (int base = int(threadIdx.x); base < n_pairs; base += at_once * int(blockDim.x)) {
+            int e[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; i++) {
+                const int p = base + i * int(blockDim.x);
+                e[i]        = p < n_pairs ? __float_as_int(__ldcg(op.out + std::int64_t(p / k) * 2 * k + p % k)) : -1;
+            }
+#pragma unroll
+            for (int i = 0; i < at_once; i++)
+                if (e[i] >= 0) use(base + i * int(blockDim.x), e[i]);
+        }
     };
     for (int e = int(threadIdx.x); e < n; e += int(blockDim.x)) place[e] = 0;
     __syncthreads();
@@ -189,37 +199,56 @@ __device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
     return is_last;
 }
 
-// NT: tokens of a CTA.
-template <int NT>
-__global__ void __launch_bounds__(warps * 32, 3)
+// NT: tokens of a CTA. R: experts of a warp.
+template <int NT, int R>
+__global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
     route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
-    constexpr int ahead = 4; // loads in flight
-    reads_early();           // weights
+    constexpr int ahead = R == 1 ? 4 : 1; // loads of a row of weights in flight
+    reads_early();                        // weights
     const int    warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
-    const int    first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
-    const float* w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
-    float        sum[NT] = {};
+    const int    first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = (int(blockIdx.x) * warps + warp) * R;
+    const auto*  x = reinterpret_cast<const __half*>(op.x) + std::int64_t(first) * cols;
+    const float* w[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) w[r] = op.weight + std::int64_t(min(e + r, op.n_experts - 1)) * cols;
+    float sum[R][NT] = {};
     if (cols % 4 == 0) {
-        float4     next[ahead];
+        float4     next[ahead][R];
+        uint2      next_x[NT];
         const auto load = [&](int u, int c) {
-            if (c < cols) next[u] = *reinterpret_cast<const float4*>(w + c);
+            if (c >= cols) return;
+#pragma unroll
+            for (int r = 0; r < R; r++) next[u][r] = *reinterpret_cast<const float4*>(w[r] + c);
+        };
+        const auto load_x = [&](int c) { // ahead only where it is used for several experts
+            if (c >= cols) return;
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+                next_x[t] = *reinterpret_cast<const uint2*>(x + std::int64_t(min(t, n - 1)) * cols + c);
         };
 #pragma unroll
         for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4);
         wait_for_inputs();
+        if (R > 1) load_x(lane * 4);
         for (int base = 0; base < cols; base += ahead * 128) {
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
-                const int    c = base + u * 128 + lane * 4;
-                const float4 v = next[u];
+                const int c = base + u * 128 + lane * 4;
+                float4    v[R];
+                uint2     xs[NT];
+#pragma unroll
+                for (int r = 0; r < R; r++) v[r] = next[u][r];
                 load(u, c + ahead * 128);
+                if (R == 1) load_x(c);
+#pragma unroll
+                for (int t = 0; t < NT; t++) xs[t] = next_x[t];
+                if (R > 1) load_x(c + 128);
                 if (c >= cols) continue;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint2 x =
-                        *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
-                    const float2 a = as_float2(x.x), b = as_float2(x.y);
-                    sum[t] += v.x * a.x + v.y * a.y + v.z * b.x + v.w * b.y;
+                    const float2 a = as_float2(xs[t].x), b = as_float2(xs[t].y);
+#pragma unroll
+                    for (int r = 0; r < R; r++) sum[r][t] += v[r].x * a.x + v[r].y * a.y + v[r].z * b.x + v[r].w * b.y;
                 }
             }
         }
@@ -227,19 +256,24 @@ __global__ void __launch_bounds__(warps * 32, 3)
         wait_for_inputs();
         for (int c = lane; c < cols; c += 32)
 #pragma unroll
-            for (int t = 0; t < NT; t++)
-                sum[t] +=
-                    w[c] *
-                    __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
+            for (int t = 0; t < NT; t++) {
+                const float v = __half2float(x[std::int64_t(min(t, n - 1)) * cols + c]);
+#pragma unroll
+                for (int r = 0; r < R; r++) sum[r][t] += w[r][c] * v;
+            }
     }
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const float total = warp_sum(sum[t]) * op.score_scale + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
-        if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
-    }
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const bool  is_one = t < n && e + r < op.n_experts;
+            const float total =
+                warp_sum(sum[r][t]) * op.score_scale + (op.bias && e + r < op.n_experts ? op.bias[e + r] : 0.0f);
+            if (lane == 0 && is_one) work.scores[std::int64_t(first + t) * op.n_experts + e + r] = total;
+        }
     if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
-    if (warp < n) {
-        const std::int64_t t      = first + warp;
+    for (int i = warp; i < n; i += warps) {
+        const std::int64_t t      = first + i;
         const float*       scores = work.scores + t * op.n_experts;
         float*             out    = op.out + t * 2 * op.n_used;
         const bool         none   = slots != nullptr && slots[t] < 0;
@@ -266,21 +300,24 @@ __global__ void __launch_bounds__(256)
 } // namespace
 
 // Measured on an H100 with the shapes of Qwen3-30B-A3B.
-int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16) {
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16, bool on_wgmma) {
     const std::int64_t mean = n_tokens * n_used / n_experts; // pairs of an expert
+    if (on_wgmma) return n_tokens <= 2 ? 0 : mean < 40 ? 64 : 256;
     if (n_tokens <= (is_fp16 ? 8 : 4)) return 0;
     return mean < 5 ? 8 : mean < 20 ? 16 : mean < 32 || !is_fp16 ? 32 : 64;
 }
 
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu) {
-    const unsigned of_experts = unsigned((op.n_experts + warps - 1) / warps);
-    if (n_tokens <= 32) // the weights come from the L2 again for each token, by more CTAs
-        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots,
-                   tile, work);
-    else
-        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu,
+    const auto run = [&]<int NT, int R>() {
+        const auto blocks = [](std::int64_t n, int each) { return unsigned((n + each - 1) / each); };
+        run_kernel(route_kernel<NT, R>, dim3(blocks(op.n_experts, warps * R), blocks(n_tokens, NT)), warps * 32, 0, gpu,
                    op, int(n_tokens), slots, tile, work);
+    };
+    // Of few tokens the weights come from the L2 again for each, by more CTAs.
+    if (n_tokens <= 32) run.template operator()<1, 1>();
+    else if (n_tokens < 1024) run.template operator()<8, 1>();
+    else run.template operator()<8, 4>();
 }
 
 void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,

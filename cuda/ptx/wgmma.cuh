@@ -49,6 +49,9 @@ __device__ inline std::uint64_t advance(std::uint64_t descriptor, unsigned bytes
 #define D64                                                                                                     \
     D32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
         "%57,%58,%59,%60,%61,%62,%63"
+#define D96                                                                                                    \
+    D64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88" \
+        ",%89,%90,%91,%92,%93,%94,%95"
 #define D128                                                                                                   \
     D64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88" \
         ",%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110"  \
@@ -90,6 +93,12 @@ __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b, int
             "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
             "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, %64, %65, p, 1, 1, 0, 0;}\n"
             : F64(d, 0)
+            : "l"(a), "l"(b), "r"(add));
+    else if constexpr (N == 192)
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %98, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" D96 "}, %96, %97, p, 1, 1, 0, 0;}\n"
+            : F64(d, 0), F16(d, 64), F16(d, 80)
             : "l"(a), "l"(b), "r"(add));
     else
         asm volatile(
@@ -172,6 +181,11 @@ __device__ void wgmma_rs_rows(float (&d)[N / 2], const std::uint32_t (&a)[4], st
                      "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 0;\n"
                      : F64(d, 0)
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    else if constexpr (N == 192)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32.f16.f16 {" D96
+                     "}, {%96,%97,%98,%99}, %100, 1, 1, 1, 0;\n"
+                     : F64(d, 0), F16(d, 64), F16(d, 80)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     else
         asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" D128
                      "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 0;\n"
@@ -181,6 +195,7 @@ __device__ void wgmma_rs_rows(float (&d)[N / 2], const std::uint32_t (&a)[4], st
 
 #undef D32
 #undef D64
+#undef D96
 #undef D128
 #undef F64
 #undef F4

@@ -257,8 +257,11 @@ void experts(Gpu& gpu, const Arguments& a) {
                 cuda::ExpertWorkspace work;
             };
             std::vector<Step> all(steps);
-            const int         tile   = cuda::expert_tile(T, n, k, form == cuda::WeightForm::f16);
-            double            chosen = 0; // experts of a step
+            cuda::ExpertGemm  of_both; // what the choice of the kernels asks for
+            of_both.gate.weight = gate, of_both.up.weight = up, of_both.n_experts = n;
+            const bool on_wgmma = cuda::can_group_sm90(of_both, gpu.context());
+            const int  tile     = cuda::expert_tile(T, n, k, form == cuda::WeightForm::f16, on_wgmma);
+            double     chosen   = 0; // experts of a step
             for (int i = 0; i < steps; i++) {
                 Step& s   = all[std::size_t(i)];
                 s.route.x = s.gated.x = x + std::size_t(i) * std::size_t(T) * hidden;
@@ -268,10 +271,11 @@ void experts(Gpu& gpu, const Arguments& a) {
                 s.gated.gate = {gate, nullptr, inner}, s.gated.up = {up, nullptr, nullptr};
                 s.combined.x = inner, s.combined.gate = {down, nullptr, out};
                 s.gated.n_experts = s.combined.n_experts = n, s.gated.n_used = s.combined.n_used = k;
-                s.work.scores   = static_cast<float*>(gpu.zeros(std::size_t(T) * n * 4));
-                s.work.arrivals = static_cast<std::int32_t*>(gpu.zeros(std::size_t(T + 1) * 4));
-                s.work.pairs    = static_cast<std::int32_t*>(gpu.zeros(pairs * 4));
-                s.work.tiles    = static_cast<std::int32_t*>(
+                s.gated.on_wgmma = s.combined.on_wgmma = on_wgmma;
+                s.work.scores                          = static_cast<float*>(gpu.zeros(std::size_t(T) * n * 4));
+                s.work.arrivals                        = static_cast<std::int32_t*>(gpu.zeros(std::size_t(T + 1) * 4));
+                s.work.pairs                           = static_cast<std::int32_t*>(gpu.zeros(pairs * 4));
+                s.work.tiles                           = static_cast<std::int32_t*>(
                     gpu.zeros((1 + 3 * std::size_t(cuda::expert_tiles(std::int64_t(pairs), n, 8))) * 4));
                 s.work.parts = parts;
                 cuda::route(s.route, T, nullptr, tile, s.work, gpu.context());

@@ -71,20 +71,24 @@ void ExpertDispatch::compile(std::span<LoweredOperation> operations) const {
     LoweredOperation* route = nullptr; // of the mixture that is being looked at
     for (LoweredOperation& op : operations) {
         const cuda::ExpertGemm& e = op.experts;
-        if (op.route.x != nullptr) route = &op, route->grouped = route->fp16_experts = true;
+        if (op.route.x != nullptr) route = &op, route->grouped = route->fp16_experts = route->wgmma_experts = true;
         if (e.x == nullptr || route == nullptr) continue;
         for (const cuda::Projection* p : {&e.gate, &e.up}) {
             const cuda::Weight &w = p->weight, &first = e.gate.weight;
             if (w.data == nullptr) continue;
-            route->fp16_experts = route->fp16_experts && w.form == cuda::WeightForm::f16;
-            route->grouped      = route->grouped && cuda::can_group(w, e.alternating ? 2 * e.n_experts : e.n_experts) &&
-                             w.form == first.form && w.group == first.group && w.float_scales == first.float_scales;
+            route->fp16_experts  = route->fp16_experts && w.form == cuda::WeightForm::f16;
+            const int n_matrices = e.alternating ? 2 * e.n_experts : e.n_experts;
+            route->grouped       = route->grouped && cuda::can_group(w, n_matrices) && w.form == first.form &&
+                             w.group == first.group && w.float_scales == first.float_scales;
         }
+        route->wgmma_experts = route->wgmma_experts && cuda::can_group_sm90(e, gpu_);
     }
     route = nullptr;
     for (LoweredOperation& op : operations) {
         if (op.route.x != nullptr) route = &op;
-        if (route != nullptr) op.grouped = route->grouped, op.fp16_experts = route->fp16_experts;
+        if (route == nullptr) continue;
+        op.grouped = route->grouped, op.fp16_experts = route->fp16_experts;
+        op.wgmma_experts = op.experts.on_wgmma = route->grouped && route->wgmma_experts;
     }
 }
 
@@ -93,7 +97,7 @@ int ExpertDispatch::tile(const LoweredOperation& op, std::int64_t n_tokens) cons
               k = op.route.x != nullptr ? op.route.n_used : op.experts.n_used;
     if (!op.grouped) return 0;
     // A sum of a tile's kernel does not depend on the tile, but differs from that of a GEMV.
-    const int wanted = cuda::expert_tile(n_tokens, n, k, op.fp16_experts);
+    const int wanted = cuda::expert_tile(n_tokens, n, k, op.fp16_experts, op.wgmma_experts);
     return deterministic_ ? std::max(wanted, 8) : wanted;
 }
 

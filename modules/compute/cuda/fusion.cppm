@@ -30,6 +30,7 @@ struct LoweredOperation {
     cuda::Route         route;                         // Route
     cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm
     bool        grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
+    bool        wgmma_experts = false;                 // in tiles by wgmma
     cuda::Parts parts;                                 // AllReduce
     cuda::AllReduce   reduce;          // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
     cuda::RankColumns columns;         // AllGather; filled in later
