@@ -4,8 +4,10 @@
 export module quire.compute.model;
 
 import quire.compute.backend;
+import quire.compute.prepared_adapters;
 import quire.compute.ranks.shards;
 import quire.core.base;
+export import quire.model_file.adapter;
 import quire.model_file.quants;
 import quire.model_file.weights;
 
@@ -18,12 +20,18 @@ Program build_program(const ModelConfig& config, const ModelTensors& weights, in
 Program build_program(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
                       int context);
 
+// Error: one sentence about a tensor that an adapter changes and that no operation of the program adapts. `shape`: of a model that is whole.
+Result<void> check_adapters(const RankShape& shape, const ModelTensors& weights, std::span<const Adapter> adapters,
+                            int context);
+
 class Model {
 public:
     // Prepares every weight of the rank and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of
-    // logits. `tensors`: of the whole model. `progress` is called with the fraction of the layers that are ready.
+    // logits. `tensors`: of the whole model. `progress` is called with the fraction of the layers that are ready. `adapters`: that
+    // check_adapters() accepted; they outlive the model.
     static Result<Model> create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
-                                int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
+                                int max_tokens, int max_logit_rows, const std::function<void(double)>& progress,
+                                std::span<const Adapter> adapters = {});
 
     const Program&     program() const { return program_; }
     const Activations& values() const { return values_; }
@@ -94,8 +102,8 @@ using PreparedLeaves = LayerLeavesOf<WeightHandle>;
 class ProgramBuilder {
 public:
     ProgramBuilder(const RankShape& shape, const PreparedModel& weights, std::span<const PreparedLeaves> leaves,
-                   int context)
-        : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves),
+                   int context, PreparedAdapters& adapters)
+        : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves), adapters_(adapters),
           neox_(shape.config.family->rope == RopePairs::neox) {
         const std::int64_t heads = c_.n_heads, hidden = c_.hidden_size;
         x_     = value("x", hidden, {.f32 = true});
@@ -166,6 +174,7 @@ public:
     Program build() && {
         emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types,
                    c_.separator, Token(shape_.vocab.first), shape_.n > 1});
+        add_adapters(none, x_, adapters_.take_embedding(c_.embedding_scale));
         if (shape_.n > 1) emit(AllReduce{{x_}, x_});
         if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         if (w_.layer_embd) layer_inputs();
@@ -200,6 +209,20 @@ private:
         return p_.value({name, cols, form.logit_rows, form.f32});
     }
     void emit(Operation operation) { p_.operations.push_back(std::move(operation)); }
+    void emit(Gemm gemm) {
+        p_.operations.push_back(gemm);
+        for (const Projection& p : gemm.projections) add_adapters(gemm.x, p.out, adapters_.take(p.weight, gemm.scale));
+    }
+    // With adapters, in parts: they add to both products, before the activation.
+    void emit(GatedGemm gated) {
+        if (!adapters_.has(gated.gate.weight) && !adapters_.has(gated.up.weight))
+            return emit(Operation(std::move(gated)));
+        emit(Gemm{gated.x, {gated.gate, gated.up}});
+        emit(Gate{gated.up.out, gated.gate.out, gated.activation});
+    }
+    void add_adapters(ValueId x, ValueId out, std::vector<LoraPair> pairs) {
+        if (!pairs.empty()) emit(LoraAdd{x, out, std::move(pairs)});
+    }
 
     // out = norm(in); in place or not, without the residual.
     void norm(ValueId in, ValueId out, const WeightHandle& weight) {
@@ -530,6 +553,7 @@ private:
     const ModelConfig&              c_;
     const PreparedModel&            w_;
     std::span<const PreparedLeaves> leaves_;
+    PreparedAdapters&               adapters_;
     bool                            neox_;
     Program                         p_;
     Rope                            rope_, local_rope_;
@@ -545,17 +569,17 @@ private:
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
 };
 
-using Prepare = std::function<Result<WeightHandle>(const TensorView&, WeightUse, int n)>;
-
-// Every tensor of the file, made ready by a backend. After an error all that follows is empty.
+// Every tensor of the file, made ready by a backend, with what adapters add to it. After an error all that follows is empty.
 class Preparer {
 public:
-    explicit Preparer(Prepare prepare) : prepare_(std::move(prepare)) {}
+    Preparer(Prepare prepare, PreparedAdapters& adapters) : prepare_(std::move(prepare)), adapters_(adapters) {}
 
     WeightHandle operator()(const TensorView& tensor, WeightUse use = WeightUse::plain, int n = 1) {
         if (!tensor || error_) return {};
         const Result<WeightHandle> ready = prepare_(tensor, use, n);
         if (!ready) error_ = ready.error();
+        else if (use == WeightUse::plain)
+            if (auto ok = adapters_.add(tensor, *ready); !ok) error_ = ok.error();
         return ready.value_or(WeightHandle());
     }
     PreparedLinear operator()(const Linear& l) {
@@ -635,6 +659,7 @@ private:
     }
 
     Prepare              prepare_;
+    PreparedAdapters&    adapters_;
     std::optional<Error> error_;
 };
 
@@ -662,21 +687,43 @@ Program build_program(const ModelConfig& c, const ModelTensors& w, int context) 
     return build_program(whole, w, {}, context);
 }
 
-Program build_program(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves, int context) {
-    Preparer      prepare([](const TensorView& t, WeightUse, int) { return WeightHandle{t.type, t.rows, t.cols, 0}; });
+// A program to read: the handles are only numbered.
+static Program shapes_only(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves,
+                           int context, PreparedAdapters& adapters) {
+    Preparer prepare(
+        [n = 0](const TensorView& t, WeightUse, int) mutable { return WeightHandle{t.type, t.rows, t.cols, n++}; },
+        adapters);
     PreparedModel weights = prepare_ends(w, prepare);
     for (const LayerTensors& l : w.layers) weights.layers.push_back(prepare(l, shape.config));
     std::vector<PreparedLeaves> ready;
     for (const LayerLeaves& l : leaves) ready.push_back(prepare(l, shape.config));
-    return ProgramBuilder(shape, weights, ready, context).build();
+    (void)adapters.add_embedding();
+    return ProgramBuilder(shape, weights, ready, context, adapters).build();
+}
+
+Program build_program(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves, int context) {
+    PreparedAdapters no_adapters({}, {});
+    return shapes_only(shape, w, leaves, context, no_adapters);
+}
+
+Result<void> check_adapters(const RankShape& shape, const ModelTensors& w, std::span<const Adapter> adapters,
+                            int context) {
+    PreparedAdapters prepared(
+        adapters, [](const TensorView& t, WeightUse, int) { return WeightHandle{t.type, t.rows, t.cols, 0}; });
+    (void)shapes_only(shape, w, {}, context, prepared);
+    return prepared.check_taken();
 }
 
 Result<Model> Model::create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
-                            int max_tokens, int max_logit_rows, const std::function<void(double)>& progress) {
+                            int max_tokens, int max_logit_rows, const std::function<void(double)>& progress,
+                            std::span<const Adapter> adapters) {
     const ModelConfig& config = shape.config;
     Model              model;
-    ModelTensors       ends = tensors;
-    Preparer           prepare([&](const TensorView& t, WeightUse use, int n) { return backend.prepare(t, use, n); });
+    ModelTensors       ends     = tensors;
+    const Prepare    by_backend = [&](const TensorView& t, WeightUse use, int n) { return backend.prepare(t, use, n); };
+    PreparedAdapters adapted(adapters, by_backend);
+    Preparer         prepare(by_backend, adapted);
+    check(adapters.empty() || shape.whole(), "adapters of a model that is split");
     rank_ends(shape, ends, model.slices_);
     PreparedModel               weights = prepare_ends(ends, prepare);
     std::vector<PreparedLeaves> leaves;
@@ -692,6 +739,7 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
         if (progress) progress(double(i + 1) / double(tensors.layers.size()));
     }
     if (prepare.error()) return std::unexpected(*prepare.error());
+    if (auto ok = adapted.add_embedding(); !ok) return std::unexpected(ok.error());
     backend.end_weights();
 
     const auto on_host = [](const TensorView& w, std::vector<float>& out) {
@@ -703,7 +751,7 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
     on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
     model.norm_     = tensors.output_norm ? config.family->norm : NormKind::none;
-    model.program_  = ProgramBuilder(shape, weights, leaves, context).build();
+    model.program_  = ProgramBuilder(shape, weights, leaves, context, adapted).build();
     // Some devices read rows in groups of 8.
     Result<Activations> values =
         Activations::create(backend, model.program_, std::max(max_tokens, 8), std::max(max_logit_rows, 8));

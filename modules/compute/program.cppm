@@ -77,6 +77,20 @@ struct Gemm {
     float                   scale = 1;
 };
 
+// The matrices of one adapter for one weight, or for a part of its rows.
+struct LoraPair {
+    WeightHandle a, b;        // [rank × in], [out × rank]; for the embedding a has a row for each token, [vocab × rank]
+    int          adapter = 0; // as AdapterUse counts them
+    float        scale   = 1; // of b · a
+};
+
+// What adapters add to the result of a GEMM: out += Σ over the adapters of the row's sequence, in ascending order, of
+// AdapterUse::scale · scale · (x · aᵀ) · bᵀ. Without x, for the embedding: a's row of the token in place of x · aᵀ.
+struct LoraAdd {
+    ValueId               x = none, out = none;
+    std::vector<LoraPair> pairs; // in the order of their adapters
+};
+
 // gate.out = activation(x · gateᵀ) · (x · upᵀ); up.out is scratch memory.
 struct GatedGemm {
     ValueId    x = none;
@@ -249,7 +263,7 @@ struct TakeColumns {
 
 using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Gate, Activate, HeadGemm, RopeAndStore, PositionScale,
                                Attention, CausalConv, Recurrence, Route, ExpertGatedGemm, ExpertCombineGemm, GateRows,
-                               SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns>;
+                               SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns, LoraAdd>;
 
 struct Program {
     Program()                              = default;
@@ -332,6 +346,7 @@ struct AccessOf {
     }
     ValueAccess operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
+    ValueAccess operator()(const LoraAdd& o) const { return {given({o.x, o.out}), {o.out}}; }
 
 private:
     static std::vector<ValueId> given(std::initializer_list<ValueId> ids) {
@@ -351,10 +366,10 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",       "norm",           "gemm",           "gated_gemm", "gate",        "activate",
-        "head_gemm",   "rope_and_store", "position_scale", "attention",  "causal_conv", "recurrence",
-        "route",       "expert_gated",   "expert_combine", "gate_rows",  "soft_cap",    "add",
-        "select_rows", "argmax",         "all_reduce",     "all_gather", "take_columns"};
+        "embed",       "norm",           "gemm",           "gated_gemm", "gate",         "activate",
+        "head_gemm",   "rope_and_store", "position_scale", "attention",  "causal_conv",  "recurrence",
+        "route",       "expert_gated",   "expert_combine", "gate_rows",  "soft_cap",     "add",
+        "select_rows", "argmax",         "all_reduce",     "all_gather", "take_columns", "lora_add"};
     return names[operation.index()];
 }
 
@@ -462,6 +477,12 @@ std::string describe(const Program& program, const Operation& operation) {
             [&](const TakeColumns& o) {
                 return cat(name(o.x), " → ", name(o.out), "  (", program[o.out].cols, " columns from ", o.first, " on",
                            o.groups > 1 ? cat(" of each of ", o.groups, " parts)") : std::string(")"));
+            },
+            [&](const LoraAdd& o) {
+                std::string ranks;
+                for (const LoraPair& p : o.pairs) ranks += cat(ranks.empty() ? "" : ", ", p.b.cols);
+                return cat(name(o.out), " += ", o.x == none ? std::string_view("tokens") : name(o.x),
+                            " through adapters  (ranks ", ranks, ")");
             }},
         operation);
     std::string kind(kind_of(operation));

@@ -107,6 +107,7 @@ EngineOptions options_of(const EngineOptions& o, const Gguf& target, const Model
     mine.reservations         = {};
     mine.free_order           = {};
     mine.drafts               = {};
+    mine.adapters             = {};
     const auto bytes          = [&](const ModelConfig& c) { return double(KvCache::bytes_per_token(c, o.kv_type)); };
     mine.pool_share           = bytes(config) / (bytes(config) + bytes(target_config));
     for (const GgufTensor& t : target.tensors()) mine.set_aside += t.bytes;

@@ -16,6 +16,7 @@ import quire.engine.fingerprint;
 import quire.engine.local_executor;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
+import quire.model_file.adapter;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -95,6 +96,11 @@ public:
     bool         follows() const;
     Result<void> follow();
 
+    // Any thread. The adapters, with the scales for requests that name none; set_adapters() changes these: an adapter that `uses` does not name
+    // gets 0. Error: it names an adapter that does not exist, one of them twice, or a scale that is no finite number.
+    std::vector<AdapterOption> adapters() const;
+    Result<void>               set_adapters(std::span<const AdapterUse> uses);
+
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
     // Any thread. Why submit() would refuse the request with any prompt.
@@ -147,6 +153,7 @@ constexpr int default_logit_rows = 64; // so that prompt log-probabilities come 
 struct Engine::Impl {
     EngineOptions                 options;
     Gguf                          file;
+    std::vector<Adapter>          adapter_files; // as options.adapters
     ModelConfig                   config;
     Tokenizer                     tokenizer;
     std::unique_ptr<Executor>     executor;
@@ -177,17 +184,21 @@ struct Engine::Impl {
     std::vector<std::pair<RequestId, Request>> submitted;
     std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
     RequestId                                  next_id = 1;
+    std::vector<AdapterUse>                    usual_adapters; // of requests that name none
 
-    Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
+    Impl(EngineOptions options_, Gguf file_, std::vector<Adapter> adapters_, ModelConfig config_, Tokenizer tokenizer_,
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler,
          std::unique_ptr<DraftModel> draft_model_)
-        : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
-          tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
-                  options.clock),
+        : options(std::move(options_)), file(std::move(file_)), adapter_files(std::move(adapters_)),
+          config(std::move(config_)), tokenizer(std::move(tokenizer_)), executor(std::move(executor_)),
+          scheduler(scheduling), decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler),
+                                         options.fast_forward, options.clock),
           draft_model(std::move(draft_model_)), drafting(options.drafts, draft_model.get()),
           pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
+        for (std::size_t i = 0; i < options.adapters.size(); i++)
+            if (options.adapters[i].usual && options.adapters[i].scale != 0)
+                usual_adapters.push_back({int(i), options.adapters[i].scale});
     }
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
@@ -231,6 +242,19 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
                o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
+Result<std::vector<Adapter>> read_adapters(const EngineOptions& o, const Gguf& model) {
+    std::vector<Adapter> adapters;
+    for (const AdapterOption& one : o.adapters) {
+        if (!std::isfinite(one.scale)) return fail(one.path, ": the scale of an adapter has to be a finite number");
+        Result<Adapter> adapter = read_adapter(one.path, model);
+        if (!adapter) return std::unexpected(adapter.error());
+        adapters.push_back(std::move(*adapter));
+    }
+    if (!adapters.empty() && o.processes.n > 1)
+        return fail(adapters[0].file.path(), ": adapters are for a model that runs in one process");
+    return adapters;
+}
+
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
                             const MakeExecutor& make) try {
     EngineOptions o = wanted;
@@ -265,6 +289,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tensors) return std::unexpected(tensors.error());
     Result<Tokenizer> tokenizer = Tokenizer::load(*file);
     if (!tokenizer) return std::unexpected(tokenizer.error());
+    Result<std::vector<Adapter>> adapters = read_adapters(o, *file);
+    if (!adapters) return std::unexpected(adapters.error());
     file->prefetch();
 
     int logit_rows = std::max(o.max_sequences, default_logit_rows);
@@ -291,7 +317,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.set_aside = draft_model->host_bytes();
     }
     Result<std::unique_ptr<Executor>> executor =
-        make ? make(o, *config) : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
+        make ? make(o, *config)
+             : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes, *adapters);
     if (!executor) return std::unexpected(executor.error());
     if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
     o.drafts.device_samples = o.device == "cuda";
@@ -325,12 +352,13 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.free_order          = o.free_order;
     scheduling.vocab_size          = config->vocab_size;
     scheduling.end_tokens          = tokenizer->end_tokens();
+    for (const Adapter& a : *adapters) scheduling.adapter_hashes.push_back(a.hash);
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
     auto              impl =
-        std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer), std::move(*executor),
-                               scheduling, Pooler(pooled, *tensors), std::move(draft_model));
+        std::make_unique<Impl>(o, std::move(*file), std::move(*adapters), std::move(*config), std::move(*tokenizer),
+                               std::move(*executor), scheduling, Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
     if (o.keeps_files())
@@ -443,6 +471,40 @@ std::string Engine::memory_use() const {
                                       : std::string());
 }
 
+std::vector<AdapterOption> Engine::adapters() const {
+    std::vector<AdapterOption> all = impl_->options.adapters;
+    const std::scoped_lock     lock(impl_->mutex);
+    for (AdapterOption& one : all) one.scale = 0;
+    for (const AdapterUse& use : impl_->usual_adapters) all[std::size_t(use.adapter)].scale = use.scale;
+    return all;
+}
+
+// In ascending order, without scales of 0. Error: what is wrong with them.
+Result<std::vector<AdapterUse>> in_order(std::span<const AdapterUse> uses, std::size_t n) {
+    std::vector<AdapterUse> all(uses.begin(), uses.end());
+    std::ranges::sort(all, {}, &AdapterUse::adapter);
+    for (std::size_t i = 0; i < all.size(); i++) {
+        const auto& [adapter, scale] = all[i];
+        if (adapter < 0 || std::size_t(adapter) >= n)
+            return fail("there is no adapter ", adapter,
+                        n == 0   ? "; the server has none (--lora)"
+                        : n == 1 ? "; the only one is 0"
+                                 : cat("; they are 0 to ", n - 1));
+        if (i > 0 && all[i - 1].adapter == adapter) return fail("adapter ", adapter, " is named twice");
+        if (!std::isfinite(scale)) return fail("the scale of adapter ", adapter, " is not a finite number");
+    }
+    std::erase_if(all, [](const AdapterUse& use) { return use.scale == 0; });
+    return all;
+}
+
+Result<void> Engine::set_adapters(std::span<const AdapterUse> uses) {
+    Result<std::vector<AdapterUse>> all = in_order(uses, impl_->adapter_files.size());
+    if (!all) return std::unexpected(all.error());
+    const std::scoped_lock lock(impl_->mutex);
+    impl_->usual_adapters = std::move(*all);
+    return {};
+}
+
 Result<RequestId> Engine::submit(Request request) {
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
@@ -453,8 +515,14 @@ Result<RequestId> Engine::submit(Request request) {
         if (!impl_->files) return fail("a prompt can be moved to files and back only where there are some (--kv-dir)");
     }
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
+    if (request.adapters) {
+        Result<std::vector<AdapterUse>> all = in_order(*request.adapters, impl_->adapter_files.size());
+        if (!all) return std::unexpected(all.error());
+        request.adapters = std::move(*all);
+    }
 
     std::scoped_lock lock(impl_->mutex);
+    if (!request.adapters) request.adapters = impl_->usual_adapters;
     impl_->submitted.emplace_back(impl_->next_id, std::move(request));
     return impl_->next_id++;
 }

@@ -22,11 +22,12 @@ export namespace quire {
 // rank runs every plan as it is. Fills in the options that are left open (device, context, blocks of both pools, tokens of a step), loads
 // the weights, allocates all memory. `path` names the model in errors; `processes` have the rest of the ranks; or null. Error: there is no
 // such device; or how much memory would be needed and how much there is, before anything is allocated. A step throws std::runtime_error
-// when a rank is lost.
+// when a rank is lost. `adapters` outlive the executor.
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& options,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress,
-                                                      const std::shared_ptr<ProcessGroup>& processes = {});
+                                                      const std::shared_ptr<ProcessGroup>& processes = {},
+                                                      std::span<const Adapter>             adapters  = {});
 
 } // namespace quire
 
@@ -194,12 +195,20 @@ StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const Ra
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& o,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress,
-                                                      const std::shared_ptr<ProcessGroup>& processes) {
+                                                      const std::shared_ptr<ProcessGroup>& processes,
+                                                      std::span<const Adapter>             adapters) {
     if (o.tensor_parallel < 1) return fail("a model runs on at least 1 rank, not on ", o.tensor_parallel);
     Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, o.deterministic);
     if (!shapes) return std::unexpected(shapes.error());
     Result<Devices> devices = choose_devices(path, o, config, processes);
     if (!devices) return std::unexpected(devices.error());
+    if (!adapters.empty()) {
+        if (o.device != "cpu") return fail(adapters[0].file.path(), ": adapters run on a CPU only: --device cpu");
+        if (o.tensor_parallel > 1)
+            return fail(adapters[0].file.path(), ": adapters are for a model that runs on one rank");
+        const int context = o.context > 0 ? o.context : config.context_length;
+        if (auto ok = check_adapters((*shapes)[0], tensors, adapters, context); !ok) return std::unexpected(ok.error());
+    }
     const std::shared_ptr<RankGroup> group = devices->group;
     std::vector<Rank>                ranks(devices->backends.size());
     std::vector<Backend*>            backends;
@@ -216,10 +225,10 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         return (*shapes)[std::size_t(group->first()) + local];
     };
     const auto load = [&](std::size_t r) -> Result<void> {
-        Rank&         rank = ranks[r];
-        Result<Model> model =
-            Model::create(*rank.backend, shape_of(r), tensors, o.context > 0 ? o.context : config.context_length,
-                          o.max_batch_tokens, max_logit_rows, r == 0 ? progress : std::function<void(double)>());
+        Rank&         rank  = ranks[r];
+        Result<Model> model = Model::create(
+            *rank.backend, shape_of(r), tensors, o.context > 0 ? o.context : config.context_length, o.max_batch_tokens,
+            max_logit_rows, r == 0 ? progress : std::function<void(double)>(), adapters);
         if (!model) return std::unexpected(model.error());
         rank.model        = std::move(*model);
         rank.weight_bytes = rank.backend->memory_taken() - rank.model.values().bytes();

@@ -35,6 +35,13 @@ constexpr bool       gpu_has(KvTypes types) {
     return has(types.k) && has(types.v);
 }
 
+// A LoRA adapter: its file, a name by which a request chooses it, and its scale in requests by that name and in those that name no adapter.
+struct AdapterOption {
+    std::string path, name;
+    float       scale = 1;
+    bool        usual = true; // false: only requests that name it have it
+};
+
 struct EngineOptions {
     std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
     double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
@@ -103,8 +110,9 @@ struct EngineOptions {
     std::optional<bool> pipeline = {};
     // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
     // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
-    int          fast_forward = -1;
-    DraftOptions drafts       = {}; // speculation: on a CPU. The tokens do not depend on it.
+    int                        fast_forward = -1;
+    DraftOptions               drafts       = {}; // speculation: on a CPU. The tokens do not depend on it.
+    std::vector<AdapterOption> adapters     = {};
     // The clock of all that depends on time: costs of moves, sizes of chunks, the time limits of masks. None: the machine's.
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };

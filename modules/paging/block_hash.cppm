@@ -25,6 +25,10 @@ struct CacheNamespace {
 // The empty salt is the shared namespace.
 CacheNamespace cache_namespace(std::string_view salt);
 
+// The part of a namespace in which K and V are those of a model with adapters. `adapters`: bytes that say which ones, equal in every process;
+// none: the namespace itself.
+CacheNamespace with_adapters(const CacheNamespace& space, std::string_view adapters);
+
 // The parent hash of the first blocks of a namespace.
 std::optional<BlockHash> chain_root(const CacheNamespace& space);
 
@@ -89,6 +93,14 @@ CacheNamespace cache_namespace(std::string_view salt) {
         return (std::uint64_t(random()) << 32) | random();
     }();
     const XXH128_hash_t hash = XXH3_128bits_withSeed(salt.data(), salt.size(), secret);
+    return {hash.low64, hash.high64 | 1}; // never the shared one
+}
+
+CacheNamespace with_adapters(const CacheNamespace& space, std::string_view adapters) {
+    if (adapters.empty()) return space;
+    std::string bytes(reinterpret_cast<const char*>(&space), sizeof space);
+    bytes += adapters;
+    const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
     return {hash.low64, hash.high64 | 1}; // never the shared one
 }
 

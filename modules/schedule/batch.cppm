@@ -90,6 +90,11 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     plan.token_start.push_back(plan.n_tokens());
     plan.context_lens.push_back(end);
     plan.readable.push_back(blocks.n_readable(s.table, item.first));
+    if (item.group && item.group->request.adapters) {
+        const std::vector<AdapterUse>& uses = *item.group->request.adapters;
+        plan.adapters.insert(plan.adapters.end(), uses.begin(), uses.end());
+    }
+    plan.adapter_start.push_back(std::int32_t(plan.adapters.size()));
     for (int g = 0; g < blocks.n_groups(); g++) {
         GroupPlan& group = plan.groups[std::size_t(g)];
         if (group.keeps_state()) plan_state(item, blocks, group);
@@ -107,7 +112,9 @@ void plan_items(std::span<Scheduled> items, const BlockManager& blocks, StepPlan
         if (!state) plan.groups[g].table_start.push_back(0);
     }
     plan.token_start.push_back(0);
+    plan.adapter_start.push_back(0);
     for (Scheduled& item : items) plan_item(item, blocks, plan);
+    if (plan.adapters.empty()) plan.adapter_start.clear();
 }
 
 } // namespace quire

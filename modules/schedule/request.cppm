@@ -5,6 +5,7 @@ import quire.core.base;
 export import quire.core.polymorphic;
 export import quire.schedule.sampling_params;
 export import quire.schedule.token_filter;
+export import quire.step.adapters;
 export import quire.step.logprobs;
 
 export namespace quire {
@@ -30,6 +31,9 @@ struct Request {
     EarlyStopping early_stopping = EarlyStopping::no;
     int           priority       = 0; // lower runs first, as in vLLM
     std::string   cache_salt;         // KV is shared only with requests of the same salt
+    // In ascending order, without scales of 0: KV is shared only with requests of the same adapters and scales. Nothing: those that the engine
+    // applies to requests that do not say; submit() fills them in.
+    std::optional<std::vector<AdapterUse>> adapters;
     // Pins the prompt: it is computed once and not evicted until cancel(); nothing is generated.
     bool pin = false;
     // Computes Output::embedding and generates nothing. Such a request does not read the cache.

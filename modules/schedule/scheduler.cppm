@@ -49,6 +49,8 @@ struct SchedulerOptions {
     std::vector<Token> end_tokens = {};
     // Of salts; the same in all processes only where a function says so.
     std::function<CacheNamespace(std::string_view salt)> namespaces = cache_namespace;
+    // Of the content of each adapter that a request can name.
+    std::vector<std::uint64_t> adapter_hashes = {};
 };
 
 // A request that the scheduler itself ended.
@@ -148,7 +150,7 @@ public:
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
     BlockManager&         blocks() { return blocks_; } // for the tiers behind it
-    CacheNamespace        namespace_of(const Request& request) const { return options_.namespaces(request.cache_salt); }
+    CacheNamespace        namespace_of(const Request& request) const;
     // Blocks, sequences and the events since the last call, for display.
     void                     view(Snapshot& snapshot);
     void                     log_events(bool on); // for view(); off at first
@@ -252,6 +254,17 @@ bool Scheduler::generates() const {
 void Scheduler::limit_step(int n_tokens) { most_step_tokens_ = std::clamp(n_tokens, 1, options_.max_batch_tokens); }
 
 Scheduler::~Scheduler() = default;
+
+CacheNamespace Scheduler::namespace_of(const Request& request) const {
+    std::string adapters; // the content and the scale of each
+    if (request.adapters)
+        for (const AdapterUse& use : *request.adapters) {
+            const std::uint64_t hash = options_.adapter_hashes[std::size_t(use.adapter)];
+            adapters.append(reinterpret_cast<const char*>(&hash), sizeof hash);
+            adapters.append(reinterpret_cast<const char*>(&use.scale), sizeof use.scale);
+        }
+    return with_adapters(options_.namespaces(request.cache_salt), adapters);
+}
 
 // -- requests come and go
 

@@ -32,7 +32,7 @@ struct SentSequences {
     std::vector<One> all;
 };
 
-// The plan without its moves and its sampling.
+// The plan without its moves, its sampling and its adapters: a model with adapters runs in one process.
 class StepSender {
 public:
     explicit StepSender(int block_size) : block_size_(block_size) {}

@@ -4,6 +4,7 @@ export module quire.step.plan;
 
 import quire.core.base;
 export import quire.paging.block;
+export import quire.step.adapters;
 import quire.step.logprobs;
 
 export namespace quire {
@@ -101,9 +102,13 @@ struct StepPlan {
     std::vector<std::int32_t> readable;
     std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // of the cache layout
     std::vector<std::int32_t> logit_rows; // [L] rows of `tokens` whose logits are wanted, ascending
-    BlockMoves                moves;      // run before the tokens
-    MoveTicket   after = 0; // the executor's ticket of the moves that have to be done before the tokens run
-    SamplingPlan sampling;  // for a device that samples
+    // The adapters of each sequence, in ascending order: adapters[adapter_start[s]] .. adapters[adapter_start[s + 1]]. Both are empty where no
+    // sequence has one.
+    std::vector<std::int32_t> adapter_start; // [S+1]
+    std::vector<AdapterUse>   adapters;
+    BlockMoves                moves; // run before the tokens
+    MoveTicket   after = 0;          // the executor's ticket of the moves that have to be done before the tokens run
+    SamplingPlan sampling;           // for a device that samples
 
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
@@ -146,7 +151,9 @@ void GroupPlan::clear() {
 }
 
 void StepPlan::clear() {
-    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows}) v->clear();
+    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows, &adapter_start})
+        v->clear();
+    adapters.clear();
     for (GroupPlan& group : groups) group.clear();
     moves.clear();
     after = 0;

@@ -6,6 +6,7 @@ module;
 
 export module quire.compute.cpu.backend;
 
+import quire.compute.cpu.adapters;
 import quire.compute.cpu.attention;
 import quire.compute.cpu.gemms;
 import quire.compute.cpu.kernels;
@@ -114,6 +115,7 @@ private:
     void execute(const AllReduce& op);
     void execute(const AllGather& op);
     void execute(const TakeColumns& op);
+    void execute(const LoraAdd& op) { adapters_.run(op, given(op.x), at(op.out), (*program_)[op.out].logit_rows); }
     template <class Source>
     void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
@@ -127,6 +129,7 @@ private:
     Prefetching                 prefetch_;
     Gemms                       gemms_{kernels_, workers_, weights_, prefetch_};
     StackedGemms                stacks_{workers_, weights_, gemms_};
+    CpuAdapters                 adapters_{workers_, weights_, gemms_};
     CpuAttention                attention_{kernels_, workers_};
     CpuRecurrence               recurrence_{kernels_, workers_};
     const Program*              program_ = nullptr;
@@ -193,6 +196,7 @@ void CpuBackend::run(const StepPlan& plan) {
     angles_of_ = nullptr;
     attention_.begin_step(plan);
     recurrence_.begin_step(plan);
+    adapters_.begin_step(plan);
     const auto      all  = std::span(program_->operations);
     const StepShape most = values_->most();
     check(shape_.tokens <= most.tokens && shape_.logit_rows <= most.logit_rows,

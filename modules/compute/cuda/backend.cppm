@@ -198,6 +198,7 @@ private:
     void execute(const AllReduce& reduce, const LoweredOperation& op) { rank_.run(reduce, op); }
     void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
+    void execute(const LoraAdd&, const LoweredOperation&) {} // lower() knows none
 
     float*        partial_    = nullptr; // of split-KV attention
     std::int32_t* arrivals_   = nullptr;

@@ -341,6 +341,10 @@ public:
         return to;
     }
 
+    LoweredOperation lower(const LoraAdd&) {
+        check(false, "lora_add: make_local_executor() refuses adapters on a GPU");
+        return {};
+    }
 
 private:
     using Half = cuda::Half;

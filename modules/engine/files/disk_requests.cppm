@@ -63,7 +63,7 @@ private:
     std::vector<CacheMoved>                      moved_;
     std::vector<HostUnit>                        saved_;  // whose content is there when the moves at hand are done
     std::unordered_map<std::uint64_t, BlockHash> hashes_; // of the texts in the files, by serial
-    bool                                         salts_;  // requests with a salt are in the files, too
+    bool                                         salts_;  // requests with a salt or with adapters are in the files, too
     DiskTier                                     disk_;
 };
 
@@ -98,8 +98,9 @@ bool DiskRequests::take(RequestId id, Request& request) {
 }
 
 bool DiskRequests::look_up(RequestId id, Request& request) {
-    const auto size = std::size_t(scheduler_.blocks().block_size());
-    if (disk_.empty() || (!request.cache_salt.empty() && !salts_) || request.wants_all_rows()) return false;
+    const auto size   = std::size_t(scheduler_.blocks().block_size());
+    const bool shared = request.cache_salt.empty() && (!request.adapters || request.adapters->empty());
+    if (disk_.empty() || (!shared && !salts_) || request.wants_all_rows()) return false;
     const CacheNamespace space = scheduler_.namespace_of(request);
     const auto [n, text]       = scheduler_.blocks().known(space, request.prompt);
     if (std::size_t(n + 1) * size >= request.prompt.size()) return false;
