@@ -81,6 +81,8 @@ std::vector<std::string> values_of(const std::string& name) {
         {"--rope-scale", "2"},
         {"--rope-freq-scale", "2"},
         {"--dtype", "bfloat16"},
+        {"--lora-scaled", "f:0.5"},
+        {"--lora-modules", "name=f"},
         {"--quantization", "awq"},
         {"--pipeline-parallel-size", "2"},
         {"--gpu-memory-utilization", "0.5"},

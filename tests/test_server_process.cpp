@@ -319,7 +319,7 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
         "--enforce-eager, --enable-chunked-prefill\nserver: "));
     CHECK(std::ranges::count(ignored.err, '\n') == 2);
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
-             {"-dr", "x/y"}, {"--hf-repo-draft", "m"}, {"--reuse-port"}, {"-nglx"}, {"--lora", "f"}}) {
+             {"-dr", "x/y"}, {"--hf-repo-draft", "m"}, {"--reuse-port"}, {"-nglx"}, {"--mmproj", "f"}}) {
         const Finished f = run_program("server", refused);
         CAPTURE(f.err);
         CHECK(f.code == 2);
@@ -330,7 +330,6 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
          std::vector<std::vector<std::string>>{{"--quantization", "awq"},
                                                {"--pipeline-parallel-size", "2"},
                                                {"--tokenizer", "x"},
-                                               {"--enable-lora"},
                                                {"--speculative-config", "{}"},
                                                {"--enable-auto-tool-choice"}}) {
         const Finished f = run_program("server", refused);

@@ -443,6 +443,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         "directory for slots that POST /slots/N saves; without --kv-dir it has the KV as well");
     add_cache_flags(app, o);
     add_speculation_flags(app, o);
+    add_adapter_flags(app, o);
     app.add_option("--kv-events", a.kv_events,
                    "ZeroMQ endpoint (tcp://*:5557) where routers learn which blocks the prefix cache has");
     app.add_option("--kv-events-replay", a.kv_replay, "the same for routers that have missed some of it");

@@ -8,6 +8,7 @@ import quire.serve.api.access;
 import quire.serve.api.error;
 export import quire.serve.api.context;
 import quire.serve.http.server;
+import quire.serve.llama_cpp.adapters_api;
 import quire.serve.llama_cpp.api;
 import quire.serve.memory_semaphore;
 import quire.serve.ollama.api;
@@ -137,7 +138,9 @@ void Endpoints::add_to(HttpServer& server) {
     versioned("POST", "/embeddings", answer_embeddings);
     versioned("POST", "/rerank", answer_rerank);
     versioned("GET", "/models", answer_models);
-    for (const std::string& alias : api_.options.aliases) add(server, "GET", "/v1/models/" + alias, answer_model);
+    for (const std::string& name : api_.options.limits.models) add(server, "GET", "/v1/models/" + name, answer_model);
+    add(server, "GET", "/lora-adapters", answer_adapters);
+    add(server, "POST", "/lora-adapters", answer_set_adapters);
     open("GET", "/health", answer_health);
     open("GET", "/v1/health", answer_health);
     open("GET", "/health/ready", answer_health);

@@ -98,6 +98,7 @@ const RouteRow route_rows[] = {
     {"/tokenizer_info", "Names the special tokens."},
     {"/apply-template", "Turns a chat into the text of its prompt.", chat_example,
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_text_request(t, l)); }},
+    {"/lora-adapters", "The adapters with their scales: gives them, or sets the scales."},
     {"/metrics", "Metrics for Prometheus."},
     {"/kv_event_sources", "Says where KV events are sent."},
     {"/props", "The server's settings."},
@@ -118,7 +119,7 @@ struct WholeField {
 };
 constexpr WholeField whole_fields[] = {
     {"model user", R"({"type":"string"})"},
-    {"messages documents tools functions include", R"({"type":"array"})"},
+    {"messages documents tools functions include lora", R"({"type":"array"})"},
     {"input_extra", R"({"type":"array","items":{"type":"object","properties":{"text":{"type":"string"},
      "filename":{"type":"string"}},"required":["text"]}})"},
     {"chat_template_kwargs metadata stream_options text reasoning options thinking output_config",

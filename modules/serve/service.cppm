@@ -107,6 +107,9 @@ public:
     // Any thread. Accepts all of the requests or none.
     std::expected<std::unique_ptr<RequestHandle>, Refusal> submit(std::vector<Request> requests);
 
+    // Any thread. See Engine::set_adapters().
+    Result<void> set_adapters(std::span<const AdapterUse> uses) { return engine_.set_adapters(uses); }
+
     // Pins a prefix. Blocks until it is computed.
     std::expected<Pin, Refusal> pin(std::vector<Token> prompt, std::string cache_salt);
     bool                        unpin(const std::string& id);

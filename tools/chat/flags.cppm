@@ -75,6 +75,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     add_number(app, "--kv-blocks", a.engine.kv_blocks, 0, 1 << 24, "number of KV blocks; 0: enough for a full context");
     add_cache_flags(app, a.engine);
     add_speculation_flags(app, a.engine);
+    add_adapter_flags(app, a.engine);
     auto* timings =
         app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");
     app.add_flag("--no-show-timings", a.no_timings, "do not print timings")->excludes(timings);

@@ -42,6 +42,8 @@ void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses = fals
 void add_cache_flags(CLI::App& app, EngineOptions& options);
 // --spec, --spec-draft-model, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
 void add_speculation_flags(CLI::App& app, EngineOptions& options);
+// --lora, --lora-scaled, --lora-modules, --lora-init-without-apply
+void add_adapter_flags(CLI::App& app, EngineOptions& options);
 // --chat-template, --chat-template-file, --chat-template-kwargs, --reasoning.
 struct ChatTemplateFlags {
     std::string name, file, variables, reasoning = "auto";
@@ -251,6 +253,72 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
             if (const std::string wrong = read_speculative_config(text, drafts); !wrong.empty())
                 throw CLI::ValidationError("--speculative-config", wrong);
         });
+}
+
+// Adds the adapters of a list. `read` makes one of a member, or says what is wrong with it.
+void add_adapters(const char* flag, const std::vector<std::string>& lists, std::vector<AdapterOption>& adapters,
+                  const std::function<std::string(const std::string& member, AdapterOption& adapter)>& read) {
+    for (const std::string& list : lists)
+        for (std::string_view member : split(list, ',')) {
+            AdapterOption     adapter;
+            const std::string wrong = read(std::string(member), adapter);
+            if (!wrong.empty()) throw CLI::ValidationError(flag, wrong);
+            if (adapter.name.empty()) adapter.name = std::filesystem::path(adapter.path).stem().string();
+            adapters.push_back(std::move(adapter));
+        }
+}
+
+void add_adapter_flags(CLI::App& app, EngineOptions& options) {
+    std::vector<AdapterOption>& adapters = options.adapters;
+    using Lists                          = std::vector<std::string>;
+    const auto add = [&app](const char* flag, const std::function<void(const Lists&)>& take, const char* type,
+                            const char* what) {
+        return app.add_option_function<Lists>(flag, take, what)->type_name(type)->take_all();
+    };
+    add(
+        "--lora",
+        [&adapters](const Lists& lists) {
+            add_adapters("--lora", lists, adapters, [](const std::string& path, AdapterOption& adapter) {
+                adapter.path = path;
+                return std::string();
+            });
+        },
+        "FILE,...", "LoRA adapters (GGUF) that are applied to requests that name none; on a CPU");
+    add(
+        "--lora-scaled",
+        [&adapters](const Lists& lists) {
+            add_adapters("--lora-scaled", lists, adapters, [](const std::string& text, AdapterOption& adapter) {
+                const std::size_t colon = text.rfind(':');
+                const auto scale = colon == std::string::npos ? std::nullopt : to_number<float>(text.substr(colon + 1));
+                if (!scale || !std::isfinite(*scale) || colon == 0)
+                    return cat(quote(text), " is not FILE:SCALE with a number as the scale");
+                adapter.path  = text.substr(0, colon);
+                adapter.scale = *scale;
+                return std::string();
+            });
+        },
+        "FILE:SCALE,...", "the same with scales other than 1");
+    app.add_flag_callback( // before --lora-modules, which are applied to no request that does not name them
+        "--lora-init-without-apply",
+        [&adapters] {
+            for (AdapterOption& adapter : adapters) adapter.usual = false;
+        },
+        "these adapters are applied only to requests that name them, until POST /lora-adapters");
+    add(
+        "--lora-modules",
+        [&adapters](const Lists& lists) {
+            add_adapters("--lora-modules", lists, adapters, [](const std::string& text, AdapterOption& adapter) {
+                const std::size_t equals = text.find('=');
+                if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+                    return cat(quote(text), " is not NAME=FILE");
+                adapter.name  = text.substr(0, equals);
+                adapter.path  = text.substr(equals + 1);
+                adapter.usual = false;
+                return std::string();
+            });
+        },
+        "NAME=FILE ...", "adapters that requests choose by NAME in place of the model's")
+        ->expected(1, 1024);
 }
 
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now) {

@@ -133,7 +133,9 @@ constexpr ForeignFlag foreign_flags[] = {
      "--slots --no-slots --props --rerank --reranking --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
      "--trust-remote-code --disable-log-stats --any-model-name",
      0, "", Fate::ignored, ""},
-    {server, "--tags --swap-space --scheduling-policy", 1, "", Fate::ignored, ""},
+    {server, "--tags --swap-space --scheduling-policy --max-loras --max-lora-rank --max-cpu-loras", 1, "",
+     Fate::ignored, ""},
+    {server, "--enable-lora", 0, "", Fate::ignored, ""},
     {server, "-e --escape --no-escape", 0, "", Fate::ignored, ""},
 
     // -- with the value that means "off" nothing is asked for
@@ -153,8 +155,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--kv-cache-dtype", 1, "", Fate::refused, "--kv-type takes f16, bf16, f32, q8_0 and fp8"},
     {chat, "-no-cnv --no-conversation", 0, "", Fate::refused,
      "chat always holds a conversation; the server's /v1/completions continues plain text"},
-    {talkers, "--lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled", 1, "",
-     Fate::refused, "quire has no adapters"},
+    {talkers, "--control-vector --control-vector-scaled", 1, "", Fate::refused, "quire has no control vectors"},
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
     {talkers, "--spec-type", 1, "", Fate::refused,
      "quire guesses tokens by n-grams or a draft model: --spec ngram, draft"},
@@ -182,7 +183,6 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "--pipeline-parallel-size", 1, "", Fate::refused,
      "GPUs share each layer (--tensor-parallel), they do not take turns"},
     {server, "--tokenizer --hf-config-path", 1, "", Fate::refused, "the tokenizer and the shape are the file's"},
-    {server, "--enable-lora", 0, "", Fate::refused, "quire has no adapters"},
     {server, "--enable-auto-tool-choice", 0, "", Fate::refused, "the server calls no tools"},
     {talkers, "-cl --cache-list --list-devices --completion-bash", 0, "", Fate::refused, "quire has no such list"},
     {talkers, "-sp --special", 0, "", Fate::refused, "special tokens are not shown"},

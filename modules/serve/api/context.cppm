@@ -80,6 +80,8 @@ struct ApiContext {
 
     // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
+    // The adapter whose name stands in place of the model's; nothing: none has it.
+    std::optional<std::vector<AdapterUse>> adapters_of(const std::string& asked) const;
     // Counts the memory of a request while it is answered; false: too much, and the request is refused.
     bool count_memory(HttpExchange& e, std::size_t bytes) const;
     // Each makes the response an error, in the form of the API that the path belongs to.
@@ -111,7 +113,10 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
               options.tool_form == ToolForm::none || options.tool_form == ToolForm::other),
       request_tokens(service.tokenizer()), stored(options.stored_bytes), slots(complete(options.saved_slots, service)),
       started(unix_seconds()) {
-    options.limits.models           = options.aliases;
+    options.limits.models = options.aliases;
+    for (const AdapterOption& adapter : service.engine_options().adapters)
+        if (std::ranges::find(options.limits.models, adapter.name) == options.limits.models.end())
+            options.limits.models.push_back(adapter.name);
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
     options.limits.vocab_size       = service.config().vocab_size;
@@ -123,6 +128,13 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     rules.reasoning = options.reasoning;
     find_controls(service.tokenizer(), rules);
     ConstraintMemory::all().limit(std::max(options.working_bytes / 2, std::size_t(64) << 20));
+}
+
+std::optional<std::vector<AdapterUse>> ApiContext::adapters_of(const std::string& asked) const {
+    const std::vector<AdapterOption>& all = service.engine_options().adapters;
+    const auto                        at  = std::ranges::find(all, asked, &AdapterOption::name);
+    if (at == all.end() || std::ranges::find(options.aliases, asked) != options.aliases.end()) return std::nullopt;
+    return std::vector{AdapterUse{int(at - all.begin()), at->scale}};
 }
 
 bool ApiContext::count_memory(HttpExchange& e, std::size_t bytes) const {

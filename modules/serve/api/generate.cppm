@@ -194,6 +194,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
+    if (!q.adapters) q.adapters = api.adapters_of(r.model);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);
 
@@ -210,7 +211,8 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     head.continuous_usage  = r.continuous_usage;
     head.timings_per_token = r.timings_per_token;
     Slots::Use use;
-    if (r.cache_prompt && prompts.size() == 1) use = api.slots.begin(r.slot, prompts[0], q.cache_salt);
+    // A slot's text is found again with the adapters of a request that names none.
+    if (r.cache_prompt && prompts.size() == 1 && !q.adapters) use = api.slots.begin(r.slot, prompts[0], q.cache_salt);
     head.slot = use.slot;
     if (r.verbose) head.verbose = {{"prompt", texts[0]}, {"generation_settings", settings_json(r)}};
 

@@ -47,6 +47,9 @@ Json settings_json(const GenerationRequest& r, std::span<const Token> ends) {
         biases.push_back({{"token", token}, {"bias", std::isfinite(bias) ? Json(decimal(bias)) : Json()}});
     if (r.request.ignore_end)
         for (Token token : ends) biases.push_back({{"token", token}, {"bias", nullptr}}); // −∞
+    Json adapters = Json::array();
+    if (r.request.adapters)
+        for (auto [id, scale] : *r.request.adapters) adapters.push_back({{"id", id}, {"scale", decimal(scale)}});
     return {{"n_predict", r.max_tokens.value_or(-1)},
             {"max_tokens", r.max_tokens.value_or(-1)},
             {"seed", s.seed},
@@ -77,6 +80,7 @@ Json settings_json(const GenerationRequest& r, std::span<const Token> ends) {
             {"n_probs", std::max(s.logprobs, 0)},
             {"ignore_eos", r.request.ignore_end},
             {"logit_bias", std::move(biases)},
+            {"lora", std::move(adapters)},
             {"stop", r.stop},
             {"stream", r.stream},
             {"timings_per_token", r.timings_per_token}};

@@ -14,6 +14,8 @@ export namespace quire {
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
 // Fails where the field `model` is no name, or, with --strict-model-name, none of the server's. `asked`: gets the name.
 void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr);
+// The adapters of a list of objects with an `id` and a `scale`. `what`: the list's name in errors.
+Parsed<std::vector<AdapterUse>> adapter_uses(const Json& list, const std::string& what);
 // The prompts of the field `param`: a text, a list of token ids, texts and ids in one list, llama.cpp's object with a `prompt_string` or with a `content` of text parts, or a list
 // of all these.
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits);
@@ -45,6 +47,26 @@ void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked) {
     if (known || !limits.strict_model) return;
     f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
                     "model", "model_not_found"});
+}
+
+Parsed<std::vector<AdapterUse>> adapter_uses(const Json& list, const std::string& what) {
+    constexpr std::size_t most   = 1024;
+    const auto            refuse = [&](std::string_view why) {
+        return std::unexpected(ApiError{400, cat(what, why), what.contains(' ') ? "" : what, ""});
+    };
+    if (!list.is_array()) return refuse(" has to be a list of adapters, each with its id and its scale");
+    if (list.size() > most) return refuse(cat(" has ", list.size(), " adapters; ", most, " are allowed"));
+    std::vector<AdapterUse> uses;
+    for (const Json& item : list) {
+        if (!item.is_object()) return refuse(" has a member that is no object with an id and a scale");
+        JsonFields f(item);
+        const auto id    = f.integer("id", 0, 1 << 20);
+        const auto scale = float(f.number("scale", -1e6, 1e6, 0));
+        if (!id) f.fail("id", "id is missing");
+        if (f.failed()) return refuse(cat(": ", f.error().error().message));
+        uses.push_back({int(*id), scale});
+    }
+    return uses;
 }
 
 // Text and ids in one list, as in llama.cpp.

@@ -119,6 +119,11 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     parse_beams(f, out, limits);
     parse_lengths(f, out, limits);
     parse_stream(f, out);
+    if (const Json* lora = f.find("lora"); lora && *lora != Json::array()) {
+        Parsed<std::vector<AdapterUse>> uses = adapter_uses(*lora, "lora");
+        if (!uses) f.fail(uses.error());
+        else r.adapters = std::move(*uses);
+    }
     r.priority       = f.integer("priority", -1'000'000, 1'000'000, 0);
     r.cache_salt     = f.text("cache_salt", 1024);
     out.cache_prompt = f.boolean("cache_prompt", true);

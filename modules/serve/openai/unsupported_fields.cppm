@@ -62,7 +62,6 @@ constexpr Unsupported unsupported[] = {
     {"t_max_predict_ms", "[0,-1]"},
     {"n_indent", "[0]"},
     {"post_sampling_probs", "[false]"},
-    {"lora", "[[]]"},
     {"image_data", "[[]]"},
     {"n_cmpl", "[1]"},
     {"input_prefix", R"([""])"},

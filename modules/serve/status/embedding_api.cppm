@@ -80,6 +80,7 @@ bool embed_inputs(ApiContext& api, HttpExchange& e, const EmbeddingRequest& requ
         q.prompt     = std::move(*ids);
         q.embed      = true;
         q.cache_salt = request.cache_salt;
+        q.adapters   = api.adapters_of(request.model);
     }
     return embed(api, e, std::move(requests), param, out.n_tokens, out.vectors);
 }
@@ -112,6 +113,7 @@ void answer_rerank(ApiContext& api, HttpExchange& e) {
         Request& q = requests.emplace_back();
         q.prompt   = std::move(*ids);
         q.embed    = true;
+        q.adapters = api.adapters_of(parsed->model);
         n_tokens += int(q.prompt.size());
     }
     std::vector<std::vector<float>> vectors;

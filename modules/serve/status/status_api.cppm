@@ -22,13 +22,18 @@ module :private;
 namespace quire {
 
 Json model_json(const ApiContext& api, const std::string& id) {
-    return {{"id", id},
-            {"object", "model"},
-            {"created", api.started},
-            {"owned_by", "quire"},
-            {"root", api.options.aliases[0]},
-            {"parent", nullptr},
-            {"max_model_len", api.options.limits.context}};
+    Json       model{{"id", id},
+                     {"object", "model"},
+                     {"created", api.started},
+                     {"owned_by", "quire"},
+                     {"root", api.options.aliases[0]},
+                     {"parent", nullptr},
+                     {"max_model_len", api.options.limits.context}};
+    const auto adapter = api.adapters_of(id);
+    if (!adapter) return model;
+    model["root"]   = api.service.engine_options().adapters[std::size_t((*adapter)[0].adapter)].path;
+    model["parent"] = api.options.aliases[0];
+    return model;
 }
 
 void answer_models(ApiContext& api, HttpExchange& e) {
@@ -42,6 +47,8 @@ void answer_models(ApiContext& api, HttpExchange& e) {
             {"n_ctx_train", c.context_length},     {"n_embd", c.hidden_size}, {"n_layer", c.n_layers}};
         data.push_back(std::move(model));
     }
+    for (const AdapterOption& adapter : api.service.engine_options().adapters)
+        if (api.adapters_of(adapter.name)) data.push_back(model_json(api, adapter.name));
     answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
 }
 
