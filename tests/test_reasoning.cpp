@@ -132,6 +132,43 @@ TEST_CASE("where the template closes the reasoning in the prompt, a constrained 
     CHECK(marks["choices"][0]["message"]["content"] == "<think>a</think>b");
 }
 
+TEST_CASE("another request ends the reasoning of an answer that runs", "[server][reasoning]") {
+    const Server s({"--chat-template-file", template_file("<think>\n")});
+    const auto   control = [&](const std::string& id) {
+        return s.ask("/v1/chat/completions/control", {{"id", id}, {"action", "reasoning_end"}});
+    };
+    Plain      asked{{"messages", said},
+                     {"max_tokens", 350},
+                     {"temperature", 0},
+                     {"ignore_eos", true},
+                     {"logit_bias", {{"</think>", -100}}},
+                     {"request_id", "one"}};
+    const auto answer = [&](bool armed, bool& stopped) {
+        asked["reasoning_control"] = armed;
+        Plain       reply;
+        std::thread client([&] { reply = s.ask("/v1/chat/completions", asked); });
+        while (s.metric("vllm:num_requests_running") == 0) nap();
+        stopped = control("chatcmpl-one")["success"].get<bool>();
+        client.join();
+        CHECK(reply["id"] == "chatcmpl-one");
+        return reply["choices"][0]["message"];
+    };
+    bool        stopped = false;
+    const Plain free    = answer(false, stopped);
+    CHECK(!stopped);
+    CHECK(free["content"].is_null() | (free["content"] == ""));
+    const Plain ended = answer(true, stopped);
+    CHECK(stopped);
+    CHECK(ended["content"].get<std::string>().size() > 50);
+    CHECK(ended["reasoning_content"].get<std::string>().size() < free["reasoning_content"].get<std::string>().size());
+    CHECK(free["reasoning_content"].get<std::string>().starts_with(ended["reasoning_content"].get<std::string>()));
+
+    CHECK(control("one") ==
+          Plain{{"success", false}, {"message", "no answer with this id runs whose request has reasoning_control"}});
+    CHECK(s.post("/v1/chat/completions/control", {{"id", "one"}, {"action", "stop"}}).status == 400);
+    CHECK(s.post("/v1/chat/completions/control", {{"action", "reasoning_end"}}).status == 400);
+}
+
 TEST_CASE("reasoning that is switched off is off under templates that say nothing of it, or always open it",
           "[server][reasoning]") {
     for (const char* generation : {"", "<think>\n", "<think></think>"}) {

@@ -31,11 +31,13 @@ private:
     std::vector<std::int8_t> open_;    // by token: bytes that its last character lacks; -n: it has only n bytes of one
 };
 
-// One answer. Depends on its tokens alone.
+// One answer. Depends on its tokens alone, until `stop` becomes true.
 class ReasoningBudget final : public TokenForcer {
 public:
-    // `most`: tokens of reasoning. `begun`: the prompt ends with the mark that begins it.
-    ReasoningBudget(std::shared_ptr<const ReasoningMarks> marks, int most, bool begun);
+    // `most`: tokens of reasoning. `begun`: the prompt ends with the mark that begins it. `stop`: another thread sets it, and the budget is used
+    // up from the next token on; or null.
+    ReasoningBudget(std::shared_ptr<const ReasoningMarks> marks, int most, bool begun,
+                    std::shared_ptr<const std::atomic<bool>> stop = {});
 
     void accept(Token token) override;
     // The token that has to come next when the budget is used up: the tokens of the mark that ends reasoning, one after the other. No
@@ -47,12 +49,13 @@ private:
     void begin();
     void check_budget();
 
-    std::shared_ptr<const ReasoningMarks> marks_;
-    State                                 state_ = State::outside;
-    int                                   most_ = 0, used_ = 0;
-    std::size_t                           matched_ = 0; // bytes of the mark that is looked for
-    std::size_t                           closed_  = 0; // tokens of the end mark that the text ends with
-    int                                   open_    = 0; // bytes that the last character lacks
+    std::shared_ptr<const ReasoningMarks>    marks_;
+    std::shared_ptr<const std::atomic<bool>> stop_;
+    State                                    state_ = State::outside;
+    int                                      most_ = 0, used_ = 0;
+    std::size_t                              matched_ = 0; // bytes of the mark that is looked for
+    std::size_t                              closed_  = 0; // tokens of the end mark that the text ends with
+    int                                      open_    = 0; // bytes that the last character lacks
 };
 
 } // namespace quire
@@ -103,8 +106,9 @@ ReasoningMarks::Mark ReasoningMarks::mark_of(std::string_view text, const std::v
     return mark;
 }
 
-ReasoningBudget::ReasoningBudget(std::shared_ptr<const ReasoningMarks> marks, int most, bool begun)
-    : marks_(std::move(marks)), most_(most) {
+ReasoningBudget::ReasoningBudget(std::shared_ptr<const ReasoningMarks> marks, int most, bool begun,
+                                 std::shared_ptr<const std::atomic<bool>> stop)
+    : marks_(std::move(marks)), stop_(std::move(stop)), most_(most) {
     if (begun) begin();
 }
 
@@ -116,7 +120,7 @@ void ReasoningBudget::begin() {
 }
 
 void ReasoningBudget::check_budget() {
-    if (used_ >= most_ && open_ == 0 && !marks_->closing_.empty()) state_ = State::closing;
+    if ((used_ >= most_ || (stop_ && *stop_)) && open_ == 0 && !marks_->closing_.empty()) state_ = State::closing;
 }
 
 void ReasoningBudget::accept(Token token) {

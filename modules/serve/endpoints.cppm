@@ -116,6 +116,7 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/completions", answer_either_completion);
     versioned("POST", "/chat/completions", answer_chat);
     versioned("POST", "/chat/completions/input_tokens", answer_chat_tokens);
+    versioned("POST", "/chat/completions/control", answer_chat_control);
     add(server, "POST", "/completion", answer_native_completion);
     add(server, "POST", "/infill", answer_infill);
     add(server, "GET", "/slots", answer_slots);

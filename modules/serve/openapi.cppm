@@ -8,6 +8,7 @@ import quire.serve.api.json_fields;
 import quire.serve.api.limits;
 import quire.serve.llama_cpp.api;
 import quire.serve.ollama.request;
+import quire.serve.openai.api;
 import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.responses_request;
@@ -53,6 +54,9 @@ const RouteRow route_rows[] = {
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_chat_request(t, l)); }, true},
     {"/chat/completions/input_tokens", "Counts the tokens of a chat's prompt.", chat_example,
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_chat_request(t, l)); }},
+    {"/chat/completions/control", "Ends the reasoning of a chat's answer that runs.",
+     R"({"id":"a","action":"reasoning_end"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_control_request(t, l)); }},
     {"/completion", "Continues a prompt, in llama.cpp's form.", R"({"prompt":"Hi"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_native_request(t, l)); }, true},
     {"/infill", "Fills in the text between two texts.", R"({"input_prefix":"a","input_suffix":"b"})",

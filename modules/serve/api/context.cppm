@@ -62,6 +62,18 @@ struct EndpointOptions {
     std::string kv_events, kv_replay;
 };
 
+// The answers whose reasoning another request may end, by the id in their responses. Any thread.
+class ReasoningControls {
+public:
+    // Null: an answer with this id is running. The answer is forgotten with the result.
+    std::shared_ptr<std::atomic<bool>> add(const std::string& id);
+    bool                               stop(const std::string& id); // false: no such answer runs
+
+private:
+    std::mutex                                                        mutex_;
+    std::unordered_map<std::string, std::weak_ptr<std::atomic<bool>>> stops_;
+};
+
 struct ApiContext {
     ApiContext(Service& service, EndpointOptions options);
 
@@ -71,6 +83,7 @@ struct ApiContext {
     ConstraintCache   constraints;
     RequestTokenCache request_tokens;
     RunningSettings   running;
+    ReasoningControls reasoning;
     ResponseStore     stored;
     Slots             slots;
     AnswerRules       rules;   // of answers to chats, without the request's own rules
@@ -135,6 +148,21 @@ std::optional<std::vector<AdapterUse>> ApiContext::adapters_of(const std::string
     const auto                        at  = std::ranges::find(all, asked, &AdapterOption::name);
     if (at == all.end() || std::ranges::find(options.aliases, asked) != options.aliases.end()) return std::nullopt;
     return std::vector{AdapterUse{int(at - all.begin()), at->scale}};
+}
+
+std::shared_ptr<std::atomic<bool>> ReasoningControls::add(const std::string& id) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(stops_, [](const auto& one) { return one.second.expired(); });
+    auto stop = std::make_shared<std::atomic<bool>>(false);
+    return stops_.try_emplace(id, stop).second ? stop : nullptr;
+}
+
+bool ReasoningControls::stop(const std::string& id) {
+    const std::scoped_lock lock(mutex_);
+    const auto             at   = stops_.find(id);
+    const auto             stop = at == stops_.end() ? nullptr : at->second.lock();
+    if (stop) *stop = true;
+    return stop != nullptr;
 }
 
 bool ApiContext::count_memory(HttpExchange& e, std::size_t bytes) const {

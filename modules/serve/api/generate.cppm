@@ -188,9 +188,14 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         q.constraint = std::move(*begun);
     }
     if (q.sampling.dry.on()) q.sampling.dry.breakers = api.request_tokens.breakers(r.dry_breakers);
-    if (r.reasoning_budget >= 0 && api.options.reasoning && may_reason)
-        q.reasoning = ReasoningBudget(api.request_tokens.reasoning_marks(api.options.reasoning), r.reasoning_budget,
-                                      reasoning == PromptReasoning::open);
+    if ((r.reasoning_budget >= 0 || r.reasoning_control) && api.options.reasoning && may_reason) {
+        const int most = r.reasoning_budget >= 0 ? r.reasoning_budget : std::numeric_limits<int>::max();
+        std::shared_ptr<std::atomic<bool>> stop;
+        if (r.reasoning_control && !(stop = api.reasoning.add(r.id.empty() ? e.request.id : r.id)))
+            return api.refuse(e, ApiError{400, "an answer with this request_id is running", "request_id", ""});
+        q.reasoning = ReasoningBudget(api.request_tokens.reasoning_marks(api.options.reasoning), most,
+                                      reasoning == PromptReasoning::open, std::move(stop));
+    }
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);

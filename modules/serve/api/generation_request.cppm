@@ -53,7 +53,8 @@ struct GenerationRequest {
     bool                                       has_seed = false;
     std::vector<std::string>                   stop, bad_words;
     std::vector<std::string>                   dry_breakers;
-    int                                        reasoning_budget = -1; // of chats, in tokens; -1: none
+    int                                        reasoning_budget  = -1;    // of chats, in tokens; -1: none
+    bool                                       reasoning_control = false; // another request may end the reasoning
     bool                                       trim     = false; // a chat that is too long loses its oldest messages
     bool                                       has_keep = false; // the request says how much a context shift keeps
     std::vector<std::pair<std::string, float>> text_bias;        // logit_bias of all tokens of a text

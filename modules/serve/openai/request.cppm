@@ -80,6 +80,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
         if (budget >= 0 && r.beam_width > 0) f.fail(name, cat(name, " does not go with beam search"));
     }
     if (out.chat && r.beam_width == 0) out.reasoning_budget = budget;
+    out.reasoning_control        = f.boolean("reasoning_control", false) && out.chat && r.beam_width == 0;
     const std::string truncation = f.text("truncation", 64, limits.trim_chats && out.chat ? "auto" : "disabled");
     if (truncation != "auto" && truncation != "disabled")
         f.fail("truncation", cat("truncation is ", quote(truncation), "; it has to be auto or disabled"));
