@@ -24,6 +24,7 @@ import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
+import quire.tools.server.run_batch;
 import quire.tools.server.server_log;
 
 using namespace quire;
@@ -40,6 +41,7 @@ struct Arguments {
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     no_log = false, blocks_text = false;
+    std::vector<std::string> batch; // the files of --run-batch: in, out
     LogOptions               log;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
@@ -316,7 +318,7 @@ int run(Arguments& a) {
     // If the address is taken, the model is not read at all.
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;
-    if (leads) {
+    if (leads && a.batch.empty()) {
         Result<std::string> taken = take_addresses(a, **http);
         if (!taken) return give_up(taken.error());
         where = std::move(*taken);
@@ -381,6 +383,15 @@ int run(Arguments& a) {
     options.dropped_log_lines = [&log] { return log.dropped(); };
     Endpoints endpoints(service, options);
     endpoints.add_to(**http);
+    if (!a.batch.empty()) {
+        const int  at_once = std::min(2 * service.engine_options().max_sequences, a.max_queue);
+        const auto done    = run_batch(endpoints, {.in         = a.batch[0],
+                                                   .out        = a.batch[1],
+                                                   .at_once    = std::max(at_once, 1),
+                                                   .line_bytes = a.http.limits.body_bytes,
+                                                   .say        = [&log](const std::string& line) { log.say(line); }});
+        return done ? 0 : give_up(done.error());
+    }
 
     if (const auto open = std::ranges::find_if_not(a.hosts, is_loopback);
         open != a.hosts.end() && options.api_keys.empty())
@@ -447,6 +458,12 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--kv-events", a.kv_events,
                    "ZeroMQ endpoint (tcp://*:5557) where routers learn which blocks the prefix cache has");
     app.add_option("--kv-events-replay", a.kv_replay, "the same for routers that have missed some of it");
+    app.add_option("--run-batch", a.batch,
+                   "answer the requests of a file in OpenAI's batch form, a line each, into another file, and end; a "
+                   "batch that was "
+                   "interrupted goes on")
+        ->type_name("IN OUT")
+        ->expected(2);
     app.add_option("--pin", a.pins, "a prefix whose KV is computed at start and kept")->take_all();
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")

@@ -32,6 +32,9 @@ public:
 
     // Adds every route. The server must not outlive this.
     void add_to(HttpServer& server);
+    // Answers a POST of a batch, without keys; in_batches(): whether `path` is one that batches have. Any thread.
+    void        answer(HttpExchange& e);
+    static bool in_batches(std::string_view path);
     // Other API keys, from the next request on. Any thread.
     void set_keys(std::vector<std::string> keys) { access_.set_keys(std::move(keys)); }
 
@@ -165,6 +168,27 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "GET", "/openapi.json", answer_openapi);
     api_.openapi = openapi_text(api_.options.limits, routes_);
     if (api_.options.pages) add_pages(server);
+}
+
+struct BatchRoute {
+    std::string_view path;
+    void (*handler)(ApiContext&, HttpExchange&);
+};
+constexpr BatchRoute batch_routes[] = {{"/v1/chat/completions", answer_chat},
+                                       {"/v1/completions", answer_completion},
+                                       {"/v1/embeddings", answer_embeddings},
+                                       {"/v1/responses", answer_responses},
+                                       {"/v1/rerank", answer_rerank}};
+
+bool Endpoints::in_batches(std::string_view path) {
+    return std::ranges::find(batch_routes, path, &BatchRoute::path) != std::end(batch_routes);
+}
+
+void Endpoints::answer(HttpExchange& e) {
+    const auto route = std::ranges::find(batch_routes, e.request.path, &BatchRoute::path);
+    check(route != std::end(batch_routes), "a route that no batch has");
+    if (reserve_memory(e)) route->handler(api_, e);
+    e.held.reset();
 }
 
 // Waits until there is memory to parse and tokenize a body beside the others. It takes at most 20 times its bytes (JSON values,

@@ -1,0 +1,96 @@
+// `server --run-batch`: a file of requests becomes a file of answers, and goes on where it stopped.
+#include <catch2/catch_test_macros.hpp>
+
+#include <unistd.h>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "process.h"
+#include "server_process.h"
+
+using namespace quire::testing;
+using Json = nlohmann::json;
+
+namespace {
+
+Json line(const std::string& id, const std::string& url, Json body) {
+    return {{"custom_id", id}, {"method", "POST"}, {"url", url}, {"body", std::move(body)}};
+}
+
+std::vector<Json> lines_of(const std::string& path) {
+    std::vector<Json> all;
+    std::ifstream     file(path);
+    for (std::string text; std::getline(file, text);) all.push_back(Json::parse(text));
+    return all;
+}
+
+Finished batch(const std::string& in, const std::string& out) {
+    return run_program("server", {"-m", shipped, "--device", "cpu", "-c", "256", "--run-batch", in, out});
+}
+
+} // namespace
+
+TEST_CASE("a batch answers each line once", "[server][batch]") {
+    const std::string in = temporary(), out = temporary();
+    {
+        std::ofstream file(in);
+        const Json    chat{{"messages", user("Hi")}, {"max_tokens", 4}, {"temperature", 0}};
+        for (int i = 0; i < 5; i++) file << line("c" + std::to_string(i), "/v1/chat/completions", chat).dump() << "\n";
+        file << line("t", "/v1/completions", {{"prompt", "a"}, {"max_tokens", 3}}).dump() << "\n\n";
+        file << line("e", "/v1/embeddings", {{"input", "a"}}).dump() << "\n";
+        file << line("bad", "/v1/completions", {{"prompt", "a"}, {"max_tokens", "x"}}).dump() << "\n";
+        file << line("t", "/v1/completions", {{"prompt", "b"}}).dump() << "\n";
+        file << line("s", "/v1/completions", {{"prompt", "b"}, {"stream", true}}).dump() << "\n";
+        file << line("u", "/metrics", Json::object()).dump() << "\nno JSON\n";
+        file << R"({"custom_id": "g", "method": "GET", "url": "/v1/completions", "body": {}})"; // without a newline
+    }
+    const Finished first = batch(in, out);
+    CAPTURE(first.err);
+    REQUIRE(first.code == 0);
+    CHECK(has(first.err, "13 of 13 lines are answered, 6 of them with an error"));
+    std::map<std::string, Json> answers;
+    std::vector<std::string>    wrong;
+    for (const Json& one : lines_of(out))
+        if (one["error"].is_null()) CHECK(answers.emplace(one["custom_id"], one["response"]).second);
+        else wrong.push_back(one["error"]["message"]);
+    REQUIRE(answers.size() == 8);
+    CHECK(answers["c0"]["status_code"] == 200);
+    CHECK(answers["c0"]["body"]["choices"] == answers["c4"]["body"]["choices"]);
+    CHECK(answers["t"]["body"]["usage"]["completion_tokens"] == 3);
+    CHECK(answers["e"]["body"]["data"][0]["embedding"].is_array());
+    CHECK(answers["bad"]["status_code"] == 400);
+    CHECK(answers["bad"]["body"]["error"]["param"] == "max_tokens");
+    std::ranges::sort(wrong);
+    CHECK(wrong == std::vector<std::string>{"a batch has no streams: stream is true", "method has to be POST",
+                                            "the custom_id stands in an earlier line, too",
+                                            "the line is no JSON object", "url is '/metrics', which no batch can ask"});
+
+    // The file ends within an answer, and the first answer is lost.
+    std::vector<Json> all = lines_of(out);
+    {
+        std::ofstream file(out);
+        for (std::size_t i = 1; i < all.size(); i++) file << all[i].dump() << "\n";
+        file << all[0].dump().substr(0, 20);
+    }
+    const Finished again = batch(in, out);
+    CAPTURE(again.err);
+    REQUIRE(again.code == 0);
+    std::map<std::string, int> times;
+    for (const Json& one : lines_of(out))
+        if (one["custom_id"].is_string() && one["error"].is_null()) times[one["custom_id"]]++;
+    CHECK(times.size() == 8);
+    for (const auto& [id, n] : times) CHECK(n == 1);
+
+    // A file of something else is not touched.
+    const Finished other = batch(in, in);
+    CHECK(other.code == 1);
+    CHECK(has(batch("/none.jsonl", out).err, "cannot read '/none.jsonl'"));
+    CHECK(batch("/none.jsonl", out).code == 1);
+    unlink(in.c_str());
+    unlink(out.c_str());
+}

@@ -1,0 +1,193 @@
+// quire.tools.server.run_batch: OpenAI's batches without a network: answers the requests of a file, one a line, and writes a line for each answer as
+// soon as it is there. Owns nothing.
+export module quire.tools.server.run_batch;
+
+import quire.core.base;
+import quire.core.json;
+import quire.serve.endpoints;
+import quire.serve.http.exchange;
+
+export namespace quire {
+
+struct BatchOptions {
+    std::string                             in, out;                            // files of JSON lines
+    int                                     at_once     = 1;                    // requests that wait or run
+    std::size_t                             line_bytes  = std::size_t(1) << 26; // of a line, at most
+    double                                  say_seconds = 10; // from one line about the progress to the next
+    std::function<void(const std::string&)> say{};            // a line for a person; any thread
+};
+
+// Answers every line of `in` whose custom_id is not in `out`, so that a batch which was interrupted goes on. A line that is no request gets a line
+// with an error. Error: a file cannot be read or written, or `out` is no output of a batch.
+Result<void> run_batch(Endpoints& endpoints, const BatchOptions& options);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+class NobodyElse final : public HttpPeer { // the file has no connection
+public:
+    bool gone() const override { return false; }
+    void when_gone(std::function<void()>) override {}
+    bool count_memory(std::size_t) override { return true; }
+};
+
+class BatchRun {
+public:
+    BatchRun(Endpoints& endpoints, const BatchOptions& options) : endpoints_(endpoints), o_(options) {}
+    Result<void> run();
+
+private:
+    Result<void> read_done();
+    bool         next(std::string& line);
+    void         answer_lines();
+    Json         answer(const std::string& line);
+    Json         ask(const std::string& url, Json body);
+    void         write(const Json& line, bool good);
+
+    Endpoints&            endpoints_;
+    const BatchOptions&   o_;
+    std::mutex            mutex_; // of all below
+    std::ifstream         in_;
+    std::ofstream         out_;
+    std::set<std::string> done_, taken_; // custom_ids: in `out` at first; that this run has met
+    std::size_t           n_lines_ = 0, n_answered_ = 0, n_failed_ = 0, n_asked_ = 0;
+    bool                  broken_ = false;
+    Stopwatch             since_said_;
+};
+
+// The custom_ids of `out`. A last line that was not written to its end is cut off.
+Result<void> BatchRun::read_done() {
+    std::ifstream file(o_.out, std::ios::binary);
+    std::uint64_t whole = 0; // bytes of complete lines
+    for (std::string line; std::getline(file, line) && !file.eof(); whole += line.size() + 1) {
+        const Result<Json> json = json_parse(line);
+        if (!json || !json->is_object() || !json->contains("custom_id") || !json->contains("response"))
+            return fail(quote(o_.out), " has a line that is no answer of a batch; it is not written to");
+        if (const Json& id = (*json)["custom_id"]; id.is_string()) done_.insert(id.get<std::string>());
+    }
+    std::error_code error;
+    if (std::filesystem::exists(o_.out, error) && std::filesystem::file_size(o_.out, error) > whole)
+        std::filesystem::resize_file(o_.out, whole, error);
+    if (error)
+        return fail_with(ErrorKind::system, "cannot cut the last line off ", quote(o_.out), ": ", error.message());
+    return {};
+}
+
+Result<void> BatchRun::run() {
+    if (auto ok = read_done(); !ok) return ok;
+    in_.open(o_.in, std::ios::binary);
+    if (!in_ || std::filesystem::is_directory(o_.in)) return fail_with(ErrorKind::system, "cannot read ", quote(o_.in));
+    for (std::string line; std::getline(in_, line);) n_lines_ += !line.empty();
+    in_.clear();
+    in_.seekg(0);
+    out_.open(o_.out, std::ios::binary | std::ios::app);
+    if (!out_) return fail_with(ErrorKind::system, "cannot write ", quote(o_.out));
+    if (!done_.empty() && o_.say)
+        o_.say(cat(quote(o_.out), " has ", done_.size(), " answers; the batch goes on behind them"));
+    {
+        std::vector<std::jthread> threads;
+        for (int i = 0; i < o_.at_once; i++) threads.emplace_back([this] { answer_lines(); });
+    }
+    if (broken_) return fail_with(ErrorKind::system, "cannot write ", quote(o_.out), ": the disk is full?");
+    if (o_.say)
+        o_.say(cat(n_answered_, " of ", n_lines_, " lines are answered, ", n_failed_, " of them with an error"));
+    return {};
+}
+
+bool BatchRun::next(std::string& line) {
+    const std::scoped_lock lock(mutex_);
+    while (!broken_ && std::getline(in_, line))
+        if (!line.empty()) return true;
+    return false;
+}
+
+void BatchRun::answer_lines() {
+    for (std::string line; next(line);) {
+        const Json out  = answer(line);
+        const bool good = !out.is_null() && out["response"].is_object() && out["response"]["status_code"] == 200;
+        write(out, good);
+    }
+}
+
+// Null: it was answered before.
+Json BatchRun::answer(const std::string& line) {
+    Json       out{{"id", ""}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
+    const auto wrong = [&](const std::string& why) {
+        out["error"] = {{"code", "invalid_request"}, {"message", why}};
+        return out;
+    };
+    {
+        const std::scoped_lock lock(mutex_);
+        out["id"] = cat("batch_req_", ++n_asked_);
+    }
+    if (line.size() > o_.line_bytes) return wrong(cat("the line has more than ", o_.line_bytes, " bytes"));
+    Result<Json> json = json_parse(line);
+    if (!json || !json->is_object()) return wrong("the line is no JSON object");
+    const auto text = [&](const char* name) {
+        const auto at = json->find(name);
+        return at != json->end() && at->is_string() ? at->get<std::string>() : std::string();
+    };
+    const std::string id = text("custom_id");
+    if (id.empty()) return wrong("custom_id is missing");
+    out["custom_id"] = id;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (done_.contains(id)) return nullptr;
+        if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");
+    }
+    if (text("method") != "POST") return wrong("method has to be POST");
+    const auto body = json->find("body");
+    if (body == json->end() || !body->is_object()) return wrong("body has to be an object");
+    if (const auto stream = body->find("stream"); stream != body->end() && *stream == true)
+        return wrong("a batch has no streams: stream is true");
+    if (!Endpoints::in_batches(text("url")))
+        return wrong(cat("url is ", quote(text("url")), ", which no batch can ask"));
+    out["response"] = ask(text("url"), std::move(*body));
+    return out;
+}
+
+Json BatchRun::ask(const std::string& url, Json body) {
+    constexpr double wait = 0.5, longest = 600; // seconds, where there is no room
+    if (url.ends_with("/completions") && !body.contains("priority")) body["priority"] = 1'000'000; // the last
+    const std::string text = json_dump(body);
+    for (const Stopwatch watch;; std::this_thread::sleep_for(std::chrono::duration<double>(wait))) {
+        NobodyElse   peer;
+        HttpExchange e;
+        e.request.method = "POST";
+        e.request.path   = url;
+        e.request.body   = text;
+        e.peer           = &peer;
+        {
+            const std::scoped_lock lock(mutex_);
+            e.request.id = cat("batch-", ++n_asked_);
+        }
+        endpoints_.answer(e);
+        const int status = e.response.status;
+        if ((status == 429 || status == 503) && watch.seconds() < longest) continue;
+        Result<Json> answered = json_parse(e.response.body);
+        return {
+            {"status_code", status}, {"request_id", e.request.id}, {"body", answered ? std::move(*answered) : Json()}};
+    }
+}
+
+void BatchRun::write(const Json& line, bool good) {
+    const std::scoped_lock lock(mutex_);
+    n_answered_++;
+    if (!line.is_null()) {
+        n_failed_ += !good;
+        const std::string text = json_dump(line) + '\n';
+        out_.write(text.data(), std::ptrdiff_t(text.size()));
+        out_.flush();
+        broken_ = broken_ || !out_;
+    }
+    if (since_said_.seconds() < o_.say_seconds || !o_.say) return;
+    since_said_ = {};
+    o_.say(cat(n_answered_, " of ", n_lines_, " lines are answered"));
+}
+
+Result<void> run_batch(Endpoints& endpoints, const BatchOptions& options) { return BatchRun(endpoints, options).run(); }
+
+} // namespace quire
