@@ -11,7 +11,7 @@ import quire.core.json;
 import quire.engine.options;
 import quire.text.templates.chat_template;
 import quire.tools.common.flag_sources;
-import quire.tools.common.foreign_flags;
+export import quire.tools.common.foreign_flags;
 
 export namespace quire {
 
@@ -60,10 +60,13 @@ void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 void add_tool_form_flag(CLI::App& app, std::string& form); // one of them
 
 // Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`
-// changes the words first. Returns the exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard
-// error.
+// changes the words first. `before`: words that count less than all others; an error begins with `where`. Returns the exit code if the
+// program ends here: 0 after --help and --version, 2 after a sentence on standard error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
-                               const std::function<void(std::vector<std::string>&)>& adjust = {});
+                               const std::function<void(std::vector<std::string>&)>& adjust = {},
+                               const std::vector<std::string>& before = {}, const std::string& where = "");
+// The flags of `app`, for translate_flags() and the functions of quire.tools.common.flag_sources.
+OwnFlag flags_of(const CLI::App& app);
 
 } // namespace quire
 
@@ -362,9 +365,10 @@ void add_answer_flags(CLI::App& app, AnswerFlags& flags) {
 }
 
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
-                               const std::function<void(std::vector<std::string>&)>& adjust) {
+                               const std::function<void(std::vector<std::string>&)>& adjust,
+                               const std::vector<std::string>& before, const std::string& where) {
     const auto complain = [&](const std::string& text) {
-        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), text.c_str());
+        std::fprintf(stderr, "%s: %s%s\n", app.get_name().c_str(), where.c_str(), text.c_str());
         return 2;
     };
     std::string config; // read before the other flags
@@ -372,10 +376,7 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         app.add_option("--config", config,
                        "file with a flag on each line: ctx-size = 8192; what is typed, and variables QUIRE_CTX_SIZE, "
                        "count more");
-    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
-        const CLI::Option* option = app.get_option_no_throw(name);
-        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
-    };
+    const OwnFlag own = flags_of(app);
     // Whatever is typed comes last, and counts.
     std::vector<std::string> words =
         program == Program::bench ? std::vector<std::string>() : words_of_environment(program, own);
@@ -387,6 +388,7 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         if (!read) return complain(read.error().message);
         words.insert(words.begin(), read->begin(), read->end());
     }
+    words.insert(words.begin(), before.begin(), before.end());
     words.insert(words.end(), argv + 1, argv + argc);
     Result<TranslatedFlags> flags = translate_flags(program, words, own);
     if (!flags) return complain(flags.error().message);
@@ -402,8 +404,16 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
             if (c == '\n') c = ' ';
         return complain(text);
     }
-    if (!flags->note.empty()) std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), flags->note.c_str());
+    if (!flags->note.empty() && where.empty())
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), flags->note.c_str());
     return std::nullopt;
+}
+
+OwnFlag flags_of(const CLI::App& app) {
+    return [&app](const std::string& name) -> std::optional<bool> {
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
 }
 
 } // namespace quire

@@ -18,6 +18,10 @@ std::vector<std::string> words_of_environment(Program program, const OwnFlag& ow
 // Error: the line, and what is wrong with it.
 Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own);
 
+// Appends the words of one such line to `words`; a line without a flag has none. `where`: the beginning of an error.
+Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
+                               std::vector<std::string>& words);
+
 } // namespace quire
 
 module :private;
@@ -80,6 +84,27 @@ std::string_view without_blanks(std::string_view text) {
     return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
 }
 
+Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
+                               std::vector<std::string>& words) {
+    const std::string_view text = without_blanks(line);
+    if (text.empty() || text[0] == '#' || text[0] == ';') return {};
+    const std::size_t end = text.find_first_of("=: \t");
+    std::string       flag(without_blanks(text.substr(0, end)));
+    std::string_view  value = end == std::string_view::npos ? "" : without_blanks(text.substr(end));
+    if (value.starts_with('=') || value.starts_with(':')) value = without_blanks(value.substr(1));
+    if (value.size() > 1 && (value[0] == '"' || value[0] == '\'') && value.ends_with(value[0]))
+        value = value.substr(1, value.size() - 2);
+    if (!flag.starts_with('-')) flag = cat(flag.size() == 1 ? "-" : "--", flag);
+    const std::optional<bool> takes = takes_value(flag, program, own);
+    if (!takes || flag == "--config") return fail(where, "there is no flag ", quote(flag));
+    if (*takes && value.empty()) return fail(where, flag, " needs a value");
+    if (flag.size() == 2 && *takes) {
+        words.push_back(flag);
+        words.emplace_back(value);
+    } else add_words(flag, *takes, *takes ? std::string(value) : value.empty() ? "1" : std::string(value), words);
+    return {};
+}
+
 Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own) {
     std::ifstream   file(path);
     std::error_code ignored;
@@ -87,25 +112,9 @@ Result<std::vector<std::string>> words_of_file(const std::string& path, Program 
         return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
     std::vector<std::string> words;
     int                      number = 0;
-    for (std::string line; std::getline(file, line);) {
-        number++;
-        const std::string_view text = without_blanks(line);
-        if (text.empty() || text[0] == '#' || text[0] == ';') continue;
-        const std::size_t end = text.find_first_of("=: \t");
-        std::string       flag(without_blanks(text.substr(0, end)));
-        std::string_view  value = end == std::string_view::npos ? "" : without_blanks(text.substr(end));
-        if (value.starts_with('=') || value.starts_with(':')) value = without_blanks(value.substr(1));
-        if (value.size() > 1 && (value[0] == '"' || value[0] == '\'') && value.ends_with(value[0]))
-            value = value.substr(1, value.size() - 2);
-        if (!flag.starts_with('-')) flag = cat(flag.size() == 1 ? "-" : "--", flag);
-        const std::optional<bool> takes = takes_value(flag, program, own);
-        if (!takes || flag == "--config") return fail(path, ", line ", number, ": there is no flag ", quote(flag));
-        if (*takes && value.empty()) return fail(path, ", line ", number, ": ", flag, " needs a value");
-        if (flag.size() == 2 && *takes) {
-            words.push_back(flag);
-            words.emplace_back(value);
-        } else add_words(flag, *takes, *takes ? std::string(value) : value.empty() ? "1" : std::string(value), words);
-    }
+    for (std::string line; std::getline(file, line);)
+        if (auto ok = add_words_of_line(line, cat(path, ", line ", ++number, ": "), program, own, words); !ok)
+            return std::unexpected(ok.error());
     return words;
 }
 
