@@ -33,7 +33,8 @@ public:
     explicit Server(std::vector<std::string> arguments = {}, const std::string& model = shipped)
         : log_(temporary()), err_(temporary()) {
         const std::string        program = QUIRE_BIN "/server";
-        std::vector<std::string> all{program, "-m", model, "--port", "0"};
+        std::vector<std::string> all{program, "--port", "0"};
+        if (!model.empty()) all.insert(all.end(), {"-m", model});
         if (std::ranges::find(arguments, "--device") == arguments.end()) all.insert(all.end(), {"--device", "cpu"});
         all.insert(all.end(), arguments.begin(), arguments.end());
         std::vector<char*> argv;

@@ -1,4 +1,4 @@
-// server: an OpenAI-compatible server for many users of one engine.
+// server: an OpenAI-compatible server for many users of one engine, or of several models.
 // Exit codes: 0, 1 (a model, address or file that cannot be used: one line on stderr; or a second signal), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
@@ -7,23 +7,21 @@
 #include <csignal>
 
 import quire.core.base;
-import quire.engine.kv_quality;
-import quire.engine.load_estimate;
-import quire.engine.sampling_defaults;
+import quire.engine.files.segment_files;
 import quire.serve.endpoints;
 import quire.serve.http.listener;
 import quire.serve.http.parser;
 import quire.serve.http.server;
-import quire.serve.kv_events.publisher;
 import quire.serve.memory_reserve;
-import quire.text.calls.reasoning_form;
-import quire.text.calls.tool_form;
+import quire.serve.models.catalog;
+import quire.serve.status.status_api;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
+import quire.tools.server.presets;
 import quire.tools.server.run_batch;
 import quire.tools.server.server_log;
 
@@ -48,7 +46,14 @@ struct Arguments {
     EndpointOptions          endpoints;
     FlagGiven                given; // which flags of samplers were
     HttpOptions              http;
+    std::string              models_dir, models_preset;
+    PoolOptions              pool; // of the models
+
+    bool many() const { return !models_dir.empty() || !models_preset.empty(); }
 };
+
+void add_flags(CLI::App& app, Arguments& a);
+void complete_limits(Arguments& a);
 
 // For a sentence after which the program ends.
 int complain(const Error& error, int code = 1) {
@@ -104,18 +109,15 @@ void raise_descriptors(int connections) {
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-Result<void> pin_prefixes(const Arguments& a, Service& service) {
+// The texts of the prefixes to pin.
+Result<std::vector<std::string>> pinned_texts(const Arguments& a) {
     std::vector<std::string> texts = a.pins;
     for (const std::string& path : a.pin_files) {
         Result<std::string> text = read_file(path);
         if (!text) return std::unexpected(text.error());
         texts.push_back(std::move(*text));
     }
-    for (const std::string& text : texts) {
-        const auto pin = service.pin(service.tokenizer().encode(text), "");
-        if (!pin) return fail("a prefix to pin cannot be kept: ", pin.error().error.message);
-    }
-    return {};
+    return texts;
 }
 
 // One thread waits for the signals. The first one while the server serves starts the shutdown; one before that, or a second one, ends
@@ -168,26 +170,26 @@ private:
 };
 
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
-int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log) {
+int serve(const Arguments& a, ModelPool& models, HttpServer& http, ServerLog& log) {
     Signals::wait();
-    if (const std::string why = service.failure(); !why.empty()) {
+    if (const std::string why = models.failure(); !why.empty()) {
         log.say(cat("the engine has failed, its requests got an error: ", why), LogLevel::error);
-        service.drain();
+        models.drain();
         for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         http.stop();
         log.flush();
         _exit(1); // a GPU that hangs is waited for by no destructor
     }
-    log.say(cat("shutting down; ", service.in_flight(), " requests are still running"));
-    service.drain();
+    log.say(cat("shutting down; ", models.in_flight(), " requests are still running"));
+    models.drain();
     Stopwatch watch;
     bool      cancelled = false;
-    while (service.in_flight() > 0 || http.n_answering() > 0) {
+    while (models.in_flight() > 0 || http.n_answering() > 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (watch.seconds() > a.drain_seconds && !cancelled) {
-            log.say(cat(service.in_flight(), " requests did not end in time"), LogLevel::warning);
-            service.cancel_all();
+            log.say(cat(models.in_flight(), " requests did not end in time"), LogLevel::warning);
+            models.cancel_all();
             cancelled = true;
         }
         if (watch.seconds() > a.drain_seconds + 2.0) break; // a client does not read
@@ -240,15 +242,163 @@ void reload(const Arguments& a, Endpoints& endpoints, HttpServer& http, ServerLo
     log.say("SIGHUP: the log was opened again, keys and certificate were read again");
 }
 
-int run(Arguments& a) {
+// -- the models
+
+// A model as the flags name it. `id`: where there are many; "": the first of --alias, or the file's name.
+Result<ModelSetup> setup_of(const Arguments& a, const std::string& id = "") {
+    ModelSetup       setup;
+    EndpointOptions& options = setup.endpoints;
+    setup.path               = a.model;
+    setup.engine             = a.engine;
+    options                  = a.endpoints;
+    options.aliases          = split(a.aliases, ',');
+    if (!id.empty()) options.aliases.insert(options.aliases.begin(), id);
+    if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
+    setup.id = options.aliases[0];
+    if (!id.empty()) { // a directory for each
+        std::string& files = setup.engine.kv_dir;
+        if (!files.empty()) files += cat("/", directory_name(id));
+        std::string& slots = options.saved_slots.directory;
+        if (!slots.empty()) slots += cat(directory_name(id), "/");
+    }
+    if (SlotOptions& slots = options.saved_slots; !slots.directory.empty()) {
+        if (auto ok = make_private_directory(slots.directory); !ok) return std::unexpected(ok.error());
+        if (!a.engine.kv_key.empty()) {
+            const Result<Cipher> key = Cipher::from_file(a.engine.kv_key);
+            if (!key) return std::unexpected(key.error());
+            slots.cipher = *key;
+        }
+    }
+    Result<std::string> source =
+        a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
+    if (!source) return std::unexpected(source.error());
+    Result<std::vector<std::string>> pins = pinned_texts(a);
+    if (!pins) return std::unexpected(pins.error());
+    setup.template_name            = a.chat_template.name;
+    setup.template_source          = std::move(*source);
+    setup.template_variables       = variables_of(a.chat_template);
+    setup.tool_form                = a.answer.tool_form;
+    setup.reasoning_format         = a.answer.reasoning_format;
+    setup.pins                     = std::move(*pins);
+    setup.kv_events                = a.kv_events;
+    setup.kv_replay                = a.kv_replay;
+    setup.given                    = a.given;
+    setup.service.max_queue        = a.max_queue;
+    setup.service.max_pinned       = a.max_pinned;
+    setup.service.watchdog_seconds = a.watchdog_seconds;
+    setup.service.show_text        = a.blocks_text;
+    setup.service.failed           = Signals::stop;
+    return setup;
+}
+
+// A flag beside --models-dir that is about one model; "": there is none.
+std::string flag_of_one_model(const Arguments& a) {
+    const HubModel& hub = a.source.hub;
+    if (!a.model.empty() || !a.source.word.empty()) return "-m";
+    if (!hub.repo.empty() || !hub.file.empty() || !hub.url.empty()) return "-hf";
+    if (!a.aliases.empty()) return "--alias";
+    if (!a.kv_events.empty() || !a.kv_replay.empty()) return "--kv-events";
+    if (a.endpoints.limits.strict_model) return "--strict-model-name";
+    return "";
+}
+
+// A command line with the flags of a model in front. Lives as long as the program, for `given`.
+struct ModelFlags {
+    Arguments arguments;
+    CLI::App  app{"", "server"};
+};
+
+// The models of --models-dir and --models-preset. Error: `code` is that of the program.
+Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, char** argv, int& code) {
+    static std::vector<std::unique_ptr<ModelFlags>> parsed;
+    code = 2;
+    if (const std::string flag = flag_of_one_model(typed); !flag.empty())
+        return fail(flag, " is about one model, and ", typed.models_dir.empty() ? "--models-preset" : "--models-dir",
+                    " about many");
+    CLI::App  app{"", "server"};
+    Arguments unused;
+    add_flags(app, unused);
+    const OwnFlag own = [all = flags_of(app)](const std::string& name) -> std::optional<bool> {
+        constexpr std::string_view others[] = {
+            "--host",          "--port",         "--unix",       "--uds",           "--api-key",
+            "--api-key-file",  "--cors-origins", "--tls-cert",   "--ssl-cert-file", "--tls-key",
+            "--ssl-key-file",  "--log-file",     "--models-dir", "--models-preset", "--models-max",
+            "--models-memory", "--hf-repo",      "--hf-file",    "--model-url",     "--hf-token",
+            "--offline",       "--kv-events",    "--help",       "--version",       "--kv-events-replay"};
+        return std::ranges::find(others, name) == std::end(others) ? all(name) : std::nullopt;
+    };
+    Preset              all;
+    std::vector<Preset> presets;
+    if (!typed.models_preset.empty()) {
+        Result<std::vector<Preset>> read = read_presets(typed.models_preset, own, all);
+        if (!read) return std::unexpected(read.error());
+        presets = std::move(*read);
+    }
+    code = 1;
+    std::vector<FoundModel> found;
+    if (!typed.models_dir.empty()) {
+        Result<std::vector<FoundModel>> files = find_models(typed.models_dir);
+        if (!files) return std::unexpected(files.error());
+        found = std::move(*files);
+    }
+    for (const FoundModel& one : found)
+        if (std::ranges::find(presets, one.id, &Preset::name) == presets.end()) {
+            presets.push_back(all);
+            presets.back().name = one.id;
+        }
+    if (presets.empty())
+        return fail(quote(typed.models_dir.empty() ? typed.models_preset : typed.models_dir), " has no model");
+    for (const std::string& path : {typed.engine.kv_dir, typed.endpoints.saved_slots.directory})
+        if (!path.empty()) // each model has one below it
+            if (auto ok = make_private_directory(path); !ok) return std::unexpected(ok.error());
+
+    std::vector<ModelSetup> setups;
+    std::set<std::string>   names;
+    for (const Preset& preset : presets) {
+        const std::string        where = cat(typed.models_preset, ", [", preset.name, "]: ");
+        const auto               file  = std::ranges::find(found, preset.name, &FoundModel::id);
+        std::vector<std::string> words = preset.words;
+        if (file != found.end()) words.insert(words.begin(), {"-m", file->path});
+        parsed.push_back(std::make_unique<ModelFlags>());
+        Arguments& a = parsed.back()->arguments;
+        add_flags(parsed.back()->app, a);
+        if (const auto failed = parse_flags(parsed.back()->app, Program::server, argc, argv, {}, words, where)) {
+            code = 2;
+            return fail("");
+        }
+        complete_limits(a);
+        code = 2;
+        if (a.model.empty())
+            return fail(where, "no file of --models-dir has this name, and there is no line model = PATH");
+        code                     = 1;
+        Result<ModelSetup> setup = setup_of(a, preset.name);
+        if (!setup) return fail_with(setup.error().kind, where, setup.error().message);
+        setup->load_at_start = preset.load_on_startup;
+        for (const std::string& name : setup->endpoints.aliases)
+            if (!names.insert(name).second) return fail(where, "another model has the name ", quote(name), " too");
+        setups.push_back(std::move(*setup));
+    }
+    return setups;
+}
+
+// -- running
+
+int run(Arguments& a, int argc, char** argv) {
     const Signals signals; // before any other thread is there
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
+    if (a.pool.sleep_seconds >= 0 && (a.engine.processes.n > 1 || !a.kv_events.empty()))
+        return complain({ErrorKind::input,
+                         "--sleep-idle-seconds is for a model in one process without --kv-events: others wait for it"},
+                        2);
     read_addresses(a);
     if (a.hosts.empty() && a.unix_path.empty()) return complain({ErrorKind::input, "--host is empty"}, 2);
     raise_descriptors(a.http.limits.connections);
 
-    if (a.model.empty()) {
+    a.pool.many = a.many();
+    if (a.pool.many && a.engine.processes.n > 1)
+        return complain({ErrorKind::input, "several models run in one process: WORLD_SIZE is for one model"}, 2);
+    if (a.model.empty() && !a.pool.many) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());
         a.model = *found;
@@ -259,42 +409,23 @@ int run(Arguments& a) {
 
     EndpointOptions& options = a.endpoints;
     options.api_keys         = std::move(*keys);
-    options.aliases          = split(a.aliases, ',');
-    options.model_file       = std::filesystem::path(a.model).filename().string();
     options.cors_origins     = split(a.cors, ',');
     for (std::string& origin : options.cors_origins)
         if (origin.ends_with('/')) origin.pop_back(); // as addresses are written
     options.ping_seconds = a.ping_seconds;
-    if (SlotOptions& slots = options.saved_slots; !slots.directory.empty()) {
-        if (auto ok = make_private_directory(slots.directory); !ok) return complain(ok.error());
-        if (!a.engine.kv_key.empty()) {
-            const Result<Cipher> key = Cipher::from_file(a.engine.kv_key);
-            if (!key) return complain(key.error());
-            slots.cipher = *key;
-        }
-    }
-    if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
-    FileSampling from_file;
-    {
-        const Result<Gguf> file = Gguf::open(a.model);
-        if (!file) return complain(file.error());
-        from_file = take_file_sampling(*file, a.given, options.limits.samplers);
-        Result<std::string> source =
-            a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
-        if (!source) return complain(source.error());
-        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
-        if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
-        if (auto ok = chosen->set_defaults(variables_of(a.chat_template)); !ok) return complain(ok.error());
-        if (const auto now = local_seconds(options.now); !now) return complain(now.error());
-        options.tool_form               = a.answer.tool_form == "auto" ? call_form(*chosen)
-                                                                       : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
-        options.reasoning               = reasoning_form(*chosen);
-        const Result<MiddleMarks> marks = named_middle_marks(*file);
-        if (!marks) return complain(marks.error());
-        options.middle        = *marks;
-        options.reasons       = a.answer.reasoning_format != "none";
-        options.chat_template = std::move(*chosen);
+    std::vector<ModelSetup> setups;
+    if (a.pool.many) {
+        int                             code  = 0;
+        Result<std::vector<ModelSetup>> found = find_setups(a, argc, argv, code);
+        if (!found) return found.error().message.empty() ? code : complain(found.error(), code);
+        setups = std::move(*found);
+    } else {
+        Result<ModelSetup> setup = setup_of(a);
+        if (!setup) return complain(setup.error());
+        bool wrong_name = false;
+        if (auto ok = setup->read_file(&wrong_name); !ok) return complain(ok.error(), wrong_name ? 2 : 1);
+        setups.push_back(std::move(*setup));
     }
 
     // The log's threads are there before anything is said that a reader of it could keep waiting.
@@ -328,68 +459,50 @@ int run(Arguments& a) {
         (*http)->start();
     }
 
-    if (const std::string said = choose_kv_type(a.model, a.engine); !said.empty()) log.say(said);
-    if (const std::string said = prompt_quality(a.model, a.engine); !said.empty()) log.say(said);
-
     const TerminalFacts facts = terminal_facts();
-    // Said once it is clear that there is room, and before the weights are read.
-    std::string said;
-    if (const Result<LoadEstimate> estimate = estimate_load(a.model, a.engine)) {
-        said          = describe(*estimate);
-        options.model = {estimate->weight_bytes, std::uint64_t(estimate->parameters),
-                         estimate->types.empty() ? "" : dtype_info(estimate->types[0].first).name};
-    }
-    ProgressBar    bar("loading", facts.err && !facts.dumb);
-    Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
-        if (!said.empty()) {
-            for (const std::string& line : split(std::exchange(said, ""), '\n')) log.say(line);
-            log.flush(); // the bar is on the line below
-        }
+    ProgressBar         bar("loading", facts.err && !facts.dumb);
+    const auto          progress = [&](double fraction) {
+        if (loaded == 0) log.flush(); // the bar is on the line below
         loaded = fraction;
         bar.show(fraction);
-    });
-    bar.clear();
-    if (!engine) return give_up(engine.error());
-    if (engine->follows()) return follow(*engine, "server");
-    if (const std::string warning = engine->warning(); !warning.empty()) log.say(warning, LogLevel::warning);
-    if (options.chat_template.is_fallback())
-        log.say("the model has no chat template; using chatml (--chat-template names another)", LogLevel::warning);
-    if (!from_file.refused.empty())
-        log.say(cat("not taken from the file, since no such value is possible: ", from_file.refused),
-                LogLevel::warning);
-    const std::string description = engine->describe();
-
-    std::unique_ptr<KvPublisher> publisher; // outlives the service
-    if (!a.kv_events.empty()) {
-        Result<std::unique_ptr<KvPublisher>> made =
-            KvPublisher::create(a.kv_events, a.kv_replay, engine->options().block_size);
-        if (!made) return give_up(made.error());
-        publisher         = std::move(*made);
-        options.kv_events = publisher->events_endpoint();
-        options.kv_replay = publisher->replay_endpoint();
+    };
+    a.pool.say = [&log](const std::string& sentence, bool warning) {
+        log.say(sentence, warning ? LogLevel::warning : LogLevel::info);
+    };
+    if (!leads) {
+        Result<Engine> engine = ModelHost::load_engine(setups[0], progress, a.pool.say);
+        bar.clear();
+        if (!engine) return give_up(engine.error());
+        return follow(*engine, "server");
     }
-    ServiceOptions queueing;
-    if (publisher)
-        queueing.cache_changed = [&p = *publisher](std::vector<CacheChange> changes) { p.publish(std::move(changes)); };
-    queueing.max_queue        = a.max_queue;
-    queueing.max_pinned       = a.max_pinned;
-    queueing.watchdog_seconds = a.watchdog_seconds;
-    queueing.show_text        = a.blocks_text;
-    queueing.failed           = Signals::stop;
-    Service service(std::move(*engine), queueing);
-    if (auto ok = pin_prefixes(a, service); !ok) return give_up(ok.error());
-
-    options.local_only        = std::ranges::all_of(a.hosts, is_loopback);
-    options.dropped_log_lines = [&log] { return log.dropped(); };
-    Endpoints endpoints(service, options);
+    a.pool.max_waiting           = a.max_queue;
+    a.pool.describe              = props_asleep;
+    a.pool.strict                = options.limits.strict_model;
+    const FileSampling from_file = setups[0].from_file;
+    SharedContext      shared(options.stored_bytes);
+    shared.dropped_log_lines = [&log] { return log.dropped(); };
+    ModelPool models(std::move(setups), a.pool, shared);
+    if (!a.pool.many) {
+        const Result<void> done = models.load_first(progress);
+        bar.clear();
+        if (!done) return give_up(done.error());
+        options.limits = models.loaded()[0].host().api().options.limits;
+    } else {
+        options.limits.models     = models.names();
+        options.limits.vocab_size = options.limits.context = 1 << 30; // of the description: no model is known yet
+    }
+    options.local_only = std::ranges::all_of(a.hosts, is_loopback);
+    Endpoints endpoints(models, options);
     endpoints.add_to(**http);
+    models.start();
     if (!a.batch.empty()) {
-        const int  at_once = std::min(2 * service.engine_options().max_sequences, a.max_queue);
-        const auto done    = run_batch(endpoints, {.in         = a.batch[0],
-                                                   .out        = a.batch[1],
-                                                   .at_once    = std::max(at_once, 1),
-                                                   .line_bytes = a.http.limits.body_bytes,
-                                                   .say        = [&log](const std::string& line) { log.say(line); }});
+        const int  sequences = a.pool.many ? 16 : models.loaded()[0].host().service().engine_options().max_sequences;
+        const int  at_once   = std::min(2 * sequences, a.max_queue);
+        const auto done      = run_batch(endpoints, {.in         = a.batch[0],
+                                                     .out        = a.batch[1],
+                                                     .at_once    = std::max(at_once, 1),
+                                                     .line_bytes = a.http.limits.body_bytes,
+                                                     .say        = [&log](const std::string& line) { log.say(line); }});
         return done ? 0 : give_up(done.error());
     }
 
@@ -402,12 +515,13 @@ int run(Arguments& a) {
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    log.say(description);
-    log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
-                from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
+    if (a.pool.many) log.say(cat(models.names().size(), " models: GET /models lists them"));
+    else
+        log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
+                    from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
     log.say(cat("listening on ", where));
     Signals::on_hangup([&] { reload(a, endpoints, **http, log); });
-    const int code = serve(a, service, **http, log);
+    const int code = serve(a, models, **http, log);
     Signals::on_hangup({});
     (*http)->stop();
     return code;
@@ -484,6 +598,18 @@ void add_server_flags(CLI::App& app, Arguments& a) {
                    "origins whose web pages may use this server, separated by commas; *: all");
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
+    app.add_option("--models-dir", a.models_dir,
+                   "serve the models below this directory, in place of one; a request's model chooses");
+    app.add_option("--models-preset", a.models_preset, "INI file with the flags of models, and with models elsewhere");
+    add_number(app, "--models-max", a.pool.most, 0, 1 << 20, "most models that are loaded at once; 0: any number");
+    app.add_flag("--models-autoload,!--no-models-autoload", a.pool.autoload,
+                 "off: a request for a model that is not loaded gets 400");
+    app.add_option("--models-memory", a.pool.bytes,
+                   "bytes of memory for all loaded models, as 8G; 0: what the device has")
+        ->transform(CLI::AsSizeValue(false));
+    add_number(app, "--sleep-idle-seconds", a.pool.sleep_seconds, -1, 1e9,
+               "seconds without a request after which a model leaves memory until the next one; -1: never",
+               "-1 or more");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
     app.add_flag("--blocks-text", a.blocks_text, "show the words of all requests in GET /blocks and on /blocks.html");
     app.add_flag("--slots,!--no-slots", a.endpoints.slots, "off: GET /slots, which shows what runs, answers 501");
@@ -555,6 +681,22 @@ void add_request_flags(CLI::App& app, Arguments& a) {
                  "an answer that fills the context goes on: it forgets the middle of what stands there");
 }
 
+void add_flags(CLI::App& app, Arguments& a) {
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
+    app.set_version_flag("--version", cat("quire ", quire_version));
+    add_engine_flags(app, a);
+    add_server_flags(app, a);
+    add_request_flags(app, a);
+}
+
+// Limits that follow from others.
+void complete_limits(Arguments& a) {
+    a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
+    a.endpoints.limits.json.values = std::size_t(1) << 20;
+    if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
+        a.engine.max_batch_tokens = a.engine.max_sequences;
+}
+
 } // namespace
 
 // The options of jemalloc, if it is linked. The engine's thread allocates memory that a thousand other threads free: few arenas and no caches
@@ -567,18 +709,11 @@ const char*        malloc_conf =
 
 int main(int argc, char** argv) {
     Arguments a;
-    CLI::App  app{"An OpenAI-compatible server for a GGUF model.", "server"};
-    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
-    app.set_version_flag("--version", cat("quire ", quire_version));
-    add_engine_flags(app, a);
-    add_server_flags(app, a);
-    add_request_flags(app, a);
-
+    CLI::App  app{"An OpenAI-compatible server for GGUF models.", "server"};
+    add_flags(app, a);
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
-    a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
-    a.endpoints.limits.json.values = std::size_t(1) << 20;
-    if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
-        a.engine.max_batch_tokens = a.engine.max_sequences;
-    if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
-    return run(a);
+    complete_limits(a);
+    if (!a.many())
+        if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
+    return run(a, argc, argv);
 }

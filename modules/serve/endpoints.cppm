@@ -1,16 +1,20 @@
-// quire.serve.endpoints: the table of HTTP routes; before a handler runs, the request is admitted and gets memory. Runs on the
-// connection's worker thread. **Owns** the ApiContext that the handlers share, and the limit on the memory of bodies that are being parsed.
+// quire.serve.endpoints: the table of HTTP routes; before a handler runs, the request is admitted, gets its model and memory. Runs on the
+// connection's worker thread. **Owns** the limit on the memory of bodies that are being parsed.
 export module quire.serve.endpoints;
 
 import quire.core.base;
 import quire.serve.anthropic.api;
 import quire.serve.api.access;
 import quire.serve.api.error;
+import quire.serve.api.request_fields;
 export import quire.serve.api.context;
 import quire.serve.http.server;
 import quire.serve.llama_cpp.adapters_api;
 import quire.serve.llama_cpp.api;
 import quire.serve.memory_semaphore;
+import quire.serve.models.model_field;
+import quire.serve.models.models_api;
+export import quire.serve.models.model_pool;
 import quire.serve.ollama.api;
 import quire.serve.openai.api;
 import quire.serve.openai.responses_api;
@@ -28,7 +32,8 @@ void answer_loading(HttpExchange& e, double loaded);
 
 class Endpoints {
 public:
-    Endpoints(Service& service, EndpointOptions options);
+    // `options`: of the server; those of each model are its own. `pool` outlives this.
+    Endpoints(ModelPool& pool, EndpointOptions options);
 
     // Adds every route. The server must not outlive this.
     void add_to(HttpServer& server);
@@ -39,12 +44,17 @@ public:
     void set_keys(std::vector<std::string> keys) { access_.set_keys(std::move(keys)); }
 
 private:
-    using Handler = void (*)(ApiContext&, HttpExchange&);
+    using Handler       = void (*)(ApiContext&, HttpExchange&);    // for one model
+    using PoolHandler   = void (*)(ModelPool&, HttpExchange&);     // for the models
+    using SharedHandler = void (*)(SharedContext&, HttpExchange&); // for none
+    using Route         = std::variant<Handler, PoolHandler, SharedHandler>;
 
-    void add(HttpServer& server, const char* method, const std::string& path, Handler handler, bool open = false);
+    void add(HttpServer& server, const char* method, const std::string& path, Route route, bool open = false);
+    void answer(HttpExchange& e, const Route& route);
     bool reserve_memory(HttpExchange& e);
 
-    ApiContext            api_;
+    ModelPool&            pool_;
+    EndpointOptions       options_;
     Access                access_;
     MemorySemaphore       working_; // bytes of memory for bodies that are being parsed
     std::set<std::string> paths_;   // that have a route for OPTIONS
@@ -57,24 +67,55 @@ module :private;
 
 namespace quire {
 
-Endpoints::Endpoints(Service& service, EndpointOptions options)
-    : api_(service, std::move(options)),
-      access_(api_.options.api_keys, api_.options.cors_origins, api_.options.local_only),
-      working_(api_.options.working_bytes) {}
+Endpoints::Endpoints(ModelPool& pool, EndpointOptions options)
+    : pool_(pool), options_(std::move(options)), access_(options_.api_keys, options_.cors_origins, options_.local_only),
+      working_(options_.working_bytes) {}
 
-void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Handler handler, bool open) {
+void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Route route, bool open) {
     routes_.push_back({method, path});
-    server.route(method, path, [this, handler, open, post = method == std::string_view("POST")](HttpExchange& e) {
+    server.route(method, path, [this, route, open](HttpExchange& e) {
         access_.allow_origin(e);
         if (!open)
-            if (const auto error = access_.check(e)) return api_.refuse(e, *error);
-        if (post && !reserve_memory(e)) return;
-        handler(api_, e);
+            if (const auto error = access_.check(e)) return refuse(e, *error);
+        answer(e, route);
     });
     if (!access_.has_cors() || !paths_.insert(path).second) return;
     server.route("OPTIONS", path, [this](HttpExchange& e) {
-        if (const auto error = access_.preflight(e)) api_.refuse(e, *error);
+        if (const auto error = access_.preflight(e)) refuse(e, *error);
     });
+}
+
+void Endpoints::answer(HttpExchange& e, const Route& route) {
+    const bool posted = e.request.method == "POST";
+    if (!std::holds_alternative<Handler>(route)) {
+        if (posted && !reserve_memory(e)) return;
+        if (const auto* handler = std::get_if<PoolHandler>(&route)) return (*handler)(pool_, e);
+        return std::get<SharedHandler>(route)(pool_.shared(), e);
+    }
+    ModelWanted wanted;
+    wanted.answers = posted; // who looks at a model does not keep it
+    wanted.gone    = [&e] { return e.peer->gone(); };
+    if (pool_.many()) {
+        const std::string_view autoload = find_field(e.request.query, "autoload");
+        wanted.autoload = autoload.empty() ? pool_.options().autoload : autoload == "true" || autoload == "1";
+        if (posted) wanted.name = model_field(e.request.body);
+        if (wanted.name.empty()) wanted.name = model_parameter(e);
+        if (posted && wanted.name.empty()) { // perhaps it is no JSON
+            if (!reserve_memory(e)) return;
+            if (const auto body = parse_object(e.request.body, options_.limits); !body) return refuse(e, body.error());
+        }
+    }
+    Parsed<ModelPool::Lease> model = pool_.acquire(wanted);
+    if (!model) {
+        if (model.error().status == 429 || model.error().status == 503)
+            e.response.headers.emplace_back("Retry-After", "1");
+        return refuse(e, model.error());
+    }
+    if (pool_.many()) e.notes.emplace_back("model", model->id());
+    ApiContext& api = model->host().api();
+    e.model         = std::make_shared<ModelPool::Lease>(std::move(*model));
+    if (posted && !reserve_memory(e)) return;
+    std::get<Handler>(route)(api, e);
 }
 
 // The pages need no key: they request their contents with the user's key.
@@ -90,7 +131,7 @@ void add_pages(HttpServer& server) {
         });
 }
 
-void answer_openapi(ApiContext& api, HttpExchange& e) { e.response.body = api.openapi; }
+void answer_openapi(SharedContext& shared, HttpExchange& e) { e.response.body = shared.openapi; }
 
 // The process answers: there is no need to restart it.
 void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
@@ -107,13 +148,13 @@ void answer_loading(HttpExchange& e, double loaded) {
 }
 
 void Endpoints::add_to(HttpServer& server) {
-    api_.server     = &server;
-    const auto open = [&](const char* method, const std::string& path, Handler handler) {
+    pool_.shared().server = &server;
+    const auto open       = [&](const char* method, const std::string& path, PoolHandler handler) {
         add(server, method, path, handler, true);
     };
-    const auto versioned = [&](const char* method, const std::string& path, Handler handler) {
-        add(server, method, "/v1" + path, handler);
-        add(server, method, path, handler); // as in llama.cpp
+    const auto versioned = [&](const char* method, const std::string& path, Route route) {
+        add(server, method, "/v1" + path, route);
+        add(server, method, path, route); // as in llama.cpp
     };
     add(server, "POST", "/v1/completions", answer_completion);
     add(server, "POST", "/completions", answer_either_completion);
@@ -142,9 +183,14 @@ void Endpoints::add_to(HttpServer& server) {
     versioned("POST", "/embeddings", answer_embeddings);
     versioned("POST", "/rerank", answer_rerank);
     versioned("GET", "/models", answer_models);
-    for (const std::string& name : api_.options.limits.models) add(server, "GET", "/v1/models/" + name, answer_model);
+    for (const std::string& name : pool_.names()) add(server, "GET", "/v1/models/" + name, answer_model);
     add(server, "GET", "/lora-adapters", answer_adapters);
     add(server, "POST", "/lora-adapters", answer_set_adapters);
+    if (pool_.many()) {
+        add(server, "POST", "/models/load", answer_load_model);
+        add(server, "POST", "/models/unload", answer_unload_model);
+        add(server, "GET", "/models/sse", answer_model_events);
+    }
     open("GET", "/health", answer_health);
     open("GET", "/v1/health", answer_health);
     open("GET", "/health/ready", answer_health);
@@ -166,8 +212,8 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/unpin", answer_unpin);
     add(server, "GET", "/pins", answer_pins);
     add(server, "GET", "/openapi.json", answer_openapi);
-    api_.openapi = openapi_text(api_.options.limits, routes_);
-    if (api_.options.pages) add_pages(server);
+    pool_.shared().openapi = openapi_text(options_.limits, routes_);
+    if (options_.pages) add_pages(server);
 }
 
 struct BatchRoute {
@@ -187,7 +233,7 @@ bool Endpoints::in_batches(std::string_view path) {
 void Endpoints::answer(HttpExchange& e) {
     const auto route = std::ranges::find(batch_routes, e.request.path, &BatchRoute::path);
     check(route != std::end(batch_routes), "a route that no batch has");
-    if (reserve_memory(e)) route->handler(api_, e);
+    answer(e, Route(route->handler));
     e.held.reset();
 }
 
@@ -202,8 +248,8 @@ bool Endpoints::reserve_memory(HttpExchange& e) {
         e.held = std::make_shared<MemorySemaphore::Pass>(std::move(*pass));
         return true;
     }
-    if (e.peer->gone()) api_.refuse(e, ApiError{499, "the client has gone", "", ""});
-    else api_.refuse_too_large(e);
+    if (e.peer->gone()) refuse(e, ApiError{499, "the client has gone", "", ""});
+    else refuse_too_large(e);
     return false;
 }
 

@@ -7,6 +7,7 @@ import quire.serve.anthropic.request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;
 import quire.serve.llama_cpp.api;
+import quire.serve.models.models_api;
 import quire.serve.ollama.request;
 import quire.serve.openai.api;
 import quire.serve.openai.embeddings;
@@ -89,8 +90,13 @@ const RouteRow route_rows[] = {
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_embedding_request(t, l)); }},
     {"/rerank", "Orders documents by their relevance to a query.", R"({"query":"a","documents":["b"]})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_rerank_request(t, l)); }},
-    {"/models", "Lists the model's names."},
-    {"/models/*", "One name of the model."},
+    {"/models", "Lists the models."},
+    {"/models/*", "One name of a model."},
+    {"/models/load", "Loads a model.", R"({"model":"a"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_model_request(t, l)); }},
+    {"/models/unload", "Lets a model go when its requests are answered.", R"({"model":"a"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_model_request(t, l)); }},
+    {"/models/sse", "Changes of the models' status, as events."},
     {"/health", "Whether the engine works."},
     {"/health/ready", "Whether the engine works."},
     {"/ping", "Whether the engine works."},
@@ -200,7 +206,8 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
     for (const ApiRoute& route : routes) {
         const std::string_view bare =
             route.path.starts_with("/v1/") ? std::string_view(route.path).substr(3) : route.path;
-        const std::string_view known = bare.starts_with("/models/") ? "/models/*" : bare;
+        const bool             named = route.path.starts_with("/v1/models/"); // by a model's name
+        const std::string_view known = named ? "/models/*" : bare;
         const auto             row   = std::ranges::find(route_rows, known, &RouteRow::path);
         check(row != std::end(route_rows), "a route that /openapi.json does not describe");
         Json operation{{"summary", row->summary}};

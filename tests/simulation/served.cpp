@@ -189,7 +189,9 @@ private:
     Gate                                 gate_;
     SimExecutor*                         executor_ = nullptr;
     std::shared_ptr<Clock>               clock_;
-    std::unique_ptr<Service>             service_;
+    std::unique_ptr<SharedContext>       shared_;
+    std::unique_ptr<ModelPool>           pool_;
+    Service*                             service_ = nullptr; // the pool's
     std::unique_ptr<Endpoints>           endpoints_;
     std::unique_ptr<HttpServer>          http_;
     std::string                          path_;
@@ -217,12 +219,18 @@ void Served::start() {
     const Result<Gguf>   file = Gguf::open(model_path());
     Result<ChatTemplate> chat = ChatTemplate::choose(*file, "", "");
     if (!chat) throw std::runtime_error(chat.error().message);
-    service_ = std::make_unique<Service>(std::move(*sim.engine), ServiceOptions{});
-    EndpointOptions options;
-    options.aliases       = {"sim"};
-    options.chat_template = std::move(*chat);
-    options.pages         = false;
-    endpoints_            = std::make_unique<Endpoints>(*service_, std::move(options));
+    ModelSetup       setup;
+    EndpointOptions& options = setup.endpoints;
+    options.aliases          = {"sim"};
+    options.chat_template    = std::move(*chat);
+    options.pages            = false;
+    setup.id                 = "sim";
+    shared_                  = std::make_unique<SharedContext>(options.stored_bytes);
+    auto host                = std::make_unique<ModelHost>(std::move(*sim.engine), std::move(setup), *shared_);
+    service_                 = &host->service();
+    EndpointOptions known    = host->api().options;
+    pool_                    = std::make_unique<ModelPool>(std::move(host), *shared_);
+    endpoints_               = std::make_unique<Endpoints>(*pool_, std::move(known));
     HttpOptions http;
     http.refusal = [](std::string_view, int, const std::string& message) {
         return json_dump(Json{{"error", message}});
@@ -325,7 +333,8 @@ void Served::stop() {
     if (http_) http_->stop();
     http_.reset();
     endpoints_.reset();
-    service_.reset();
+    pool_.reset();
+    shared_.reset();
     if (!path_.empty()) unlink(path_.c_str());
 }
 

@@ -141,7 +141,8 @@ constexpr ForeignFlag foreign_flags[] = {
     // -- with the value that means "off" nothing is asked for
     {talkers, "--cache-reuse", 1, "0", Fate::ignored, ""},
     {talkers, "--rope-scale --rope-freq-scale", 1, "1", Fate::ignored, ""},
-    {talkers, "--adaptive-target --sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
+    {talkers, "--adaptive-target", 1, "-1", Fate::ignored, ""},
+    {chat, "--sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
     {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
     {talkers, "--reasoning-format --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
     {talkers,
@@ -194,10 +195,8 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "-nocb --no-cont-batching -no-kvu --no-kv-unified", 0, "", Fate::refused,
      "requests always run together, from one pool of blocks"},
     {server, "--reuse-port", 0, "", Fate::refused, "the server has nothing like it"},
-    {server,
-     "--path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
-     "--sleep-idle-seconds --pooling",
-     1, "", Fate::refused, "the server has nothing like it"},
+    {server, "--path --api-prefix --media-path --tools --pooling", 1, "", Fate::refused,
+     "the server has nothing like it"},
 };
 
 bool has_name(std::string_view names, std::string_view name) {

@@ -1,5 +1,5 @@
-// quire.serve.api.context: the objects that the handlers of all routes share. **Owns** the settings of the API, the chat template, the cache of
-// compiled constraints, and the settings of the requests that run.
+// quire.serve.api.context: the objects that the handlers of all routes share, of the server and of one model. **Owns** the settings of the API,
+// the chat template, the cache of compiled constraints, the settings of the requests that run, and the stored responses.
 export module quire.serve.api.context;
 
 import quire.constraint.compile;
@@ -57,7 +57,6 @@ struct EndpointOptions {
     // Memory for all bodies that are being parsed and tokenized; constraints have half as much beside it, at least 64 MiB.
     std::size_t working_bytes = std::size_t(512) << 20;
     std::size_t stored_bytes  = std::size_t(64) << 20; // of responses that later ones continue; 0: none
-    std::function<std::uint64_t()> dropped_log_lines;  // for the metrics; none: there is no log
     // The endpoints of KV events, and of past KV events; "": none.
     std::string kv_events, kv_replay;
 };
@@ -74,9 +73,28 @@ private:
     std::unordered_map<std::string, std::weak_ptr<std::atomic<bool>>> stops_;
 };
 
-struct ApiContext {
-    ApiContext(Service& service, EndpointOptions options);
+// Each makes the response an error, in the form of the API that the path belongs to.
+void refuse(HttpExchange& e, const ApiError& error);
+void refuse_too_large(HttpExchange& e);
+// Counts the memory of a request while it is answered; false: too much, and the request is refused.
+bool count_memory(HttpExchange& e, std::size_t bytes);
 
+// The objects that all models of a server share.
+struct SharedContext {
+    explicit SharedContext(std::size_t stored_bytes);
+
+    ResponseStore                  stored;
+    std::int64_t                   started; // Unix time in seconds
+    const HttpServer*              server = nullptr;
+    std::string                    openapi;           // the text of /openapi.json
+    std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
+};
+
+// The objects of one model.
+struct ApiContext {
+    ApiContext(Service& service, EndpointOptions options, SharedContext& shared);
+
+    SharedContext&    shared;
     Service&          service;
     EndpointOptions   options;
     PromptEncoder     encoder;
@@ -84,22 +102,15 @@ struct ApiContext {
     RequestTokenCache request_tokens;
     RunningSettings   running;
     ReasoningControls reasoning;
-    ResponseStore     stored;
     Slots             slots;
-    AnswerRules       rules;   // of answers to chats, without the request's own rules
-    std::int64_t      started; // Unix time in seconds
-    const HttpServer* server = nullptr;
-    std::string       openapi; // the text of /openapi.json
+    AnswerRules       rules; // of answers to chats, without the request's own rules
 
     // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
     // The adapter whose name stands in place of the model's; nothing: none has it.
     std::optional<std::vector<AdapterUse>> adapters_of(const std::string& asked) const;
-    // Counts the memory of a request while it is answered; false: too much, and the request is refused.
-    bool count_memory(HttpExchange& e, std::size_t bytes) const;
-    // Each makes the response an error, in the form of the API that the path belongs to.
-    void refuse_too_large(HttpExchange& e) const;
-    void refuse(HttpExchange& e, const ApiError& error) const;
+    bool count_memory(HttpExchange& e, std::size_t bytes) const { return quire::count_memory(e, bytes); }
+    void refuse(HttpExchange& e, const ApiError& error) const { quire::refuse(e, error); }
     // `param`: the field with the prompt; `completion`: tokens asked for.
     void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param, int completion = 0) const;
 };
@@ -120,12 +131,13 @@ SlotOptions complete(SlotOptions slots, const Service& service) {
     return slots;
 }
 
-ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
-    : service(the_service), options(std::move(the_options)),
+SharedContext::SharedContext(std::size_t stored_bytes) : stored(stored_bytes), started(unix_seconds()) {}
+
+ApiContext::ApiContext(Service& the_service, EndpointOptions the_options, SharedContext& the_shared)
+    : shared(the_shared), service(the_service), options(std::move(the_options)),
       encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now,
               options.tool_form == ToolForm::none || options.tool_form == ToolForm::other),
-      request_tokens(service.tokenizer()), stored(options.stored_bytes), slots(complete(options.saved_slots, service)),
-      started(unix_seconds()) {
+      request_tokens(service.tokenizer()), slots(complete(options.saved_slots, service)) {
     options.limits.models = options.aliases;
     for (const AdapterOption& adapter : service.engine_options().adapters)
         if (std::ranges::find(options.limits.models, adapter.name) == options.limits.models.end())
@@ -165,18 +177,18 @@ bool ReasoningControls::stop(const std::string& id) {
     return stop != nullptr;
 }
 
-bool ApiContext::count_memory(HttpExchange& e, std::size_t bytes) const {
+bool count_memory(HttpExchange& e, std::size_t bytes) {
     if (e.peer->count_memory(bytes)) return true;
     refuse_too_large(e);
     return false;
 }
 
-void ApiContext::refuse_too_large(HttpExchange& e) const {
+void refuse_too_large(HttpExchange& e) {
     e.response.headers.emplace_back("Retry-After", "1");
     refuse(e, ApiError{503, "too many large requests at once", "", "no_room"});
 }
 
-void ApiContext::refuse(HttpExchange& e, const ApiError& why) const {
+void refuse(HttpExchange& e, const ApiError& why) {
     // A message's values are cut where it is made. This limit holds for every message.
     ApiError error    = why;
     error.message     = cut_short(error.message, longest_message);
@@ -205,7 +217,7 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
         case Refused::draining: error = {503, refusal.error.message, "", "shutting_down"}; break;
         case Refused::broken: error = engine_failed(refusal.error.message); break;
     }
-    refuse(e, error);
+    quire::refuse(e, error);
 }
 
 std::int64_t unix_seconds() {

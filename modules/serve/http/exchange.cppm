@@ -44,10 +44,11 @@ struct HttpResponse {
 };
 
 struct HttpExchange {
-    HttpRequest  request;
-    HttpResponse response;
-    HttpPeer*    peer = nullptr;
-    HttpFields   notes; // of the handlers, for the log
+    std::shared_ptr<void> model; // is in use by this exchange; let go last
+    HttpRequest           request;
+    HttpResponse          response;
+    HttpPeer*             peer = nullptr;
+    HttpFields            notes; // of the handlers, for the log
     // An object that lives until the handler returns; the handler may release it earlier.
     std::shared_ptr<void> held;
 };

@@ -12,6 +12,7 @@ import quire.serve.api.answer_blocks;
 import quire.serve.api.generate;
 import quire.serve.api.request_fields;
 import quire.serve.ollama.request;
+export import quire.serve.models.model_pool;
 import quire.serve.openai.embeddings;
 import quire.serve.status.embedding_api;
 
@@ -21,10 +22,10 @@ void answer_ollama_chat(ApiContext& api, HttpExchange& e);
 void answer_ollama_generate(ApiContext& api, HttpExchange& e);
 void answer_ollama_embed(ApiContext& api, HttpExchange& e);      // /api/embed
 void answer_ollama_embeddings(ApiContext& api, HttpExchange& e); // /api/embeddings, for one text
-void answer_ollama_tags(ApiContext& api, HttpExchange& e);
-void answer_ollama_show(ApiContext& api, HttpExchange& e);
-void answer_ollama_ps(ApiContext& api, HttpExchange& e);
-void answer_ollama_version(ApiContext& api, HttpExchange& e);
+void answer_ollama_tags(ModelPool& pool, HttpExchange& e);
+void answer_ollama_show(ModelPool& pool, HttpExchange& e);
+void answer_ollama_ps(ModelPool& pool, HttpExchange& e);
+void answer_ollama_version(ModelPool& pool, HttpExchange& e);
 
 // `messages`: of /api/chat; else the text stands alone, as in /api/generate.
 std::unique_ptr<AnswerRenderer> ollama_renderer(ResponseHead head, bool messages);
@@ -249,82 +250,89 @@ std::string count_text(std::uint64_t n) {
     return text;
 }
 
-Json details_json(const ApiContext& api) {
-    const std::string& family = api.service.config().architecture_name;
+// `card`: null where the file cannot be read.
+Json details_json(const ModelCard* card) {
+    const std::string family = card ? card->architecture : "";
     return {{"parent_model", ""},
             {"format", "gguf"},
             {"family", family},
             {"families", Json::array({family})},
-            {"parameter_size", count_text(api.options.model.parameters)},
-            {"quantization_level", api.options.model.type}};
+            {"parameter_size", count_text(card ? card->facts.parameters : 0)},
+            {"quantization_level", card ? card->facts.type : ""}};
 }
 
-Json listed_model(const ApiContext& api, const std::string& alias) {
-    const std::string name = alias.contains(':') ? alias : alias + ":latest";
-    char              digest[80];
-    std::snprintf(
-        digest, sizeof digest, "%064llx",
-        static_cast<unsigned long long>(hash_bytes(cat(api.options.model_file, '/', api.options.model.bytes))));
+Json listed_model(ModelPool& pool, const ModelView& view, const std::string& alias) {
+    const std::shared_ptr<const ModelCard> card  = pool.card(view.id);
+    const std::uint64_t                    bytes = card ? card->facts.bytes : 0;
+    const std::string                      name  = alias.contains(':') ? alias : alias + ":latest";
+    char                                   digest[80];
+    std::snprintf(digest, sizeof digest, "%064llx",
+                  static_cast<unsigned long long>(hash_bytes(cat(view.file, '/', bytes))));
     return {{"name", name},
             {"model", name},
-            {"modified_at", time_text(api.started * 1'000'000)},
-            {"size", api.options.model.bytes},
+            {"modified_at", time_text(pool.shared().started * 1'000'000)},
+            {"size", bytes},
             {"digest", digest}, // tells files apart; it is no sum of the content
-            {"details", details_json(api)}};
+            {"details", details_json(card.get())}};
 }
 
-void answer_ollama_tags(ApiContext& api, HttpExchange& e) {
+void answer_ollama_tags(ModelPool& pool, HttpExchange& e) {
     Json models = Json::array();
-    for (const std::string& alias : api.options.aliases) models.push_back(listed_model(api, alias));
+    for (const ModelView& view : pool.views())
+        for (const std::string& alias : view.names) models.push_back(listed_model(pool, view, alias));
     answer_json(e, Json{{"models", std::move(models)}});
 }
 
-void answer_ollama_ps(ApiContext& api, HttpExchange& e) {
-    Json model              = listed_model(api, api.options.aliases[0]);
-    model["expires_at"]     = "2999-12-31T00:00:00Z"; // it stays
-    model["size_vram"]      = api.service.engine_options().device == "cuda" ? api.options.model.bytes : 0;
-    model["context_length"] = api.options.limits.context;
-    answer_json(e, Json{{"models", Json::array({std::move(model)})}});
+void answer_ollama_ps(ModelPool& pool, HttpExchange& e) {
+    Json models = Json::array();
+    for (const ModelView& view : pool.views()) {
+        if (view.status != ModelStatus::loaded || !view.card) continue;
+        Json model              = listed_model(pool, view, view.id);
+        model["expires_at"]     = "2999-12-31T00:00:00Z"; // it stays
+        model["size_vram"]      = view.device == "cuda" ? view.card->facts.bytes : 0;
+        model["context_length"] = view.card->context;
+        models.push_back(std::move(model));
+    }
+    answer_json(e, Json{{"models", std::move(models)}});
 }
 
-void answer_ollama_show(ApiContext& api, HttpExchange& e) {
-    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), api.options.limits);
-    if (!body) return api.refuse(e, body.error());
+void answer_ollama_show(ModelPool& pool, HttpExchange& e) {
+    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), {});
+    if (!body) return refuse(e, body.error());
     JsonFields        f(*body);
     const std::string asked = f.text(f.has("model") ? "model" : "name", 256);
-    const Json        name{{"model", without_tag(asked, api.options.limits)}};
-    JsonFields        named(name);
-    parse_model(named, api.options.limits);
-    if (f.failed()) return api.refuse(e, f.error().error());
-    if (named.failed()) return api.refuse(e, named.error().error());
-    const ModelConfig& c            = api.service.config();
-    const std::string& a            = c.architecture_name;
+    if (f.failed()) return refuse(e, f.error().error());
+    const std::optional<ModelView> view = pool.view(asked);
+    if (!view) return refuse(e, pool.unknown(asked));
+    const std::shared_ptr<const ModelCard> card = pool.card(view->id);
+    if (!card) return refuse(e, ApiError{500, cat("the file of ", quote(view->id), " cannot be read"), "", ""});
+    const std::string& a            = card->architecture;
     Json               capabilities = Json::array();
-    if (c.family->encoder) capabilities.push_back("embedding");
+    if (card->encodes) capabilities.push_back("embedding");
     else {
         capabilities.push_back("completion");
         capabilities.push_back("tools");
-        if (api.options.reasoning) capabilities.push_back("thinking");
+        if (card->reasons) capabilities.push_back("thinking");
     }
-    const SamplingParams& p = api.options.limits.samplers.params;
-    answer_json(e, Json{{"modelfile", cat("FROM ", api.options.model_file)},
+    const SamplingParams& p = card->sampling;
+    answer_json(e, Json{{"modelfile", cat("FROM ", card->file)},
                         {"parameters", cat("temperature ", p.temperature, "\ntop_k ", p.top_k, "\ntop_p ", p.top_p,
                                            "\nmin_p ", p.min_p)},
-                        {"template", api.options.chat_template.source()},
+                        {"template", card->chat_template},
                         {"license", ""},
-                        {"details", details_json(api)},
+                        {"details", details_json(card.get())},
                         {"model_info",
                          {{"general.architecture", a},
-                          {"general.parameter_count", api.options.model.parameters},
-                          {a + ".context_length", api.options.limits.context},
-                          {a + ".embedding_length", c.hidden_size},
-                          {a + ".block_count", c.n_layers},
-                          {a + ".attention.head_count", c.n_heads},
-                          {a + ".attention.head_count_kv", c.n_kv_heads}}},
+                          {"general.parameter_count", card->facts.parameters},
+                          {a + ".context_length", card->context},
+                          {a + ".embedding_length", card->hidden_size},
+                          {a + ".block_count", card->n_layers},
+                          {a + ".attention.head_count", card->n_heads},
+                          {a + ".attention.head_count_kv", card->n_kv_heads}}},
                         {"capabilities", std::move(capabilities)},
-                        {"modified_at", time_text(api.started * 1'000'000)}});
+                        {"modified_at", time_text(pool.shared().started * 1'000'000)}});
 }
 
-void answer_ollama_version(ApiContext&, HttpExchange& e) { answer_json(e, Json{{"version", api_version}}); }
+void answer_ollama_version(ModelPool&, HttpExchange& e) { answer_json(e, Json{{"version", api_version}}); }
 
 } // namespace quire

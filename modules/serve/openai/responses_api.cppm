@@ -17,9 +17,9 @@ void answer_responses(ApiContext& api, HttpExchange& e);
 // /responses/input_tokens: how many tokens the prompt of that response has.
 void answer_responses_tokens(ApiContext& api, HttpExchange& e);
 // /responses/ID with GET and DELETE, and /responses/ID/input_items.
-void answer_stored_response(ApiContext& api, HttpExchange& e);
-void answer_stored_items(ApiContext& api, HttpExchange& e);
-void delete_stored_response(ApiContext& api, HttpExchange& e);
+void answer_stored_response(SharedContext& shared, HttpExchange& e);
+void answer_stored_items(SharedContext& shared, HttpExchange& e);
+void delete_stored_response(SharedContext& shared, HttpExchange& e);
 
 // `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves. `done`: gets the
 // response at its end.
@@ -267,7 +267,7 @@ ApiError no_response(const std::string& id, const std::string& param, int status
 
 Parsed<ResponsesRequest> parse(ApiContext& api, const HttpExchange& e) {
     const FindItems find = [&](const std::string& id) -> Parsed<Json> {
-        const auto stored = api.stored.find(std::string(given_key(e.request)), id);
+        const auto stored = api.shared.stored.find(std::string(given_key(e.request)), id);
         if (!stored) return std::unexpected(no_response(id, "previous_response_id", 400));
         // As values texts take many times their bytes.
         if (!e.peer->count_memory((stored->input.size() + stored->response.size()) * 20))
@@ -277,7 +277,7 @@ Parsed<ResponsesRequest> parse(ApiContext& api, const HttpExchange& e) {
         for (const Json& item : response["output"]) items.push_back(item);
         return items;
     };
-    return parse_responses_request(e.request.body, api.options.limits, api.stored.on() ? find : FindItems());
+    return parse_responses_request(e.request.body, api.options.limits, api.shared.stored.on() ? find : FindItems());
 }
 
 // The id in a path …/responses/ID.
@@ -288,25 +288,25 @@ std::string id_in(const HttpExchange& e) {
     return std::string(rest.substr(0, rest.find('/')));
 }
 
-std::shared_ptr<const StoredResponse> find_stored(ApiContext& api, HttpExchange& e) {
-    auto stored = api.stored.find(std::string(given_key(e.request)), id_in(e));
-    if (!stored) api.refuse(e, no_response(id_in(e), "", 404));
+std::shared_ptr<const StoredResponse> find_stored(SharedContext& shared, HttpExchange& e) {
+    auto stored = shared.stored.find(std::string(given_key(e.request)), id_in(e));
+    if (!stored) refuse(e, no_response(id_in(e), "", 404));
     return stored;
 }
 
-void answer_stored_response(ApiContext& api, HttpExchange& e) {
-    if (const auto stored = find_stored(api, e)) e.response.body = stored->response;
+void answer_stored_response(SharedContext& shared, HttpExchange& e) {
+    if (const auto stored = find_stored(shared, e)) e.response.body = stored->response;
 }
 
-void delete_stored_response(ApiContext& api, HttpExchange& e) {
+void delete_stored_response(SharedContext& shared, HttpExchange& e) {
     const std::string id = id_in(e);
-    if (!api.stored.erase(std::string(given_key(e.request)), id)) return api.refuse(e, no_response(id, "", 404));
+    if (!shared.stored.erase(std::string(given_key(e.request)), id)) return refuse(e, no_response(id, "", 404));
     answer_json(e, Json{{"id", id}, {"object", "response"}, {"deleted", true}});
 }
 
 // A page of the list: `limit` items in `order` from the one behind `after` on.
-void answer_stored_items(ApiContext& api, HttpExchange& e) {
-    const auto stored = find_stored(api, e);
+void answer_stored_items(SharedContext& shared, HttpExchange& e) {
+    const auto stored = find_stored(shared, e);
     if (!stored) return;
     std::string after, order = "desc";
     int         limit = 20;
@@ -317,18 +317,16 @@ void answer_stored_items(ApiContext& api, HttpExchange& e) {
         const char* end = value.data() + value.size();
         if (std::from_chars(value.data(), end, limit).ptr != end || value.empty()) limit = 0;
     }
-    if (limit < 1 || limit > 100)
-        return api.refuse(e, ApiError{400, "limit has to be an integer in 1..100", "limit", ""});
-    if (order != "asc" && order != "desc")
-        return api.refuse(e, ApiError{400, "order has to be asc or desc", "order", ""});
-    if (!api.count_memory(e, stored->input.size() * 20)) return;
+    if (limit < 1 || limit > 100) return refuse(e, ApiError{400, "limit has to be an integer in 1..100", "limit", ""});
+    if (order != "asc" && order != "desc") return refuse(e, ApiError{400, "order has to be asc or desc", "order", ""});
+    if (!count_memory(e, stored->input.size() * 20)) return;
     const Json        list = Json::parse(stored->input);
     const std::size_t n    = list.size();
     const auto        item = [&](std::size_t i) -> const Json& { return list[order == "asc" ? i : n - 1 - i]; };
     std::size_t       i    = 0;
     if (!after.empty()) {
         while (i < n && item(i)["id"] != after) i++;
-        if (i++ == n) return api.refuse(e, ApiError{400, "after names no item", "after", ""});
+        if (i++ == n) return refuse(e, ApiError{400, "after names no item", "after", ""});
     }
     Json page = Json::array();
     for (; i < n && page.size() < std::size_t(limit); i++) page.push_back(item(i));
@@ -356,7 +354,7 @@ void answer_responses(ApiContext& api, HttpExchange& e) {
                      for (std::size_t i = 0; i < parsed->items.size(); i++)
                          if (Json& item = parsed->items[i]; text_in(item, "id").empty())
                              item["id"] = cat("item_", head.id, '_', i);
-                     store = [&stored = api.stored, owner = std::string(given_key(e.request)),
+                     store = [&stored = api.shared.stored, owner = std::string(given_key(e.request)),
                               input = json_dump(std::move(parsed->items))](const Json& response) {
                          stored.put(owner, response["id"].get<std::string>(), {json_dump(response), input});
                      };

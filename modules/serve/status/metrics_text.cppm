@@ -14,10 +14,16 @@ import quire.serve.service;
 
 export namespace quire {
 
-// All families: of the service, the engine, the KV memory, the HTTP server and the process. `dropped_log_lines`: lines that no reader took
-// in time. `model`: the metrics' label model_name.
-std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
-                         const std::string& model);
+// A loaded model; `name`: the metrics' label model_name.
+struct MeasuredModel {
+    Service*    service;
+    std::string name;
+};
+
+// All families: of each service, its engine and KV memory, of the HTTP server and the process. `dropped_log_lines`: lines that no reader took
+// in time.
+std::string metrics_text(std::span<const MeasuredModel> models, const HttpServer& server,
+                         std::uint64_t dropped_log_lines);
 
 } // namespace quire
 
@@ -37,9 +43,12 @@ std::string dtype_label(KvTypes types) {
 class MetricsText {
 public:
     using Labels = std::vector<std::pair<std::string, std::string>>;
-    explicit MetricsText(Labels common) : common_(std::move(common)) {}
+    explicit MetricsText(Labels common = {}) : common_(std::move(common)) {}
 
-    // HELP and TYPE come with the first sample of a name; samples of one name follow each other.
+    // Of all samples to come.
+    void label(Labels common) { common_ = std::move(common); }
+
+    // A family stands where its first sample came, with that one's HELP; later samples join it.
     void gauge(const std::string& name, const std::string& help, double value, const Labels& labels = {}) {
         head(name, help, "gauge");
         sample(name, labels, value);
@@ -67,39 +76,46 @@ public:
         sample(name + "_sum", {}, values.sum());
     }
 
-    std::string take() { return std::move(text_); }
+    std::string take() {
+        std::string all;
+        for (const std::string& family : families_) all += family;
+        return all;
+    }
 
 private:
     void head(const std::string& name, const std::string& help, const char* type) {
-        if (last_ == name) return;
-        last_ = name;
-        text_ += cat("# HELP ", name, ' ', help, "\n# TYPE ", name, ' ', type, '\n');
+        const auto [at, is_new] = places_.try_emplace(name, families_.size());
+        place_                  = at->second;
+        if (is_new) families_.push_back(cat("# HELP ", name, ' ', help, "\n# TYPE ", name, ' ', type, '\n'));
     }
 
     void sample(const std::string& name, const Labels& labels, double value) {
-        text_ += name;
+        std::string& out = families_[place_];
+        out += name;
         char separator = '{';
         for (const Labels* list : std::initializer_list<const Labels*>{&common_, &labels})
             for (const auto& [key, text] : *list) {
-                text_ += cat(std::exchange(separator, ','), key, "=\"");
+                out += cat(std::exchange(separator, ','), key, "=\"");
                 for (char c : text)
-                    if (c == '\n') text_ += "\\n";
-                    else if (c == '"' || c == '\\') text_ += cat('\\', c);
-                    else text_ += c;
-                text_ += '"';
+                    if (c == '\n') out += "\\n";
+                    else if (c == '"' || c == '\\') out += cat('\\', c);
+                    else out += c;
+                out += '"';
             }
-        if (separator == ',') text_ += '}';
+        if (separator == ',') out += '}';
         char number[40];
         if (std::isinf(value)) std::snprintf(number, sizeof number, "%s", value > 0 ? "+Inf" : "-Inf");
         else if (std::isnan(value)) std::snprintf(number, sizeof number, "NaN");
         else if (std::trunc(value) == value && std::abs(value) < 1e15)
             std::snprintf(number, sizeof number, "%.1f", value);
         else std::snprintf(number, sizeof number, "%.9g", value);
-        text_ += cat(' ', static_cast<const char*>(number), '\n');
+        out += cat(' ', static_cast<const char*>(number), '\n');
     }
 
-    Labels      common_;
-    std::string text_, last_;
+    Labels                             common_;
+    std::vector<std::string>           families_;
+    std::map<std::string, std::size_t> places_;    // of each name in it
+    std::size_t                        place_ = 0; // of the family that is written
 };
 
 // The process_* families of Prometheus's own libraries, from /proc; without labels.
@@ -126,7 +142,7 @@ std::string process_metrics() {
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
 
-    MetricsText t({});
+    MetricsText t;
     t.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
               (number(14) + number(15)) / ticks);
     t.gauge("process_open_fds", "Number of open file descriptors.", open - 1); // but for the one that counts
@@ -138,12 +154,11 @@ std::string process_metrics() {
     return t.take();
 }
 
-std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
-                         const std::string& model) {
-    const ServiceMetrics& m = service.metrics;
-    const EngineStats     s = service.stats();
-    const EngineOptions&  o = service.engine_options();
-    MetricsText           t({{"model_name", model}, {"engine", "0"}});
+// The families of one model, whose labels the writer has.
+void write_model(MetricsText& t, Service& service) {
+    const ServiceMetrics& m           = service.metrics;
+    const EngineStats     s           = service.stats();
+    const EngineOptions&  o           = service.engine_options();
     const double          block_bytes = double(service.engine().block_bytes());
     const auto            d           = [](auto v) { return double(v); };
 
@@ -241,10 +256,6 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
               d(m.refused_full.load()), {{"reason", "queue_full"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_draining.load()), {{"reason", "shutting_down"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
-    t.gauge("quire:http_connections", "Open connections.", server.n_connections());
-    t.gauge("quire:http_threads", "Threads that answer requests.", server.n_threads());
-    t.counter("quire:dropped_log_lines_total", "Lines of the log that were dropped because nobody read them in time.",
-              double(dropped_log_lines));
     t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
             {{"block_size", cat(o.block_size)},
              {"cache_dtype", dtype_label(o.kv_type)},
@@ -253,6 +264,20 @@ std::string metrics_text(Service& service, const HttpServer& server, std::uint64
              {"num_cpu_blocks", cat(o.swap_blocks)},
              {"num_gpu_blocks", cat(o.kv_blocks)},
              {"sliding_window", "None"}});
+}
+
+std::string metrics_text(std::span<const MeasuredModel> models, const HttpServer& server,
+                         std::uint64_t dropped_log_lines) {
+    MetricsText t;
+    for (const MeasuredModel& model : models) {
+        t.label({{"model_name", model.name}, {"engine", "0"}});
+        write_model(t, *model.service);
+    }
+    if (models.size() != 1) t.label({});
+    t.gauge("quire:http_connections", "Open connections.", server.n_connections());
+    t.gauge("quire:http_threads", "Threads that answer requests.", server.n_threads());
+    t.counter("quire:dropped_log_lines_total", "Lines of the log that were dropped because nobody read them in time.",
+              double(dropped_log_lines));
     return t.take() + process_metrics();
 }
 

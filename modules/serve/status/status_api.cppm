@@ -1,19 +1,24 @@
-// quire.serve.status.status_api: the routes about the server itself: models, health, load, settings, metrics. Owns nothing.
+// quire.serve.status.status_api: the routes about the server itself: health, load, settings, metrics. Owns nothing.
 export module quire.serve.status.status_api;
 
 import quire.core.base;
 import quire.serve.api.context;
+export import quire.serve.models.model_pool;
 import quire.serve.status.metrics_text;
 
 export namespace quire {
 
-void answer_models(ApiContext& api, HttpExchange& e);
-void answer_model(ApiContext& api, HttpExchange& e);
-void answer_health(ApiContext& api, HttpExchange& e);
-void answer_load(ApiContext& api, HttpExchange& e);
-void answer_props(ApiContext& api, HttpExchange& e);
-void answer_version(ApiContext& api, HttpExchange& e);
-void answer_metrics(ApiContext& api, HttpExchange& e);
+void answer_health(ModelPool& pool, HttpExchange& e);
+void answer_load(ModelPool& pool, HttpExchange& e);
+void answer_props(ModelPool& pool, HttpExchange& e);
+void answer_version(ModelPool& pool, HttpExchange& e);
+void answer_metrics(ModelPool& pool, HttpExchange& e);
+
+// The answer of /props about a model, as it is given while the model sleeps.
+std::string props_asleep(const ApiContext& api);
+
+// The value of the parameter `model` in the request's address; "": there is none.
+std::string model_parameter(const HttpExchange& e);
 
 } // namespace quire
 
@@ -21,54 +26,45 @@ module :private;
 
 namespace quire {
 
-Json model_json(const ApiContext& api, const std::string& id) {
-    Json       model{{"id", id},
-                     {"object", "model"},
-                     {"created", api.started},
-                     {"owned_by", "quire"},
-                     {"root", api.options.aliases[0]},
-                     {"parent", nullptr},
-                     {"max_model_len", api.options.limits.context}};
-    const auto adapter = api.adapters_of(id);
-    if (!adapter) return model;
-    model["root"]   = api.service.engine_options().adapters[std::size_t((*adapter)[0].adapter)].path;
-    model["parent"] = api.options.aliases[0];
-    return model;
+std::string model_parameter(const HttpExchange& e) { return std::string(find_field(e.request.query, "model")); }
+
+// The loaded models that the request is about: the one that ?model= names, or all. Nothing: the request was refused.
+std::optional<std::vector<ModelPool::Lease>> models_of(ModelPool& pool, HttpExchange& e) {
+    const std::string             name = model_parameter(e);
+    std::vector<ModelPool::Lease> all  = pool.loaded();
+    if (!pool.many() || name.empty()) return all;
+    const auto view = pool.view(name);
+    if (!view) return refuse(e, pool.unknown(name)), std::nullopt;
+    std::vector<ModelPool::Lease> one;
+    for (ModelPool::Lease& lease : all)
+        if (lease.id() == view->id) one.push_back(std::move(lease));
+    if (one.empty() && view->status != ModelStatus::sleeping)
+        return refuse(e,
+                      ApiError{503, cat("the model ", quote(view->id), " is not loaded"), "model", "model_not_loaded"}),
+               std::nullopt;
+    return one;
 }
 
-void answer_models(ApiContext& api, HttpExchange& e) {
-    const ModelConfig& c    = api.service.config();
-    Json               data = Json::array();
-    for (const std::string& alias : api.options.aliases) {
-        Json model          = model_json(api, alias);
-        model["permission"] = Json::array();
-        model["meta"]       = {
-            {"architecture", c.architecture_name}, {"n_vocab", c.vocab_size}, {"n_ctx", api.options.limits.context},
-            {"n_ctx_train", c.context_length},     {"n_embd", c.hidden_size}, {"n_layer", c.n_layers}};
-        data.push_back(std::move(model));
-    }
-    for (const AdapterOption& adapter : api.service.engine_options().adapters)
-        if (api.adapters_of(adapter.name)) data.push_back(model_json(api, adapter.name));
-    answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
-}
-
-void answer_model(ApiContext& api, HttpExchange& e) {
-    answer_json(e, model_json(api, e.request.path.substr(std::string_view("/v1/models/").size())));
-}
-
-void answer_health(ApiContext& api, HttpExchange& e) {
-    const bool well   = api.service.healthy() && !api.service.draining();
-    e.response.status = well ? 200 : 503;
-    answer_json(e, well ? Json{{"status", "ok"}}
-                        : Json::parse(error_body(ApiError{
-                              503, api.service.draining() ? "the server is shutting down" : "the engine takes no steps",
-                              "", ""})));
+// A model that sleeps is well.
+void answer_health(ModelPool& pool, HttpExchange& e) {
+    if (pool.draining()) return refuse(e, ApiError{503, "the server is shutting down", "", ""});
+    const auto models = models_of(pool, e);
+    if (!models) return;
+    for (const ModelPool::Lease& model : *models)
+        if (!model.host().service().healthy()) return refuse(e, ApiError{503, "the engine takes no steps", "", ""});
+    answer_json(e, Json{{"status", "ok"}});
 }
 
 // Requests that wait or run, as in vLLM.
-void answer_load(ApiContext& api, HttpExchange& e) { answer_json(e, Json{{"server_load", api.service.in_flight()}}); }
+void answer_load(ModelPool& pool, HttpExchange& e) {
+    const auto models = models_of(pool, e);
+    if (!models) return;
+    int n = 0;
+    for (const ModelPool::Lease& model : *models) n += model.host().service().in_flight();
+    answer_json(e, Json{{"server_load", n}});
+}
 
-void answer_props(ApiContext& api, HttpExchange& e) {
+Json props_json(const ApiContext& api, bool sleeps) {
     const EngineOptions& o = api.service.engine_options();
     const Tokenizer&     t = api.service.tokenizer();
     const ApiLimits&     l = api.options.limits;
@@ -78,34 +74,72 @@ void answer_props(ApiContext& api, HttpExchange& e) {
     if (l.default_tokens >= 0) usual.max_tokens = l.default_tokens;
     Json params    = settings_json(usual);
     params["seed"] = l.seed; // -1: another one for each request
-    answer_json(e, Json{{"default_generation_settings", {{"n_ctx", o.context}, {"params", std::move(params)}}},
-                        {"total_slots", o.max_sequences},
-                        {"model_alias", api.options.aliases[0]},
-                        {"model_path", api.options.model_file},
-                        {"chat_template", api.options.chat_template.source()},
-                        {"chat_form", api.options.chat_template.name()},
-                        {"chat_templates", api.options.chat_template.names()},
-                        {"chat_template_missing", api.options.chat_template.is_fallback()},
-                        {"modalities", {{"vision", false}, {"audio", false}}},
-                        {"build_info", cat("quire ", quire_version)},
-                        {"bos_token", t.bos() >= 0 ? Json(std::string(t.piece(t.bos()))) : Json()},
-                        {"eos_token", t.eos() >= 0 ? Json(std::string(t.piece(t.eos()))) : Json()},
-                        {"engine",
-                         {{"device", o.device},
-                          {"description", api.service.engine().describe()},
-                          {"block_size", o.block_size},
-                          {"kv_blocks", o.kv_blocks},
-                          {"swap_blocks", o.swap_blocks},
-                          {"tier_blocks", o.tier_blocks},
-                          {"prefix_cache", o.prefix_cache}}}});
+    return {{"default_generation_settings", {{"n_ctx", o.context}, {"params", std::move(params)}}},
+            {"total_slots", o.max_sequences},
+            {"model_alias", api.options.aliases[0]},
+            {"model_path", api.options.model_file},
+            {"chat_template", api.options.chat_template.source()},
+            {"chat_form", api.options.chat_template.name()},
+            {"chat_templates", api.options.chat_template.names()},
+            {"chat_template_missing", api.options.chat_template.is_fallback()},
+            {"modalities", {{"vision", false}, {"audio", false}}},
+            {"build_info", cat("quire ", quire_version)},
+            {"is_sleeping", sleeps},
+            {"bos_token", t.bos() >= 0 ? Json(std::string(t.piece(t.bos()))) : Json()},
+            {"eos_token", t.eos() >= 0 ? Json(std::string(t.piece(t.eos()))) : Json()},
+            {"engine",
+             {{"device", o.device},
+              {"description", api.service.engine().describe()},
+              {"block_size", o.block_size},
+              {"kv_blocks", o.kv_blocks},
+              {"swap_blocks", o.swap_blocks},
+              {"tier_blocks", o.tier_blocks},
+              {"prefix_cache", o.prefix_cache}}}};
 }
 
-void answer_version(ApiContext&, HttpExchange& e) { answer_json(e, Json{{"version", quire_version}}); }
+std::string props_asleep(const ApiContext& api) { return json_dump(props_json(api, true)); }
 
-void answer_metrics(ApiContext& api, HttpExchange& e) {
+// llama.cpp's, of a server of many models.
+Json router_props(const ModelPool& pool) {
+    return {{"role", "router"},
+            {"max_instances", pool.options().most},
+            {"models_autoload", pool.options().autoload},
+            {"model_alias", "quire"},
+            {"model_path", "none"},
+            {"default_generation_settings", {{"params", Json::object()}, {"n_ctx", 0}}},
+            {"build_info", cat("quire ", quire_version)}};
+}
+
+// The settings of a model that sleeps are those from before.
+void answer_props(ModelPool& pool, HttpExchange& e) {
+    const std::string name = model_parameter(e);
+    if (pool.many() && name.empty()) return answer_json(e, router_props(pool));
+    ModelWanted wanted;
+    wanted.name     = pool.many() ? name : "";
+    const auto view = pool.view(wanted.name);
+    if (view && view->status == ModelStatus::sleeping) {
+        e.response.body = view->asleep;
+        return;
+    }
+    const std::string_view autoload = find_field(e.request.query, "autoload");
+    wanted.answers                  = false;
+    wanted.autoload  = autoload.empty() ? pool.options().autoload : autoload == "true" || autoload == "1";
+    wanted.gone      = [&e] { return e.peer->gone(); };
+    const auto model = pool.acquire(wanted);
+    if (!model) return refuse(e, model.error());
+    answer_json(e, props_json(model->host().api(), false));
+}
+
+void answer_version(ModelPool&, HttpExchange& e) { answer_json(e, Json{{"version", quire_version}}); }
+
+void answer_metrics(ModelPool& pool, HttpExchange& e) {
+    const auto models = models_of(pool, e);
+    if (!models) return;
+    std::vector<MeasuredModel> measured;
+    for (const ModelPool::Lease& model : *models) measured.push_back({&model.host().service(), model.id()});
+    const auto& dropped = pool.shared().dropped_log_lines;
     e.response.type     = "text/plain; version=0.0.4; charset=utf-8";
-    const auto& dropped = api.options.dropped_log_lines;
-    e.response.body     = metrics_text(api.service, *api.server, dropped ? dropped() : 0, api.options.aliases[0]);
+    e.response.body     = metrics_text(measured, *pool.shared().server, dropped ? dropped() : 0);
 }
 
 } // namespace quire

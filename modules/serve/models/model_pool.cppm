@@ -1,0 +1,668 @@
+// quire.serve.models.model_pool: the models that a server offers: which of them are loaded, for whom one is loaded, which one leaves. One
+// thread loads and lets go; requests wait for it. **Owns** the loaded models, that thread, and the recent changes of status.
+export module quire.serve.models.model_pool;
+
+import quire.core.base;
+export import quire.serve.models.model_card;
+export import quire.serve.models.model_host;
+import quire.engine.load_estimate;
+import quire.serve.memory_reserve;
+import quire.serve.models.leaving;
+
+export namespace quire {
+
+enum class ModelStatus : std::uint8_t { unloaded, loading, loaded, sleeping };
+std::string_view name_of(ModelStatus status); // as llama.cpp names it
+
+struct PoolOptions {
+    bool        many     = false; // requests choose a model by name; false: there is one, which answers to any name
+    bool        strict   = false; // of one model: its own names only
+    int         most     = 4;     // models loaded at once; 0: any number
+    bool        autoload = true;  // a request loads the model that it names
+    std::size_t bytes    = 0;     // of memory for all loaded models; 0: what the device has
+    double      sleep_seconds =
+        -1;                 // a model that did not answer for so long leaves memory until the next request; < 0: never
+    int max_waiting = 1024; // requests that wait for models
+    Say say         = [](const std::string&, bool) {}; // to the log
+    // Describes a model before it sleeps: ModelView::asleep.
+    std::function<std::string(const ApiContext& api)> describe = [](const ApiContext&) { return std::string(); };
+};
+
+// A model as lists show it.
+struct ModelView {
+    std::string                        id;
+    std::vector<std::string>           names;    // the id, its aliases, then its adapters
+    std::map<std::string, std::string> adapters; // names and files
+    ModelStatus                        status = ModelStatus::unloaded;
+    std::string                        failure;       // why the last load failed, or the engine; "": it did not
+    std::string                        file;          // without the folder
+    int                                in_flight = 0; // requests in the engine
+    std::string                        asleep;        // of a model that sleeps: its description
+    std::string                        device;        // of a loaded model
+    std::shared_ptr<const ModelCard>   card;          // null: not known so far
+};
+
+// A request for a model.
+struct ModelWanted {
+    std::string           name;            // as the client wrote it; "": none
+    bool                  autoload = true; // false: only a model that is loaded, or sleeps
+    bool                  wakes    = true; // false: nor one that sleeps
+    bool                  answers  = true; // false: it looks at the model, which may leave soon and counts as idle
+    std::function<bool()> gone     = [] { return false; }; // the client has hung up
+};
+
+// Any thread, where nothing else is said.
+class ModelPool {
+    struct Entry;
+
+public:
+    // `setups`: at least one, with different names.
+    ModelPool(std::vector<ModelSetup> setups, PoolOptions options, SharedContext& shared);
+    // Of one model that is loaded already; for tests.
+    ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared);
+    ~ModelPool(); // every lease is gone
+    ModelPool(const ModelPool&)            = delete;
+    ModelPool& operator=(const ModelPool&) = delete;
+
+    // A loaded model in use: it stays until the lease is gone.
+    class Lease {
+    public:
+        Lease(ModelPool& pool, Entry& entry, bool answers);
+        Lease(Lease&& other) noexcept;
+        Lease& operator=(Lease&&) = delete;
+        ~Lease();
+        ModelHost&         host() const { return *host_; }
+        const std::string& id() const { return host_->setup().id; }
+
+    private:
+        ModelPool* pool_;
+        Entry*     entry_;
+        ModelHost* host_;
+        bool       answers_;
+    };
+
+    // Before start(): loads the first model, in this thread.
+    Result<void> load_first(const Progress& progress);
+    void         start();
+
+    // Waits until the model is loaded. Error: there is no such model; it is not loaded and nobody may load it; it cannot be loaded; too many
+    // wait; the client has gone.
+    Parsed<Lease> acquire(const ModelWanted& wanted);
+    // All loaded models, to look at.
+    std::vector<Lease> loaded();
+
+    // Begins to load a model, or to let it go when its requests are answered. Error: no such model, or it is (not) loaded already.
+    std::optional<ApiError> load(const std::string& name);
+    std::optional<ApiError> unload(const std::string& name);
+
+    bool                     many() const { return options_.many; }
+    const PoolOptions&       options() const { return options_; }
+    SharedContext&           shared() { return shared_; }
+    std::vector<std::string> names() const; // of all models
+    std::vector<ModelView>   views() const;
+    // Nothing: there is no such model.
+    std::optional<ModelView> view(const std::string& name) const;
+    // The error for a name that no model has.
+    ApiError unknown(const std::string& name) const;
+    // Facts about a model, loaded or not; read from its file once. Null: the file cannot be read.
+    std::shared_ptr<const ModelCard> card(const std::string& id);
+
+    // Changes of status as JSON behind the one with the number `serial`, which is set to that of the last one. None: there were none in time.
+    std::vector<std::string> next_events(std::uint64_t& serial, double seconds);
+    std::uint64_t            last_event() const;
+
+    // No request is accepted any more.
+    void        drain();
+    bool        draining() const;
+    int         in_flight() const;
+    void        cancel_all();
+    std::string failure() const; // of the engine of the one model
+
+private:
+    using Lock = std::unique_lock<std::mutex>;
+
+    Entry*                find(const std::string& name) const;
+    void                  run();
+    void                  load(Lock& lock, Entry& e);
+    Parsed<void>          make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
+    Parsed<void>          load_now(Lock& lock, Entry& e, const Progress& progress);
+    void                  let_go(Lock& lock, Entry& e);
+    void                  set_status(Entry& e, ModelStatus status);
+    void                  add_event(const Entry& e, Json data);
+    void                  engine_failed(Entry& e);
+    std::optional<double> seconds_to_sleep(TimePoint now);
+    ModelView             view_of(const Entry& e) const;
+
+    const PoolOptions                   options_;
+    SharedContext&                      shared_;
+    std::vector<std::unique_ptr<Entry>> entries_;
+
+    mutable std::mutex      mutex_; // of all below, and of the entries
+    std::condition_variable changed_, work_;
+    std::deque<std::string> events_;
+    std::uint64_t           last_event_ = 0, last_use_ = 0, last_ticket_ = 0;
+    int                     n_waiting_ = 0;
+    bool                    draining_ = false, stopping_ = false;
+    std::thread             thread_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr std::size_t most_events  = 1024;
+constexpr int         least_tokens = 2048; // of context, that a model without --ctx-size has to have room for
+
+struct ModelPool::Entry {
+    ModelSetup                       setup;
+    ModelStatus                      status = ModelStatus::unloaded;
+    std::unique_ptr<ModelHost>       host;
+    std::shared_ptr<const ModelCard> card;
+    std::string                      asleep;
+    int                              users = 0, lookers = 0;     // leases
+    bool                             leaving   = false;          // no new lease; goes when there is none
+    bool                             to_sleep  = false;          // and then sleeps
+    bool                             cancelled = false;          // its load is to end
+    std::uint64_t                    ticket    = 0;              // to be loaded, the smallest first; 0: not
+    std::uint64_t                    last_use = 0, failures = 0; // the number of its last use; failed loads so far
+    TimePoint                        idle_since{};
+    std::optional<ApiError>          failure; // of the last load, or of the engine
+};
+
+// Ends a load from inside.
+struct LoadCancelled : std::runtime_error {
+    LoadCancelled() : std::runtime_error("the load was cancelled") {}
+};
+
+std::string_view name_of(ModelStatus status) {
+    constexpr std::string_view names[] = {"unloaded", "loading", "loaded", "sleeping"};
+    return names[std::size_t(status)];
+}
+
+// -- leases
+
+ModelPool::Lease::Lease(ModelPool& pool, Entry& entry, bool answers)
+    : pool_(&pool), entry_(&entry), host_(entry.host.get()), answers_(answers) {
+    (answers ? entry.users : entry.lookers)++;
+}
+
+ModelPool::Lease::Lease(Lease&& other) noexcept
+    : pool_(std::exchange(other.pool_, nullptr)), entry_(other.entry_), host_(other.host_), answers_(other.answers_) {}
+
+ModelPool::Lease::~Lease() {
+    if (!pool_) return;
+    const std::scoped_lock lock(pool_->mutex_);
+    (answers_ ? entry_->users : entry_->lookers)--;
+    if (answers_) {
+        entry_->last_use   = ++pool_->last_use_;
+        entry_->idle_since = std::chrono::steady_clock::now();
+    }
+    if (entry_->users > 0) return;
+    pool_->work_.notify_all();
+}
+
+// -- the pool
+
+ModelPool::ModelPool(std::vector<ModelSetup> setups, PoolOptions options, SharedContext& shared)
+    : options_(std::move(options)), shared_(shared) {
+    for (ModelSetup& setup : setups) {
+        entries_.push_back(std::make_unique<Entry>());
+        Entry& e = *entries_.back();
+        e.setup  = std::move(setup);
+        if (options_.many) e.setup.service.failed = [this, &e] { engine_failed(e); };
+        if (options_.many && e.setup.load_at_start) e.ticket = ++last_ticket_;
+    }
+}
+
+ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared) : shared_(shared) {
+    entries_.push_back(std::make_unique<Entry>());
+    Entry& e = *entries_.back();
+    e.setup  = host->setup();
+    e.host   = std::move(host);
+    e.status = ModelStatus::loaded;
+    e.card   = std::make_shared<ModelCard>(card_of(e.host->api()));
+}
+
+ModelPool::~ModelPool() {
+    {
+        const std::scoped_lock lock(mutex_);
+        stopping_ = true;
+        work_.notify_all();
+        changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+}
+
+void ModelPool::start() {
+    thread_ = std::thread([this] { run(); });
+}
+
+ModelPool::Entry* ModelPool::find(const std::string& name) const {
+    if (!options_.many && (!options_.strict || name.empty())) return entries_[0].get();
+    constexpr std::string_view tag  = ":latest"; // Ollama's clients add it
+    const std::string          bare = name.ends_with(tag) ? name.substr(0, name.size() - tag.size()) : name;
+    for (const std::string* wanted : {&name, &bare})
+        for (const auto& e : entries_)
+            if (const auto names = e->setup.names(); std::ranges::find(names, *wanted) != names.end()) return e.get();
+    return nullptr;
+}
+
+ApiError ModelPool::unknown(const std::string& name) const {
+    if (options_.many && name.empty())
+        return {400, "the request names no model; GET /models lists the models", "model", "model_missing"};
+    return {404,
+            cat("the model ", quote(name), " does not exist; ",
+                options_.many ? std::string("GET /models lists the models")
+                              : cat("the one here is ", quote(entries_[0]->setup.id))),
+            "model", "model_not_found"};
+}
+
+Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
+    Entry* const found = find(wanted.name);
+    if (!found) return std::unexpected(unknown(wanted.name));
+    Entry&                      e = *found;
+    Lock                        lock(mutex_);
+    const std::uint64_t         failures = e.failures;
+    bool                        counted  = false;
+    const std::shared_ptr<void> count(nullptr, [&](void*) { n_waiting_ -= counted; });
+    while (true) {
+        if (e.host && !e.leaving && e.status == ModelStatus::loaded) return Lease(*this, e, wanted.answers);
+        if (draining_ || stopping_)
+            return std::unexpected(ApiError{503, "the server is shutting down", "", "shutting_down"});
+        if (e.failures != failures)
+            return std::unexpected(e.failure.value_or(ApiError{
+                503, cat("the model ", quote(e.setup.id), " could not be loaded"), "model", "model_not_loaded"}));
+        const bool may_load = e.status == ModelStatus::sleeping || e.to_sleep ? wanted.wakes : wanted.autoload;
+        if (e.ticket == 0 && e.status != ModelStatus::loading) {
+            if (!may_load)
+                return std::unexpected(
+                    ApiError{400, cat("the model ", quote(e.setup.id), " is not loaded"), "model", "model_not_loaded"});
+            e.ticket = ++last_ticket_;
+            work_.notify_all();
+        }
+        if (!counted && n_waiting_ >= options_.max_waiting)
+            return std::unexpected(
+                ApiError{429, cat("the queue is full: ", n_waiting_, " requests wait for models"), "", "queue_full"});
+        n_waiting_ += !std::exchange(counted, true);
+        changed_.wait_for(lock, std::chrono::milliseconds(100)); // nothing wakes this thread when the client has gone
+        lock.unlock();
+        const bool gone = wanted.gone();
+        lock.lock();
+        if (gone) return std::unexpected(ApiError{499, "the client has gone", "", ""});
+    }
+}
+
+std::vector<ModelPool::Lease> ModelPool::loaded() {
+    std::vector<Lease>     out;
+    const std::scoped_lock lock(mutex_);
+    out.reserve(entries_.size());
+    for (const auto& e : entries_)
+        if (e->host && !e->leaving) out.emplace_back(*this, *e, false);
+    return out;
+}
+
+std::optional<ApiError> ModelPool::load(const std::string& name) {
+    Entry* const e = find(name);
+    if (!e) return unknown(name);
+    const std::scoped_lock lock(mutex_);
+    if (e->ticket != 0 || e->status == ModelStatus::loading || (e->status == ModelStatus::loaded && !e->leaving))
+        return ApiError{400, cat("the model ", quote(e->setup.id), " is loaded already, or loading"), "model", ""};
+    e->ticket = ++last_ticket_;
+    work_.notify_all();
+    return std::nullopt;
+}
+
+std::optional<ApiError> ModelPool::unload(const std::string& name) {
+    Entry* const e = find(name);
+    if (!e) return unknown(name);
+    const std::scoped_lock lock(mutex_);
+    if (e->status == ModelStatus::unloaded && e->ticket == 0)
+        return ApiError{400, cat("the model ", quote(e->setup.id), " is not loaded"), "model", "model_not_loaded"};
+    if (e->status == ModelStatus::sleeping) set_status(*e, ModelStatus::unloaded);
+    if (e->ticket != 0 || e->status == ModelStatus::loading) {
+        e->cancelled = e->status == ModelStatus::loading;
+        e->ticket    = 0;
+        e->failure = ApiError{503, cat("the model ", quote(e->setup.id), " was unloaded"), "model", "model_not_loaded"};
+        if (!e->cancelled) e->failures++;
+        changed_.notify_all();
+    }
+    if (e->host) e->leaving = true, e->to_sleep = false;
+    work_.notify_all();
+    return std::nullopt;
+}
+
+// -- the loading thread
+
+void ModelPool::run() {
+    Lock lock(mutex_);
+    while (!stopping_) {
+        const auto leaver =
+            std::ranges::find_if(entries_, [](const auto& e) { return e->leaving && e->host && e->users == 0; });
+        if (leaver != entries_.end()) {
+            let_go(lock, **leaver);
+            continue;
+        }
+        Entry* next = nullptr;
+        for (const auto& e : entries_)
+            if (e->ticket != 0 && !e->host && (!next || e->ticket < next->ticket)) next = e.get();
+        if (next) {
+            load(lock, *next);
+            continue;
+        }
+        const std::optional<double> seconds = seconds_to_sleep(std::chrono::steady_clock::now());
+        if (!seconds) continue; // one goes
+        work_.wait_for(lock, std::chrono::duration<double>(*seconds));
+    }
+}
+
+// Marks the models that have been idle for long enough. The seconds until the next one may be; nothing: one is marked.
+std::optional<double> ModelPool::seconds_to_sleep(TimePoint now) {
+    double next = 3600;
+    if (options_.sleep_seconds < 0) return next;
+    bool any = false;
+    for (const auto& e : entries_) {
+        if (!e->host || e->leaving || e->users > 0) continue;
+        const double left = options_.sleep_seconds - std::chrono::duration<double>(now - e->idle_since).count();
+        if (left <= 0) any = e->leaving = e->to_sleep = true;
+        else next = std::min(next, left + 0.001);
+    }
+    return any ? std::nullopt : std::optional(next);
+}
+
+void ModelPool::load(Lock& lock, Entry& e) {
+    int          shown = -1;
+    Parsed<void> done  = load_now(lock, e, [&](double fraction) {
+        const std::scoped_lock inner(mutex_);
+        if (stopping_ || e.cancelled) throw LoadCancelled();
+        if (const int tenths = int(fraction * 10); tenths > shown) {
+            shown = tenths;
+            add_event(e, {{"status", "loading"},
+                          {"progress",
+                           {{"stages", Json::array({"text_model"})}, {"current", "text_model"}, {"value", fraction}}}});
+        }
+    });
+    if (done) return;
+    options_.say(cat("model ", e.setup.id, ": ", done.error().message), true);
+}
+
+// Lets models go until there is room for the one of `setup`, and shares out the memory in `engine`.
+Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine) {
+    lock.unlock();
+    const Result<LoadEstimate> estimate = estimate_load(setup.path, engine);
+    lock.lock();
+    if (!estimate) return {}; // the load will say why
+    const auto        block   = std::size_t(engine.block_size) * estimate->kv_bytes_per_token;
+    const int         least   = engine.context > 0 ? engine.context : std::min(estimate->trained, least_tokens);
+    const std::size_t pool    = engine.kv_blocks > 0
+                                    ? std::size_t(engine.kv_blocks) * block
+                                    : std::size_t(least) * estimate->kv_bytes_per_token + estimate->state_bytes;
+    const bool        on_host = estimate->device == "cpu";
+    const std::size_t other   = std::size_t(std::max(engine.swap_blocks, 0)) * block +
+                              std::size_t(std::max<std::int64_t>(engine.kv_host_bytes, 0));
+    std::vector<Entry*>   there;
+    std::vector<Resident> residents;
+    std::size_t used = 0, host = 0; // bytes of all loaded models; of their pools, whose pages may not be there yet
+    for (const auto& one : entries_) {
+        if (!one->host) continue;
+        there.push_back(one.get());
+        residents.push_back({one->host->bytes(), one->last_use, one->users > 0});
+        used += one->host->bytes();
+        host += one->host->host_bytes();
+    }
+    RoomAsked asked{estimate->weight_bytes + pool + (on_host ? other : 0), estimate->memory, options_.most};
+    if (on_host) asked.free -= std::min(asked.free, host);
+    if (options_.bytes > 0) asked.free = std::min(asked.free, options_.bytes - std::min(options_.bytes, used));
+    const auto leave = choose_leaving(residents, asked);
+    const auto mib   = [](std::size_t bytes) { return cat(bytes >> 20, " MiB"); };
+    if (!leave)
+        return std::unexpected(ApiError{
+            503,
+            cat("there is no room for the model ", quote(e.setup.id), ": ",
+                leave.error() == NoRoom::answering
+                    ? "the models that would have to leave are answering"
+                    : cat("it needs ", mib(asked.bytes), ", and all models together have ", mib(asked.free + used))),
+            "model", "no_room"});
+    for (std::size_t i : *leave) there[i]->leaving = true;
+    for (std::size_t i : *leave) {
+        host -= std::min(host, there[i]->host->host_bytes());
+        options_.say(cat("model ", there[i]->setup.id, " leaves for ", e.setup.id), false);
+        let_go(lock, *there[i]);
+    }
+    // Those to come have to find room, too.
+    const int n    = options_.most > 0 ? std::min(options_.most, int(entries_.size())) : int(entries_.size());
+    const int left = std::max(n - int(there.size() - leave->size()), 1);
+    engine.pool_share /= left;
+    if (on_host) engine.set_aside = host;
+    if (options_.bytes > 0 && engine.kv_blocks == 0 && block > 0) {
+        const std::size_t share = options_.bytes / std::size_t(n);
+        const std::size_t room  = std::max(share - std::min(share, estimate->weight_bytes), pool);
+        engine.kv_blocks =
+            int(std::clamp<std::size_t>(room / (engine.swap_blocks < 0 && on_host ? 2 : 1) / block,
+                                        (std::size_t(least) + engine.block_size - 1) / engine.block_size, 1 << 24));
+    }
+    return {};
+}
+
+Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress) {
+    ModelSetup setup = e.setup;
+    e.cancelled      = false;
+    e.failure.reset();
+    set_status(e, ModelStatus::loading);
+    const auto say = [&](const std::string& text, bool warning) {
+        options_.say(options_.many ? cat("model ", setup.id, ": ", text) : text, warning);
+    };
+    const bool at_start = !options_.many && !thread_.joinable(); // the error goes to the log alone
+    const auto fault    = [&](const Error& error) {
+        if (at_start) return ApiError{500, error.message, "", ""};
+        // Clients are not told where the file is.
+        std::string       message = error.message;
+        const std::string name    = std::filesystem::path(setup.path).filename().string();
+        for (std::size_t at = 0; (at = message.find(setup.path, at)) != std::string::npos; at += name.size())
+            message.replace(at, setup.path.size(), name);
+        const bool no_room = error.kind == ErrorKind::limit;
+        return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
+                        "model", no_room ? "no_room" : "model_not_loaded"};
+    };
+    Parsed<void>               done = options_.many ? make_room(lock, e, setup, setup.engine) : Parsed<void>();
+    std::unique_ptr<ModelHost> host;
+    lock.unlock();
+    try {
+        if (done && options_.many)
+            if (auto ok = setup.read_file(); !ok) done = std::unexpected(fault(ok.error()));
+        if (done) {
+            Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say);
+            if (loaded) host = std::move(*loaded);
+            else done = std::unexpected(fault(loaded.error()));
+        }
+        if (host) {
+            say(host->description(), false);
+            auto card = std::make_shared<const ModelCard>(card_of(host->api()));
+            lock.lock();
+            e.card = std::move(card);
+        }
+    } catch (const std::bad_alloc&) {
+        done = std::unexpected(fault({ErrorKind::limit, "there is not enough memory"}));
+    }
+    if (!lock.owns_lock()) lock.lock();
+    e.ticket = 0;
+    if (e.cancelled || !done) {
+        if (!e.cancelled) e.failure = done.error();
+        e.failures++;
+        if (host) {
+            lock.unlock();
+            host.reset();
+            lock.lock();
+        }
+        if (!e.failure) e.failure = ApiError{503, "the load was cancelled", "model", "model_not_loaded"};
+        set_status(e, ModelStatus::unloaded);
+        return std::unexpected(*e.failure);
+    }
+    e.host    = std::move(host);
+    e.leaving = e.to_sleep = false;
+    e.last_use             = ++last_use_;
+    e.idle_since           = std::chrono::steady_clock::now();
+    if (draining_) e.host->service().drain();
+    set_status(e, ModelStatus::loaded);
+    return {};
+}
+
+Result<void> ModelPool::load_first(const Progress& progress) {
+    Lock         lock(mutex_);
+    Entry&       e    = *entries_[0];
+    Parsed<void> done = load_now(lock, e, progress);
+    if (!done) return fail_with(ErrorKind::system, done.error().message);
+    return {};
+}
+
+// The model has no users and gets none. Those that look at it notice that it takes no requests any more.
+void ModelPool::let_go(Lock& lock, Entry& e) {
+    e.host->service().drain();
+    while (e.lookers > 0 && !stopping_) work_.wait_for(lock, std::chrono::milliseconds(20));
+    if (e.lookers > 0) return; // the destructor does it
+    std::unique_ptr<ModelHost> host = std::move(e.host);
+    lock.unlock();
+    std::string asleep = options_.describe(host->api());
+    host.reset();
+    lock.lock();
+    e.asleep                 = std::move(asleep);
+    const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;
+    e.leaving = e.to_sleep = false;
+    set_status(e, status);
+    options_.say(cat("model ", e.setup.id, status == ModelStatus::sleeping ? " sleeps" : " is unloaded"), false);
+}
+
+// On the engine's thread: it has given every request an error, and takes no step any more.
+void ModelPool::engine_failed(Entry& e) {
+    const std::scoped_lock lock(mutex_);
+    if (!e.host) return;
+    e.leaving = true;
+    e.failure = ApiError{503, cat("the engine has failed: ", e.host->service().failure()), "", "engine_failed"};
+    work_.notify_all();
+}
+
+// -- what is shown
+
+void ModelPool::set_status(Entry& e, ModelStatus status) {
+    e.status = status;
+    Json data{{"status", name_of(status)}};
+    if (status == ModelStatus::unloaded && e.failure) data["failed"] = true, data["error"] = e.failure->message;
+    add_event(e, std::move(data));
+    changed_.notify_all();
+}
+
+void ModelPool::add_event(const Entry& e, Json data) {
+    events_.push_back(json_dump(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}}));
+    if (events_.size() > most_events) events_.pop_front();
+    last_event_++;
+    changed_.notify_all();
+}
+
+std::vector<std::string> ModelPool::next_events(std::uint64_t& serial, double seconds) {
+    Lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                      [&] { return last_event_ > serial || draining_ || stopping_; });
+    const std::uint64_t      first = last_event_ - events_.size(); // the number before the first one
+    std::vector<std::string> out;
+    for (std::uint64_t i = std::max(serial, first); i < last_event_; i++)
+        out.push_back(events_[std::size_t(i - first)]);
+    serial = last_event_;
+    return out;
+}
+
+std::uint64_t ModelPool::last_event() const {
+    const std::scoped_lock lock(mutex_);
+    return last_event_;
+}
+
+ModelView ModelPool::view_of(const Entry& e) const {
+    ModelView view;
+    view.id    = e.setup.id;
+    view.names = e.setup.names();
+    for (const AdapterOption& adapter : e.setup.engine.adapters)
+        if (!e.setup.has_alias(adapter.name)) view.adapters.emplace(adapter.name, adapter.path);
+    view.status = e.status;
+    view.file   = std::filesystem::path(e.setup.path).filename().string();
+    view.card   = e.card;
+    if (e.failure) view.failure = e.failure->message;
+    if (e.status == ModelStatus::sleeping) view.asleep = e.asleep;
+    if (e.host) {
+        view.in_flight = e.host->service().in_flight();
+        view.device    = e.host->service().engine_options().device;
+    }
+    return view;
+}
+
+std::vector<ModelView> ModelPool::views() const {
+    const std::scoped_lock lock(mutex_);
+    std::vector<ModelView> out;
+    for (const auto& e : entries_) out.push_back(view_of(*e));
+    return out;
+}
+
+std::optional<ModelView> ModelPool::view(const std::string& name) const {
+    const Entry* const e = find(name);
+    if (!e) return std::nullopt;
+    const std::scoped_lock lock(mutex_);
+    return view_of(*e);
+}
+
+std::vector<std::string> ModelPool::names() const {
+    std::vector<std::string> out;
+    for (const auto& e : entries_)
+        for (std::string& name : e->setup.names()) out.push_back(std::move(name));
+    return out;
+}
+
+std::shared_ptr<const ModelCard> ModelPool::card(const std::string& id) {
+    Entry* const e = find(id);
+    if (!e) return nullptr;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (e->card) return e->card;
+    }
+    const ModelSetup& setup = e->setup;
+    Result<ModelCard> read  = read_card(setup.path, setup.engine.context, setup.endpoints.limits.samplers, setup.given);
+    if (!read) return nullptr;
+    auto                   card = std::make_shared<const ModelCard>(std::move(*read));
+    const std::scoped_lock lock(mutex_);
+    if (!e->card) e->card = std::move(card);
+    return e->card;
+}
+
+// -- the end
+
+void ModelPool::drain() {
+    const std::scoped_lock lock(mutex_);
+    draining_ = true;
+    for (const auto& e : entries_)
+        if (e->host) e->host->service().drain();
+    changed_.notify_all();
+}
+
+bool ModelPool::draining() const {
+    const std::scoped_lock lock(mutex_);
+    return draining_;
+}
+
+int ModelPool::in_flight() const {
+    const std::scoped_lock lock(mutex_);
+    int                    n = 0;
+    for (const auto& e : entries_)
+        if (e->host) n += e->host->service().in_flight();
+    return n;
+}
+
+void ModelPool::cancel_all() {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& e : entries_)
+        if (e->host) e->host->service().cancel_all();
+}
+
+std::string ModelPool::failure() const {
+    const std::scoped_lock lock(mutex_);
+    return !options_.many && entries_[0]->host ? entries_[0]->host->service().failure() : "";
+}
+
+} // namespace quire

@@ -1,0 +1,491 @@
+// A server of several models: which one leaves, presets, names; and over HTTP: models that load and leave while others answer.
+#include <catch2/catch_test_macros.hpp>
+
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "http_client.h"
+#include "process.h"
+#include "server_process.h"
+
+import quire.core.result;
+import quire.serve.models.catalog;
+import quire.serve.models.leaving;
+import quire.serve.models.model_field;
+import quire.tools.server.presets;
+
+using namespace quire::testing;
+using Json   = nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+using quire::choose_leaving;
+using quire::NoRoom;
+using quire::Resident;
+using Places = std::vector<std::size_t>;
+
+// A directory with small models: chat (the one that ships), llama, qwen, mistral, and bad, which is no model.
+class Models {
+public:
+    Models() : path_(temporary()) {
+        fs::remove(path_);
+        fs::create_directories(path_ / "deep" / "er");
+        fs::create_symlink(shipped, path_ / "chat.gguf");
+        const std::string data = QUIRE_ROOT "/tests/data/models/";
+        fs::create_symlink(data + "llama3-gqa-Q8_0.gguf", path_ / "llama.gguf");
+        fs::create_symlink(data + "qwen2-Q4_0.gguf", path_ / "deep" / "qwen.gguf");
+        fs::create_symlink(data + "mistral-swa-Q8_0.gguf", path_ / "deep" / "er" / "mistral.gguf");
+        std::ofstream(path_ / "bad.gguf") << "no model";
+        std::ofstream(path_ / "notes.txt") << "nothing";
+    }
+    Models(const Models&)            = delete;
+    Models& operator=(const Models&) = delete;
+    ~Models() { fs::remove_all(path_); }
+
+    std::string path() const { return path_.string(); }
+    // A server of them.
+    Server serve(std::vector<std::string> flags = {}) const {
+        flags.insert(flags.begin(), {"--models-dir", path(), "--temp", "0"});
+        return Server(flags, "");
+    }
+
+private:
+    fs::path path_;
+};
+
+Json completion(const std::string& model, int n = 4) {
+    return {{"model", model}, {"prompt", "Hello world"}, {"max_tokens", n}, {"ignore_eos", true}, {"temperature", 0}};
+}
+
+std::string status_of(const Server& s, const std::string& model) {
+    for (const Json& one : s.ask_get("/models")["data"])
+        if (one["id"] == model) return one["status"]["value"];
+    return "";
+}
+
+void until_status(const Server& s, const std::string& model, const std::string& status) {
+    while (status_of(s, model) != status) nap();
+}
+
+// A stream of `n` tokens that has begun.
+Client begin_stream(const Server& s, const std::string& model, int n) {
+    Json body      = completion(model, n);
+    body["stream"] = true;
+    Client client  = s.client();
+    client.send(Client::request("/v1/completions", body.dump()));
+    REQUIRE(client.head().status == 200);
+    REQUIRE(has(client.chunk(), "data: "));
+    return client;
+}
+
+// Whether the stream ends as it should.
+bool ends_well(Client& client) {
+    std::string last;
+    for (std::string piece = client.chunk(); !piece.empty(); piece = client.chunk()) last += piece;
+    return has(last, "\"finish_reason\":\"length\"") && last.ends_with("data: [DONE]\n\n");
+}
+
+} // namespace
+
+TEST_CASE("the least recently used models leave, and none that answers", "[models]") {
+    const std::vector<Resident> three{{100, 7, false}, {200, 3, false}, {50, 5, false}};
+    CHECK(choose_leaving(three, {80, 100, 0}) == Places{}); // there is room
+    CHECK(choose_leaving(three, {80, 0, 0}) == Places{1});
+    CHECK(choose_leaving(three, {210, 0, 0}) == Places{1, 2});
+    CHECK(choose_leaving(three, {350, 0, 0}) == Places{1, 2, 0});
+    CHECK(choose_leaving(three, {351, 0, 0}).error() == NoRoom::too_large);
+    CHECK(choose_leaving(three, {10, 100, 3}) == Places{1}); // too many models
+    CHECK(choose_leaving(three, {10, 100, 4}) == Places{});
+    CHECK(choose_leaving(three, {10, 100, 1}) == Places{1, 2, 0});
+    // A small one that was used before stays where a later one makes the room alone.
+    CHECK(choose_leaving(std::vector<Resident>{{10, 1, false}, {100, 2, false}}, {90, 0, 0}) == Places{1});
+
+    const std::vector<Resident> busy{{100, 1, true}, {100, 2, false}, {100, 3, true}};
+    CHECK(choose_leaving(busy, {100, 0, 3}) == Places{1});
+    CHECK(choose_leaving(busy, {101, 0, 0}).error() == NoRoom::answering);
+    CHECK(choose_leaving(busy, {1, 1, 2}).error() == NoRoom::answering);
+    CHECK(choose_leaving(busy, {301, 0, 0}).error() == NoRoom::too_large);
+    CHECK(choose_leaving({}, {5, 5, 1}) == Places{});
+}
+
+TEST_CASE("a model's id is its file's name, and a split model is one", "[models]") {
+    using quire::model_id;
+    CHECK(model_id("a.b-Q8_0.gguf") == "a.b-Q8_0");
+    CHECK(model_id("big-00001-of-00003.gguf") == "big");
+    for (const char* none : {"big-00002-of-00003.gguf", "mmproj-a.gguf", "a.bin", ".gguf", "gguf", "a.gguf.part"})
+        CHECK(!model_id(none));
+    CHECK(model_id("a-0001-of-0003.gguf") == "a-0001-of-0003"); // not the form of a part
+
+    const fs::path folder = temporary();
+    fs::remove(folder);
+    fs::create_directories(folder / "x");
+    for (const char* name : {"a.gguf", "x/a.gguf", "x/b-00001-of-00002.gguf", "x/b-00002-of-00002.gguf", "c.txt"})
+        std::ofstream(folder / name) << "";
+    fs::create_directory_symlink(folder, folder / "x" / "circle");
+    const auto found = quire::find_models(folder.string());
+    REQUIRE(found);
+    std::vector<std::string> ids;
+    for (const quire::FoundModel& one : *found) ids.push_back(one.id);
+    CHECK(ids == std::vector<std::string>{"a", "x/a", "b"});
+    CHECK(has(found->back().path, "b-00001-of-00002.gguf"));
+    fs::remove_all(folder);
+    CHECK(has(quire::find_models(folder.string()).error().message, "cannot read"));
+
+    CHECK(quire::directory_name("a-Q8_0.1") == "a-Q8_0.1");
+    for (const char* odd : {"a/b", "..", "", "a b", "\xc3\xa9"}) {
+        const std::string name = quire::directory_name(odd);
+        CHECK((name.size() > 16 && name[0] == '_' && name.find_first_of("/ ") == std::string::npos));
+    }
+    CHECK(quire::directory_name("a/b") != quire::directory_name("a_b"));
+}
+
+TEST_CASE("the model of a body is found without parsing it", "[models]") {
+    using quire::model_field;
+    CHECK(model_field(R"({"model":"a"})") == "a");
+    CHECK(model_field(R"( { "x" : {"model":"no"}, "y":["model",":","z"], "model" : "a\"\u00e9" } )") == "a\"\xc3\xa9");
+    CHECK(model_field(R"({"model":"a","model":"b"})") == "b");
+    CHECK(model_field(R"({"text":"\"model\":\"x\"","s":"model"})").empty());
+    for (const char* none : {"", "{", "[]", R"(["model","a"])", R"({"model":1})", R"({"model":)", R"({"model")",
+                             R"({"model":"a)", "\"model\":\"a\"", "{\"", "{\"\\", "}}\"model\":\"a\""})
+        CHECK(model_field(none).empty());
+}
+
+TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
+    const quire::OwnFlag own = [](const std::string& name) -> std::optional<bool> {
+        if (name == "--ctx-size" || name == "-c" || name == "--model") return true;
+        if (name == "--jinja") return false;
+        return std::nullopt;
+    };
+    quire::Preset all;
+    const auto    presets = quire::parse_presets(
+        "version = 1\n; text\n[one]\r\nctx-size = 8\njinja = true\nload-on-startup = 1\n"
+           "\n[*]\nc = 4\nstop-timeout = 5\n[a/b:Q8]\nmodel = \"/x y.gguf\"\njinja = false\n",
+        "p.ini", own, all);
+    REQUIRE(presets);
+    REQUIRE(presets->size() == 2);
+    CHECK(all.words == std::vector<std::string>{"-c", "4"});
+    CHECK((*presets)[0].name == "one");
+    CHECK((*presets)[0].words == std::vector<std::string>{"-c", "4", "--ctx-size=8", "--jinja"});
+    CHECK((*presets)[0].load_on_startup);
+    CHECK((*presets)[1].name == "a/b:Q8");
+    CHECK((*presets)[1].words == std::vector<std::string>{"-c", "4", "--model=/x y.gguf"});
+    CHECK(!(*presets)[1].load_on_startup);
+    for (const auto& [text, fault] :
+         {std::pair{"a = 1\n", "p.ini, line 1: a flag stands in a section: [NAME], or [*] for all models"},
+          std::pair{"[a\n", "p.ini, line 1: a section is written [NAME]"},
+          std::pair{"[ ]\n", "p.ini, line 1: a section is written"},
+          std::pair{"[a]\n[a]\n", "p.ini, line 2: there is a section 'a' already"},
+          std::pair{"[a]\n\nnonsense = 1\n", "p.ini, line 3: there is no flag '--nonsense'"},
+          std::pair{"[a]\nctx-size =\n", "p.ini, line 2: --ctx-size needs a value"},
+          std::pair{"[a]\nload-on-startup = maybe\n", "p.ini, line 2: load-on-startup is true or false"}}) {
+        INFO(text);
+        const auto read = quire::parse_presets(text, "p.ini", own, all);
+        REQUIRE(!read);
+        CHECK(has(read.error().message, fault));
+    }
+}
+
+TEST_CASE("requests choose a model by its name, in every dialect", "[models][server]") {
+    const Models          models;
+    const Server          s      = models.serve();
+    Json                  listed = s.ask_get("/v1/models")["data"];
+    std::set<std::string> ids;
+    for (const Json& one : listed) {
+        ids.insert(one["id"].get<std::string>());
+        CHECK(one["status"]["value"] == "unloaded");
+    }
+    CHECK(ids == std::set<std::string>{"bad", "chat", "llama", "mistral", "qwen"});
+    CHECK(s.ask_get("/props")["role"] == "router");
+
+    // Each answers as it does alone.
+    for (const char* name : {"llama", "qwen"}) {
+        const Json here = s.ask("/v1/completions", completion(name));
+        CHECK(here["model"] == name);
+        CHECK(status_of(s, name) == "loaded");
+        const Server alone({"--temp", "0"},
+                           QUIRE_ROOT "/tests/data/models/" +
+                               std::string(name == std::string("llama") ? "llama3-gqa-Q8_0.gguf" : "qwen2-Q4_0.gguf"));
+        CHECK(alone.ask("/v1/completions", completion(name))["choices"] == here["choices"]);
+    }
+    CHECK(s.ask("/completion", {{"model", "llama"}, {"prompt", "a"}, {"n_predict", 2}})["model"] == "llama");
+    CHECK(s.ask("/v1/chat/completions", {{"model", "chat"}, {"messages", user("Hi")}, {"max_tokens", 2}})["model"] ==
+          "chat");
+    CHECK(s.ask("/v1/messages", {{"model", "chat"}, {"messages", user("Hi")}, {"max_tokens", 2}})["model"] == "chat");
+    CHECK(s.ask("/api/generate", {{"model", "qwen:latest"},
+                                  {"prompt", "a"},
+                                  {"stream", false},
+                                  {"options", {{"num_predict", 2}}}})["done"] == true);
+    const Json response = s.ask("/v1/responses", {{"model", "chat"}, {"input", "Hi"}, {"max_output_tokens", 2}});
+    CHECK(s.ask_get("/v1/responses/" + response["id"].get<std::string>())["model"] == "chat");
+    CHECK(s.ask("/tokenize", {{"model", "llama"}, {"content", "a"}}).contains("tokens"));
+
+    // Routes without a body.
+    CHECK(s.ask_get("/props?model=llama")["model_path"] == "llama.gguf");
+    CHECK(s.ask_get("/slots?model=qwen").is_array());
+    CHECK(s.get("/slots").status == 400);
+    CHECK(s.get("/health?model=llama").status == 200);
+    CHECK(s.get("/health?model=mistral").status == 503);
+    CHECK(s.get("/health?model=nobody").status == 404);
+    CHECK(s.get("/health").status == 200);
+    CHECK(s.ask_get("/v1/models/llama")["id"] == "llama");
+    const std::string metrics = s.get("/metrics").body;
+    for (const char* name : {"llama", "qwen", "chat"})
+        CHECK(has(metrics, "vllm:prompt_tokens_total{model_name=\"" + std::string(name) + "\""));
+    CHECK(metrics.find("# TYPE vllm:prompt_tokens_total") == metrics.rfind("# TYPE vllm:prompt_tokens_total"));
+    CHECK(!has(s.get("/metrics?model=qwen").body, "\"llama\""));
+
+    // Ollama's lists: all of them, and those that are loaded.
+    CHECK(s.ask_get("/api/tags")["models"].size() == 5);
+    CHECK(s.ask_get("/api/ps")["models"].size() == 3);
+    CHECK(s.ask("/api/show", {{"model", "mistral"}})["model_info"]["general.architecture"] == "llama");
+    CHECK(status_of(s, "mistral") == "unloaded"); // that loads nothing
+    CHECK(s.post("/api/show", {{"model", "bad"}}).status == 500);
+
+    // Errors, in the form of the dialect.
+    const Reply unknown = s.post("/v1/completions", completion("nobody"));
+    CHECK(unknown.status == 404);
+    CHECK(Json::parse(unknown.body)["error"]["code"] == "model_not_found");
+    CHECK(Json::parse(s.post("/v1/messages", {{"model", "nobody"}, {"messages", user("Hi")}, {"max_tokens", 2}})
+                          .body)["error"]["type"] == "not_found_error");
+    CHECK(Json::parse(s.post("/api/chat", {{"model", "nobody"}, {"messages", user("Hi")}}).body)["error"].is_string());
+    CHECK(s.post("/v1/completions", {{"prompt", "a"}}).status == 400);
+    CHECK(has(s.client().post("/v1/completions", "{\"prompt\"").body, "the body cannot be used"));
+
+    // A file that is no model fails for its own requests alone.
+    for (int i = 0; i < 2; i++) {
+        const Reply bad = s.post("/v1/completions", completion("bad"));
+        CHECK(bad.status == 500);
+        CHECK(has(bad.body, "cannot be loaded"));
+        CHECK(!has(bad.body, models.path()));
+    }
+    for (const Json& one : s.ask_get("/models")["data"])
+        if (one["id"] == "bad") CHECK((one["status"]["value"] == "unloaded" && one["status"]["failed"] == true));
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+}
+
+TEST_CASE("models are loaded and unloaded by hand, and changes are seen", "[models][server]") {
+    const Models models;
+    const Server s       = models.serve({"--no-models-autoload"});
+    Client       watcher = s.client();
+    watcher.send("GET /models/sse HTTP/1.1\r\nHost: x\r\n\r\n");
+    CHECK(watcher.head().headers.at("content-type") == "text/event-stream");
+    CHECK(watcher.chunk() == ":\n\n");
+    const Reply cold = s.post("/v1/completions", completion("llama"));
+    CHECK(cold.status == 400);
+    CHECK(has(cold.body, "is not loaded"));
+    CHECK(s.get("/props?model=llama").status == 400);
+
+    CHECK(s.ask("/models/load", {{"model", "llama"}})["success"] == true);
+    until_status(s, "llama", "loaded");
+    CHECK(s.post("/models/load", {{"model", "llama"}}).status == 400); // already
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+    CHECK(s.post("/v1/completions?autoload=true", completion("qwen")).status == 200);
+
+    // What runs goes on to its end; then the model goes.
+    CHECK(s.ask("/models/load", {{"model", "chat"}})["success"] == true);
+    until_status(s, "chat", "loaded");
+    Client running = begin_stream(s, "chat", 300);
+    CHECK(s.ask("/models/unload", {{"model", "chat"}})["success"] == true);
+    CHECK(ends_well(running));
+    until_status(s, "chat", "unloaded");
+    CHECK(s.post("/models/unload", {{"model", "chat"}}).status == 400);
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+
+    // A load that fails is an event, too.
+    CHECK(s.ask("/models/load", {{"model", "bad"}})["success"] == true);
+    std::vector<std::string> seen;
+    for (std::string piece = watcher.chunk(); !piece.empty(); piece = watcher.chunk()) {
+        if (!piece.starts_with("data: ")) continue;
+        const Json event = Json::parse(piece.substr(6));
+        CHECK(event["event"] == "model_status");
+        if (event["data"].contains("progress")) continue;
+        seen.push_back(event["model"].get<std::string>() + " " + event["data"]["status"].get<std::string>());
+        if (event["data"].contains("failed")) break;
+    }
+    CHECK(seen == std::vector<std::string>{"llama loading", "llama loaded", "qwen loading", "qwen loaded",
+                                           "chat loading", "chat loaded", "chat unloaded", "bad loading",
+                                           "bad unloaded"});
+
+    for (const char* body : {"", "{", "[]", "null", "1", "{}", R"({"model":1})", R"({"model":""})", R"({"model":null})",
+                             R"({"model":["llama"]})", "{\"model\":\"\xff\"}", R"({"model":"a","model":{}})"})
+        for (const char* path : {"/models/load", "/models/unload"}) {
+            INFO(path << ' ' << body);
+            CHECK(s.client().post(path, body).status == 400);
+        }
+    for (const char* name : {"nobody", "../llama", "llama.gguf", "LLAMA"})
+        CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(name) + "\"}").status == 404);
+    CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(4000, 'a') + "\"}").status == 400);
+    CHECK(s.get("/models/load").status == 405);
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+}
+
+TEST_CASE("a model leaves for another one, but not while it answers", "[models][server]") {
+    const Models models;
+    const Server s = models.serve({"--models-max", "2"});
+    for (const char* name : {"llama", "qwen", "llama"})
+        CHECK(s.post("/v1/completions", completion(name)).status == 200);
+    CHECK(s.post("/v1/completions", completion("mistral")).status == 200);
+    CHECK(status_of(s, "qwen") == "unloaded"); // the least recently used one
+    CHECK(status_of(s, "llama") == "loaded");
+
+    Client first = begin_stream(s, "chat", 200); // llama goes
+    CHECK(status_of(s, "llama") == "unloaded");
+    const Reply other = s.post("/v1/completions", completion("qwen")); // mistral goes
+    CHECK(other.status == 200);
+    Client second = begin_stream(s, "chat", 200);
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200); // qwen goes
+    CHECK(status_of(s, "chat") == "loaded");
+    CHECK(ends_well(first));
+    CHECK(ends_well(second));
+}
+
+TEST_CASE("where all models answer, another one gets a 503", "[models][server]") {
+    const Models models;
+    const Server s       = models.serve({"--models-max", "1"});
+    Client       running = begin_stream(s, "chat", 900);
+    const Reply  refused = s.post("/v1/completions", completion("llama"));
+    CHECK(refused.status == 503);
+    CHECK(has(refused.body, "the models that would have to leave are answering"));
+    CHECK(refused.headers.at("retry-after") == "1");
+    running.hang_up();
+    while (s.post("/v1/completions", completion("llama")).status != 200) nap();
+    CHECK(status_of(s, "chat") == "unloaded");
+}
+
+TEST_CASE("models change under load, and every answer is its model's", "[models][server]") {
+    const Models      models;
+    const Server      s       = models.serve({"--models-max", "2"});
+    const std::string names[] = {"llama", "qwen", "mistral"};
+    std::vector<Json> expected;
+    for (const std::string& name : names) expected.push_back(s.ask("/v1/completions", completion(name))["choices"]);
+    std::atomic<int>         good = 0, busy = 0, wrong = 0;
+    std::vector<std::thread> clients;
+    for (int c = 0; c < 6; c++)
+        clients.emplace_back([&, c] {
+            for (int i = 0; i < 4; i++) {
+                const int   which = (c + i * (c % 2 + 1)) % 3;
+                const Reply r     = s.post("/v1/completions", completion(names[which]));
+                if (r.status == 200 && Json::parse(r.body)["choices"] == expected[std::size_t(which)]) good++;
+                else if (r.status == 503) busy++;
+                else wrong++;
+            }
+        });
+    for (int i = 0; i < 20; i++) { // somebody unloads beside that
+        s.post("/models/unload", {{"model", names[i % 3]}});
+        nap();
+    }
+    for (std::thread& client : clients) client.join();
+    CHECK(wrong == 0);
+    CHECK(good > 0);
+    CHECK(good + busy == 24);
+}
+
+TEST_CASE("memory is planned before a model is loaded", "[models][server]") {
+    const Models models;
+    const Server s = models.serve({"--models-memory", "600K", "-c", "64", "-np", "1", "--swap-blocks", "0"});
+    CHECK(s.post("/v1/completions", completion("qwen")).status == 200); // 280 KiB of weights
+    const Reply large = s.post("/v1/completions", completion("chat"));
+    CHECK(large.status == 503);
+    CHECK(has(large.body, "there is no room for the model"));
+    CHECK(Json::parse(large.body)["error"]["code"] == "no_room");
+    CHECK(status_of(s, "qwen") == "loaded"); // nobody leaves in vain
+}
+
+TEST_CASE("a preset has the flags of a model", "[models][server]") {
+    const Models      models;
+    const std::string ini = temporary();
+    std::ofstream(ini)
+        << "[*]\nctx-size = 96\n[llama]\nctx-size = 64\nalias = tiny, small\nload-on-startup = true\n[other]\nmodel = "
+        << QUIRE_ROOT "/tests/data/models/qwen2-Q4_0.gguf\n";
+    {
+        const Server s = models.serve({"--models-preset", ini});
+        until_status(s, "llama", "loaded");
+        CHECK(s.ask("/v1/completions", completion("small"))["model"] == "small");
+        CHECK(s.ask_get("/props?model=tiny")["default_generation_settings"]["n_ctx"] == 64);
+        CHECK(s.ask_get("/props?model=other")["default_generation_settings"]["n_ctx"] == 96);
+        CHECK(s.ask_get("/models")["data"].size() == 6);
+    }
+    const auto refused = [&](const std::string& text, std::vector<std::string> flags = {}) {
+        std::ofstream(ini) << text;
+        flags.insert(flags.begin(), {"--models-dir", models.path(), "--models-preset", ini, "--port", "0"});
+        const Finished f = run_program("server", flags);
+        CHECK((f.code == 2 || f.code == 1));
+        CHECK(std::ranges::count(f.err, '\n') == 1);
+        return f.err;
+    };
+    CHECK(has(refused("[nobody]\n"),
+              "[nobody]: no file of --models-dir has this name, and there is no line model = PATH"));
+    CHECK(has(refused("[llama]\nport = 8\n"), "line 2: there is no flag '--port'"));
+    CHECK(has(refused("[llama]\nctx-size = many\n"), "[llama]: "));
+    CHECK(has(refused("[llama]\nalias = qwen\n"), "another model has the name 'qwen' too"));
+    CHECK(has(refused("", {"-m", shipped}), "-m is about one model, and --models-dir about many"));
+    CHECK(has(refused("", {"--alias", "a"}), "--alias is about one model"));
+    unlink(ini.c_str());
+    CHECK(has(run_program("server", {"--models-dir", "/nonexistent"}).err, "cannot read '/nonexistent'"));
+    CHECK(has(run_program("server", {"--models-dir", QUIRE_ROOT "/docs"}).err, "has no model"));
+}
+
+TEST_CASE("an idle model sleeps, and wakes for a request", "[models][server]") {
+    const Server s({"--sleep-idle-seconds", "0.05", "--temp", "0"});
+    const auto   asleep = [&] { return s.ask_get("/props")["is_sleeping"] == true; };
+    while (!asleep()) nap();
+    const Json cold = s.ask("/v1/completions", completion("any"));
+    while (!asleep()) nap();
+    CHECK(s.get("/health").status == 200);
+    CHECK(s.ask_get("/v1/models")["data"][0]["status"]["value"] == "sleeping");
+    CHECK(s.get("/metrics").status == 200);
+    CHECK(asleep()); // none of these wakes it
+    CHECK(s.ask("/v1/completions", completion("any"))["choices"] == cold["choices"]);
+
+    const Models models;
+    const Server many = models.serve({"--sleep-idle-seconds", "0.05", "--no-models-autoload"});
+    many.ask("/models/load", {{"model", "qwen"}});
+    until_status(many, "qwen", "sleeping");
+    CHECK(many.post("/v1/completions", completion("qwen")).status == 200); // it was loaded by hand
+    until_status(many, "qwen", "sleeping");
+    CHECK(many.ask("/models/unload", {{"model", "qwen"}})["success"] == true);
+    CHECK(many.post("/v1/completions", completion("qwen")).status == 400);
+}
+
+TEST_CASE("a model's prefix cache in files outlives its leaving", "[models][server]") {
+    const Models   models;
+    const fs::path folder = temporary();
+    fs::remove(folder);
+    const Server s = models.serve({"--kv-dir", folder.string(), "--kv-host-bytes", "16M"});
+    std::string  text;
+    for (int i = 0; i < 40; i++) text += "The river runs to the sea. ";
+    const Json body{{"model", "chat"}, {"prompt", text}, {"max_tokens", 4}, {"temperature", 0}};
+    const Json first = s.ask("/v1/completions", body);
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200); // has files of its own
+    s.ask("/models/unload", {{"model", "chat"}});
+    until_status(s, "chat", "unloaded");
+    const Json second = s.ask("/v1/completions", body);
+    CHECK(second["choices"] == first["choices"]);
+    CHECK(second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0);
+    CHECK(fs::is_directory(folder / "chat"));
+    CHECK(fs::is_directory(folder / "llama"));
+    s.signal(SIGKILL);
+    fs::remove_all(folder);
+}
+
+TEST_CASE("a server of several models ends while one loads and others answer", "[models][server]") {
+    const Models models;
+    Server       s       = models.serve({"--drain-timeout", "600"});
+    Client       running = begin_stream(s, "chat", 200);
+    Client       waiting = s.client();
+    waiting.send(Client::request("/v1/completions", completion("llama").dump()));
+    s.signal(SIGTERM);
+    CHECK(ends_well(running));
+    CHECK(s.wait() == 0);
+}
