@@ -233,6 +233,11 @@ ModelPool::~ModelPool() {
         changed_.notify_all();
     }
     if (thread_.joinable()) thread_.join();
+    for (const auto& e : entries_) { // while an engine that fails may still say so
+        Lock                             lock(mutex_);
+        const std::unique_ptr<ModelHost> host = std::move(e->host);
+        lock.unlock();
+    }
 }
 
 void ModelPool::start() {
@@ -504,6 +509,7 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     e.last_use             = ++last_use_;
     e.idle_since           = std::chrono::steady_clock::now();
     if (draining_) e.host->service().drain();
+    if (options_.many && !e.host->service().failure().empty()) e.leaving = true; // it failed before it was here
     set_status(e, ModelStatus::loaded);
     return {};
 }
