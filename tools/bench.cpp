@@ -127,6 +127,8 @@ int run(int argc, char** argv) {
         ->add_option("--vocabulary", a.vocabulary,
                      "GGUF file whose tokenizer it gets; default: words without a meaning")
         ->check(CLI::ExistingFile);
+    make_command->add_option("--mtp", a.mtp, "layers for multi-token prediction behind these; default: none")
+        ->check(CLI::Range(0, 4));
     make_command->add_flag("--counting", a.counts,
                            "token t + 1 follows token t whatever was before: answers that do not depend on rounding");
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();

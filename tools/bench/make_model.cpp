@@ -20,6 +20,7 @@ int make_model(const Arguments& a) {
     if (type == dtype_table.end()) return complain({ErrorKind::input, cat("there is no type ", quote(a.type))});
     ModelShape wanted = *shape;
     if (a.layers > 0) wanted.n_layers = a.layers;
+    wanted.mtp = a.mtp;
     int  shown = -1;
     auto ok    = write_random_model(
         a.out, wanted, type->type,

@@ -22,6 +22,7 @@ struct ModelShape {
     // Layers that keep a state, all but the full ones: taps of their convolution (0: there are no such layers); heads, groups and the size of
     // keys and values of their recurrence (none: lfm2). shared_ff: the width of a shared expert.
     int taps = 0, state_heads = 0, state_groups = 0, state_dim = 0, shared_ff = 0;
+    int mtp = 0; // layers for multi-token prediction behind the others
 };
 
 // "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
@@ -33,7 +34,7 @@ std::string                 shape_names(); // "tiny, llama-1b, ..."
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: experts, all other matrices
 // Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if Q8_0's blocks do
 // not divide them either. `counts`: an embedding in F16 that outweighs the layers, so that after token t the most likely one is t + 1, and an
-// answer does not depend on rounding; for shapes with an output matrix. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
+// answer does not depend on rounding, and an MTP layer guesses it; for shapes with an output matrix. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
 // another type, a file without a vocabulary, or a path that cannot be written.
 Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
                                 const std::function<void(double)>& progress = {}, const std::string& vocabulary = {},
@@ -190,6 +191,8 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         return fail("a random model of type ", dtype_info(type).name, " cannot be made");
     if (counts && (s.family == "opt" || s.family == "gemma4"))
         return fail("the shape ", s.name, " has no output matrix, and cannot count");
+    if (s.mtp > 0 && (s.family == "opt" || s.family == "gemma4" || s.family == "gpt-oss"))
+        return fail("the shape ", s.name, " has no layers for multi-token prediction");
     GgufWriter w;
     if (vocabulary.empty()) {
         add_vocabulary(w, s.vocab_size);
@@ -205,17 +208,19 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     w.set("general.name", cat("random ", s.name));
     number("context_length", s.context_length);
     number("embedding_length", s.hidden_size);
-    number("block_count", s.n_layers);
+    const int n_layers = s.n_layers + s.mtp;
+    number("block_count", n_layers);
+    if (s.mtp > 0) number("nextn_predict_layers", s.mtp);
     const bool gemma4  = s.family == "gemma4";
     const auto is_full = [&](int layer) { return s.period > 0 && (layer + 1) % s.period == 0; };
     const int  most    = std::max(head_dim, s.full_head_dim); // of a head
     number("feed_forward_length", gemma4 ? s.dense_size : s.ff_size);
     number("attention.head_count", s.n_heads);
     const bool conv_only = s.taps > 0 && s.state_heads == 0, delta = s.state_heads > 0;
-    const auto attends = [&](int layer) { return s.taps == 0 || is_full(layer); };
+    const auto attends = [&](int layer) { return s.taps == 0 || is_full(layer) || layer >= s.n_layers; };
     if (conv_only) {
         std::vector<std::uint32_t> heads;
-        for (int i = 0; i < s.n_layers; i++) heads.push_back(attends(i) ? std::uint32_t(s.n_kv_heads) : 0);
+        for (int i = 0; i < n_layers; i++) heads.push_back(attends(i) ? std::uint32_t(s.n_kv_heads) : 0);
         w.set(key("attention.head_count_kv"), heads);
         number("shortconv.l_cache", s.taps);
     } else if (!gemma4) number("attention.head_count_kv", s.n_kv_heads);
@@ -308,6 +313,16 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         w.add_tensor(name, DType::F32, std::move(dims),
                      std::as_bytes(std::span(zeros).first(std::size_t(n) * std::size_t(of))));
     };
+    // The layer then reads the embedding, so large that it outweighs the layer.
+    const auto join = [&](const std::string& name) {
+        std::vector<std::uint16_t> values(std::size_t(2 * s.hidden_size) * std::size_t(s.hidden_size));
+        for (int i = 0; i < s.hidden_size; i++)
+            values[std::size_t(i) * std::size_t(2 * s.hidden_size + 1)] = f32_to_f16(1000);
+        w.add_tensor(name, DType::F16, {2 * s.hidden_size, s.hidden_size},
+                     [values = std::move(values)](std::span<std::byte> piece, std::uint64_t offset) {
+                         std::memcpy(piece.data(), std::as_bytes(std::span(values)).data() + offset, piece.size());
+                     });
+    };
     if (counts) { // the embedding of token t is row t + 1 of the output matrix, which begins where its pattern does
         matrix("output.weight", s.vocab_size, s.hidden_size);
         const DType mine = type_of(1, s.hidden_size);
@@ -341,13 +356,19 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
     } else if (!gemma4 && !counts)
         matrix("output.weight", s.vocab_size, s.hidden_size); // Gemma's head is the embedding
-    for (int i = 0; i < s.n_layers; i++) {
+    for (int i = 0; i < n_layers; i++) {
         const auto name   = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
         const auto biased = [&](const char* part) { return cat("blk.", i, ".", part, ".bias"); };
         const bool full   = gemma4 && is_full(i);
         const int  dim    = full ? s.full_head_dim : head_dim;
         const int  q = s.n_heads * dim, kv = (full ? s.full_kv_heads : s.n_kv_heads) * dim;
         vector(name("attn_norm"), s.hidden_size);
+        if (i >= s.n_layers) {
+            vector(name("nextn.enorm"), s.hidden_size);
+            vector(name("nextn.hnorm"), s.hidden_size);
+            if (counts) join(name("nextn.eh_proj"));
+            else matrix(name("nextn.eh_proj"), s.hidden_size, 2 * s.hidden_size);
+        }
         const auto taps = [&](const char* part, int columns) {
             w.add_tensor(name(part), DType::F32, {s.taps, columns},
                          std::as_bytes(std::span(ones).first(std::size_t(columns * s.taps))));
