@@ -4,6 +4,7 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include "../cuda/kernels.h"
+#include "reference.h"
 
 import quire.constraint.compile;
 import quire.core.base;
@@ -201,6 +202,49 @@ TEST_CASE("a draft model changes no token, no log-probability and no finish reas
     const auto stats = engine.stats().memory;
     CHECK(stats.draft_tokens > 0);
     if (file == std::string(draft)) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
+}
+
+TEST_CASE("an MTP layer changes no token, no log-probability and no finish reason") {
+    EngineOptions o;
+    o.threads          = 1;
+    o.block_size       = 4;
+    o.kv_blocks        = 400;
+    o.context          = 96;
+    o.max_batch_tokens = 64;
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
+    const auto     number = *compile_constraint(spec);
+    std::string    path   = QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf";
+    if (GENERATE(false, true)) { // experts, no recurrent state
+        if (!has_reference("models/glm4moe-mtp-F16.gguf")) return;
+        path = reference("models/glm4moe-mtp-F16.gguf");
+    }
+    std::vector<Answers> expected;
+    {
+        Engine plain = load(path, o);
+        expected     = run_all(plain, many_requests(plain, number));
+    }
+    o.drafts           = {.on = true, .most = GENERATE(1, 4), .always = true, .by_mtp = true};
+    const bool crowded = GENERATE(false, true);
+    if (crowded) { // requests are preempted, computed again or swapped
+        o.max_batch_tokens = 20;
+        o.kv_blocks        = 20;
+        o.max_sequences    = 8;
+        o.swap_blocks      = o.drafts.most == 1 ? 0 : 60;
+        o.pipeline         = o.drafts.most == 1;
+    }
+    Engine     engine = load(path, o);
+    const auto tasks  = many_requests(engine, number);
+    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
+        const std::vector<Answers> got = run_all(engine, tasks);
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            INFO("round " << round << ", request " << i << ": " << got[i].message);
+            CHECK(identical(got[i], expected[i]));
+        }
+    }
+    const auto stats = engine.stats().memory;
+    CHECK(stats.accepted_tokens < stats.draft_tokens);
+    CHECK((engine.stats().preemptions > 0) == crowded);
+    if (path.contains("tiny")) CHECK(stats.accepted_tokens > 0);
 }
 
 TEST_CASE("a draft model that is the model itself guesses every token, also where tokens are drawn") {

@@ -151,6 +151,14 @@ public:
                 parts_.push_back(value("part", hidden, {.f32 = true}));
                 if (e.n > 0) expert_parts_.push_back(value("expert_part", hidden));
             }
+        if (c_.mtp) {
+            mtp_x_  = value("mtp_x", hidden, {.f32 = true});
+            before_ = value("state_before", hidden);
+            joined_ = value("embedding_and_state", 2 * hidden);
+            memory_ = value("states", mtp_states * hidden, {.logit_rows = true});
+            last_   = value("last", hidden, {.logit_rows = true});
+            guess_  = value("guess", hidden, {.logit_rows = true});
+        }
         if (c_.family->residual == Residual::parallel || c_.family->may_be_parallel || e.shared_ff_size > 0 ||
             (e.n > 0 && c_.family->dense_beside))
             other_ = value("other", hidden);
@@ -183,6 +191,8 @@ public:
             layer(i);
         }
         head();
+        p_.guesses = p_.operations.size();
+        if (w_.mtp) guesses();
         return std::move(p_);
     }
 
@@ -368,12 +378,15 @@ private:
         return !layer.rope ? Rope() : layer.local_rope ? local_rope_ : rope_;
     }
 
-    void attention(int i, const PreparedLayer& l) {
+    // `keys`: K and V go to the cache, and that is all.
+    void attention(int i, const PreparedLayer& l, bool keys = false) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
         use_heads_of(layer);
-        const bool              gated = c_.family->attention_gate;
+        const bool              gated = c_.family->attention_gate && !keys;
         const int               own = layer.kv_source < 0 ? i : layer.kv_source; // the layer whose cache this one reads
-        std::vector<Projection> projections{{l.attn_q.weight, l.attn_q.bias, gated ? q_gate_ : q_}};
+        const ValueId           q   = keys ? none : q_;
+        std::vector<Projection> projections;
+        if (!keys) projections.push_back({l.attn_q.weight, l.attn_q.bias, gated ? q_gate_ : q_});
         if (l.attn_k) projections.push_back({l.attn_k.weight, l.attn_k.bias, k_});
         if (l.attn_v) projections.push_back({l.attn_v.weight, l.attn_v.bias, v_});
         emit(Gemm{h_, std::move(projections)});
@@ -383,17 +396,18 @@ private:
         }
         if (c_.family->v_norm && l.attn_k) bare_norm(l.attn_v ? v_ : k_, v_, layer.value_dim);
         const bool rope_first = c_.family->norm_after_rope && layer.rope;
-        if (rope_first)
-            for (ValueId x : {q_, k_}) emit(RopeAndStore{x, none, none, rope_of(layer), i, layer.head_dim, 0});
-        if (l.attn_q_norm) norm_heads(q_, l.attn_q_norm, shape_.heads, layer.head_dim);
+        for (ValueId x : {q, k_})
+            if (rope_first && x != none) emit(RopeAndStore{x, none, none, rope_of(layer), i, layer.head_dim, 0});
+        if (l.attn_q_norm && !keys) norm_heads(q_, l.attn_q_norm, shape_.heads, layer.head_dim);
         if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads_of(i), layer.head_dim);
-        for (ValueId x : {q_, k_})
-            if (layer.bare_norm) bare_norm(x, x, layer.head_dim);
-        if (l.attn_k) emit(RopeAndStore{q_, k_, v_, rope_first ? Rope() : rope_of(layer), i, layer.head_dim, 0});
+        for (ValueId x : {q, k_})
+            if (layer.bare_norm && x != none) bare_norm(x, x, layer.head_dim);
+        if (l.attn_k) emit(RopeAndStore{q, k_, v_, rope_first ? Rope() : rope_of(layer), i, layer.head_dim, 0});
         else if (layer.rope) emit(RopeAndStore{q_, none, none, rope_of(layer), own, layer.head_dim, 0});
+        if (keys) return;
         if (layer.temperature.scale != 0) emit(PositionScale{q_, layer.temperature});
         emit(Attention{q_, attended_, own, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks, !c_.family->encoder, layer.chunked});
+                       l.attn_sinks, !c_.family->encoder, layer.chunked, first_of(i)});
         if (gated) emit(Gate{attended_, gate_of_attention_, Activation::sigmoid});
         row_parallel(gated ? gate_of_attention_ : attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention,
                      delta_);
@@ -428,25 +442,27 @@ private:
     }
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
-    // the latent rows themselves.
-    void latent_attention(int i, const PreparedLayer& l) {
+    // the latent rows themselves. `keys`: these rows go to the cache, and that is all.
+    void latent_attention(int i, const PreparedLayer& l, bool keys = false) {
         const LayerConfig&      layer = c_.layers[std::size_t(i)];
         const auto&             t     = *l.latent;
         ValueId                 q_in  = h_;
         std::vector<Projection> first{{t.kv_a, {}, v_}, {t.k_rope, {}, k_}};
-        if (t.q_a) first.push_back({t.q_a.weight, t.q_a.bias, q_rank_});
-        else first.push_back({l.attn_q.weight, l.attn_q.bias, q_});
+        if (t.q_a && !keys) first.push_back({t.q_a.weight, t.q_a.bias, q_rank_});
+        else if (!keys) first.push_back({l.attn_q.weight, l.attn_q.bias, q_});
         emit(Gemm{h_, std::move(first)});
-        if (t.q_a) {
+        if (t.q_a && !keys) {
             norm(q_rank_, q_rank_, t.q_a_norm);
             q_in = q_rank_;
             emit(Gemm{q_in, {{l.attn_q.weight, l.attn_q.bias, q_}}});
         }
         norm(v_, v_, t.kv_a_norm);
-        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim, c_.latent->nope_dim});
+        emit(RopeAndStore{keys ? none : q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim,
+                          c_.latent->nope_dim});
+        if (keys) return;
         emit(HeadGemm{q_, q_latent_, t.k_b, c_.n_heads});
         emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks, true});
+                       l.attn_sinks, true, false, first_of(i)});
         emit(HeadGemm{latent_, attended_, t.v_b, c_.n_heads});
         row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
@@ -528,25 +544,72 @@ private:
 
     void head() {
         const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true});
-        p_.head                = p_.operations.size();
         p_.selected            = selected;
-        if (waiting_ != none) emit(Add{x_, waiting_});
+        if (w_.mtp) mtp_keys();
+        p_.head = p_.operations.size();
+        if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
         emit(SelectRows{x_, selected});
         if (c_.family->encoder) return; // an encoder's result is its hidden states
-        const ValueId last   = value("last", c_.hidden_size, {.logit_rows = true}),
-                      logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
-        p_.logits            = logits;
-        emit(Norm{selected, none, last, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
+        if (last_ == none) last_ = value("last", c_.hidden_size, {.logit_rows = true});
+        p_.logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
+        emit(Norm{selected, none, last_, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
                   c_.family->norm});
+        logits_of(last_, w_.output);
+    }
+
+    void logits_of(ValueId x, const PreparedLinear& output) {
         if (shape_.n == 1) {
-            emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
+            emit(Gemm{x, {{output.weight, output.bias, p_.logits}}, c_.logit_scale});
         } else {
             const ValueId mine = value("logits_part", shape_.vocab.n, {.logit_rows = true, .f32 = true});
-            emit(Gemm{last, {{w_.output.weight, w_.output.bias, mine}}, c_.logit_scale});
-            emit(AllGather{mine, logits, shape_.vocab.first});
+            emit(Gemm{x, {{output.weight, output.bias, mine}}, c_.logit_scale});
+            emit(AllGather{mine, p_.logits, shape_.vocab.first});
         }
-        if (c_.logit_softcap > 0) emit(SoftCap{logits, c_.logit_softcap});
-        emit(Argmax{logits});
+        if (c_.logit_softcap > 0) emit(SoftCap{p_.logits, c_.logit_softcap});
+        emit(Argmax{p_.logits});
+    }
+
+    // -- the layer for multi-token prediction (DeepSeek-V3, section 2.2)
+
+    // The first position that a layer sees: the MTP layer has no true row of position 0, for no hidden state comes before it.
+    int first_of(int layer) const { return layer == c_.n_layers ? 1 : 0; }
+
+    // mtp_x = join · [norm(embedding); norm(hidden state before)] of each token. `states`: the hidden states of the step's tokens, or none.
+    void mtp_input(ValueId states) {
+        const MtpTensorsOf<WeightHandle>& t = *w_.mtp;
+        emit(Carry{states, last_, guess_, memory_, before_});
+        norm(before_, before_, t.hnorm);
+        emit(PutColumns{before_, joined_, c_.hidden_size});
+        emit(Embed{t.token_embd ? t.token_embd : w_.token_embd, {}, mtp_x_, c_.embedding_scale});
+        norm(mtp_x_, h_, t.enorm);
+        emit(PutColumns{h_, joined_, 0});
+        emit(Gemm{joined_, {{t.join.weight, t.join.bias, mtp_x_}}});
+    }
+
+    // K and V of the MTP layer for the tokens of a step.
+    void mtp_keys() {
+        p_.layers.push_back(p_.operations.size());
+        if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
+        norm(x_, h_, w_.output_norm.weight);
+        mtp_input(h_);
+        const PreparedLayer& l = w_.layers.back();
+        const ValueId        x = std::exchange(x_, mtp_x_);
+        norm_residual(l.attn_norm);
+        if (l.latent) latent_attention(c_.n_layers, l, true);
+        else attention(c_.n_layers, l, true);
+        x_ = x;
+    }
+
+    // The whole layer on the tokens of a plan with `guesses`, and the logits of the tokens behind them.
+    void guesses() {
+        const MtpTensorsOf<WeightHandle>& t = *w_.mtp;
+        mtp_input(none);
+        x_ = mtp_x_;
+        layer(c_.n_layers);
+        if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
+        emit(SelectRows{x_, p_.selected});
+        norm(p_.selected, guess_, t.head_norm ? t.head_norm : w_.output_norm.weight);
+        logits_of(guess_, t.output ? t.output : w_.output);
     }
 
     const RankShape&                shape_;
@@ -563,7 +626,8 @@ private:
             state_gate_ = none, step_ = none, write_ = none, recalled_ = none, normed_ = none, attended_ = none,
             delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none,
             routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none, projected_ = none,
-            input_gate_ = none;
+            input_gate_ = none, mtp_x_ = none, before_ = none, joined_ = none, memory_ = none, last_ = none,
+            guess_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
@@ -677,6 +741,15 @@ static PreparedModel prepare_ends(const ModelTensors& m, Preparer& prepare) {
     to.output_norm     = prepare(m.output_norm);
     to.output.weight   = tied ? to.token_embd : prepare(m.output.weight);
     to.output.bias     = prepare(m.output.bias);
+    if (m.mtp) {
+        MtpTensorsOf<WeightHandle>& mtp = to.mtp.emplace();
+        mtp.enorm                       = prepare(m.mtp->enorm);
+        mtp.hnorm                       = prepare(m.mtp->hnorm);
+        mtp.join                        = prepare(m.mtp->join);
+        mtp.head_norm                   = prepare(m.mtp->head_norm);
+        mtp.token_embd                  = prepare(m.mtp->token_embd, WeightUse::lookup);
+        mtp.output                      = prepare(m.mtp->output);
+    }
     to.rope_freqs = m.rope_freqs, to.rope_long = m.rope_long, to.rope_short = m.rope_short;
     return to;
 }

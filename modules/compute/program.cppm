@@ -121,7 +121,8 @@ struct HeadGemm {
 };
 
 // RoPE on q [heads · q_dim] in place, dimensions q_first .. of each head; k [kv_heads · head_dim], with RoPE, and v go to the step's
-// slots of the layer's cache. In a latent cache (KvLayer::latent()) the row of a token is v, then k. Without k and v nothing is stored.
+// slots of the layer's cache. In a latent cache (KvLayer::latent()) the row of a token is v, then k. Without k and v nothing is stored;
+// without q nothing is rotated in place.
 struct RopeAndStore {
     ValueId q = none, k = none, v = none;
     Rope    rope; // no frequencies: q and k are left as they are
@@ -138,6 +139,8 @@ struct Attention {
     WeightHandle sinks;         // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
     bool         causal = true; // false: each token sees all of its sequence, which runs in one step
     bool chunked = false; // position i sees i / window · window .. i instead; window is a multiple of 256 (Llama 4)
+    int  first =
+        0; // > 0: no token sees the positions before this one; then a plan has one token of each sequence, and no window
 };
 
 // x of each token grows with the token's position.
@@ -261,9 +264,23 @@ struct TakeColumns {
     std::int64_t groups = 1;
 };
 
-using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Gate, Activate, HeadGemm, RopeAndStore, PositionScale,
-                               Attention, CausalConv, Recurrence, Route, ExpertGatedGemm, ExpertCombineGemm, GateRows,
-                               SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns, LoraAdd>;
+// The hidden state before each token, for an MTP layer. First the rows that the plan keeps go from `steps`, or from `guesses`, to `memory`, both
+// with out's width: `memory` is several times as wide, and a row of it holds several. Then out[t] = x[t - 1] if that is a row of t's sequence;
+// for a sequence's first token, and for all without x, the row of memory that the plan names, or zeros. `memory` outlives the step.
+struct Carry {
+    ValueId x = none, steps = none, guesses = none, memory = none, out = none;
+};
+
+// Columns first .. of out = x; the others stay.
+struct PutColumns {
+    ValueId      x = none, out = none;
+    std::int64_t first = 0;
+};
+
+using Operation =
+    std::variant<Embed, Norm, Gemm, GatedGemm, Gate, Activate, HeadGemm, RopeAndStore, PositionScale, Attention,
+                 CausalConv, Recurrence, Route, ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows,
+                 Argmax, AllReduce, AllGather, TakeColumns, Carry, PutColumns, LoraAdd>;
 
 struct Program {
     Program()                              = default;
@@ -276,6 +293,7 @@ struct Program {
     std::vector<Operation>   operations;
     std::vector<std::size_t> layers;       // the first operation of each
     std::size_t              head     = 0; // operations from here on run only in steps that want logits
+    std::size_t              guesses  = 0; // operations from here on run in place of a step, where the plan says so
     ValueId                  selected = none, logits = none; // the residual of the logit rows; their logits, if any
     std::vector<std::vector<float>> frequencies;             // Rope::inv_freq points there
 
@@ -330,9 +348,7 @@ struct AccessOf {
     ValueAccess operator()(const ExpertCombineGemm& o) const { return {{o.x, o.routes}, {o.down.out}}; }
     ValueAccess operator()(const GateRows& o) const { return {{o.x, o.gate}, {o.x}}; }
     ValueAccess operator()(const SoftCap& o) const { return {{o.x}, {o.x}}; }
-    ValueAccess operator()(const RopeAndStore& o) const {
-        return o.k == none ? ValueAccess{{o.q}, {o.q}} : ValueAccess{{o.q, o.k, o.v}, {o.q}};
-    }
+    ValueAccess operator()(const RopeAndStore& o) const { return {given({o.q, o.k, o.v}), given({o.q})}; }
     ValueAccess operator()(const PositionScale& o) const { return {{o.x}, {o.x}}; }
     ValueAccess operator()(const Attention& o) const { return {{o.q}, {o.out}}; }
     ValueAccess operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
@@ -347,6 +363,10 @@ struct AccessOf {
     ValueAccess operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
     ValueAccess operator()(const LoraAdd& o) const { return {given({o.x, o.out}), {o.out}}; }
+    ValueAccess operator()(const Carry& o) const {
+        return {given({o.x, o.steps, o.guesses, o.memory}), {o.memory, o.out}};
+    }
+    ValueAccess operator()(const PutColumns& o) const { return {{o.x, o.out}, {o.out}}; }
 
 private:
     static std::vector<ValueId> given(std::initializer_list<ValueId> ids) {
@@ -366,10 +386,10 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",       "norm",           "gemm",           "gated_gemm", "gate",         "activate",
-        "head_gemm",   "rope_and_store", "position_scale", "attention",  "causal_conv",  "recurrence",
-        "route",       "expert_gated",   "expert_combine", "gate_rows",  "soft_cap",     "add",
-        "select_rows", "argmax",         "all_reduce",     "all_gather", "take_columns", "lora_add"};
+        "embed",          "norm",           "gemm",      "gated_gemm",  "gate",        "activate", "head_gemm",
+        "rope_and_store", "position_scale", "attention", "causal_conv", "recurrence",  "route",    "expert_gated",
+        "expert_combine", "gate_rows",      "soft_cap",  "add",         "select_rows", "argmax",   "all_reduce",
+        "all_gather",     "take_columns",   "carry",     "put_columns", "lora_add"};
     return names[operation.index()];
 }
 
@@ -432,7 +452,8 @@ std::string describe(const Program& program, const Operation& operation) {
                             dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
             },
             [&](const RopeAndStore& o) {
-                return cat(name(o.q), o.k == none ? "" : cat(", ", name(o.k), ", ", name(o.v), " → KV cache"),
+                return cat(o.q == none ? "" : name(o.q), o.q == none || o.k == none ? "" : ", ",
+                           o.k == none ? std::string() : cat(name(o.k), ", ", name(o.v), " → KV cache"),
                            o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
                                                     : cat("  (RoPE of ", 2 * o.rope.inv_freq.size(),
                                                          o.rope.neox ? ", NeoX pairs)" : ", interleaved pairs)"));
@@ -483,6 +504,13 @@ std::string describe(const Program& program, const Operation& operation) {
                 for (const LoraPair& p : o.pairs) ranks += cat(ranks.empty() ? "" : ", ", p.b.cols);
                 return cat(name(o.out), " += ", o.x == none ? std::string_view("tokens") : name(o.x),
                             " through adapters  (ranks ", ranks, ")");
+            },
+            [&](const Carry& o) {
+                return cat(o.x != none ? cat(name(o.x), ", ") : std::string(), name(o.memory), " → ", name(o.out),
+                           "  (the row before)");
+            },
+            [&](const PutColumns& o) {
+                return cat(name(o.x), " → ", name(o.out), "  (columns from ", o.first, " on)");
             }},
         operation);
     std::string kind(kind_of(operation));
@@ -508,7 +536,10 @@ std::string list(const Program& program, const std::function<std::string(std::si
         if (now != before) text += cat("  -- layer ", layer, "\n", now), like = 0;
         before = std::move(now);
     }
-    return text + "  -- head\n" + lines(program.head, program.operations.size());
+    text += "  -- head\n" + lines(program.head, program.guesses);
+    return program.guesses < program.operations.size()
+               ? text + "  -- guesses\n" + lines(program.guesses, program.operations.size())
+               : text;
 }
 
 } // namespace quire

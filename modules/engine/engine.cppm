@@ -14,6 +14,7 @@ import quire.engine.executor;
 export import quire.engine.files.disk_requests; // SegmentStats
 import quire.engine.fingerprint;
 import quire.engine.local_executor;
+import quire.engine.mtp_guesses;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
 import quire.model_file.adapter;
@@ -162,6 +163,7 @@ struct Engine::Impl {
     std::unique_ptr<DiskRequests> files; // behind the scheduler's prefix cache; null: none
     Decoder                       decoder;
     std::unique_ptr<DraftModel>   draft_model; // null: none
+    std::unique_ptr<MtpGuesses>   mtp;         // likewise
     Drafting                      drafting;
     Decoding                      decoding;        // the caller's, if any
     std::optional<Decoding>       new_decoding;    // from the next step on
@@ -193,7 +195,11 @@ struct Engine::Impl {
           config(std::move(config_)), tokenizer(std::move(tokenizer_)), executor(std::move(executor_)),
           scheduler(scheduling), decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler),
                                          options.fast_forward, options.clock),
-          draft_model(std::move(draft_model_)), drafting(options.drafts, draft_model.get()),
+          draft_model(std::move(draft_model_)),
+          mtp(config.mtp ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(), config.vocab_size,
+                                                        scheduling.max_logit_rows)
+                         : nullptr),
+          drafting(options.drafts, mtp ? static_cast<BatchGuesser*>(mtp.get()) : draft_model.get()),
           pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         for (std::size_t i = 0; i < options.adapters.size(); i++)
@@ -271,7 +277,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
     if (o.reservations) o.drafts.on = false;
-    if (!o.drafts.on) o.drafts.by_model = false;
+    if (!o.drafts.on) o.drafts.by_model = o.drafts.by_mtp = false;
 
     std::optional<Cipher> cipher; // of files
     if (!o.kv_key.empty()) {
@@ -283,7 +289,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
-    Result<ModelConfig> config = read_config(*file);
+    Result<ModelConfig> config = read_config(*file, o.drafts.by_mtp);
     if (!config) return std::unexpected(config.error());
     Result<ModelTensors> tensors = bind_tensors(*file, *config);
     if (!tensors) return std::unexpected(tensors.error());
@@ -600,6 +606,7 @@ void Engine::Impl::measure_moves() {
 void Engine::Impl::measure_steps() {
     if (!drafting.on() || options.drafts.always) return;
     if (draft_model) draft_model->measure();
+    if (mtp) mtp->measure(std::min(options.max_sequences, options.max_batch_tokens));
     constexpr double long_step = 0.5; // seconds: the steps of a large model. Larger ones are judged by these.
     double           seconds   = 0;
     for (int n = 1; n <= std::min({64, options.max_batch_tokens, options.context}) && seconds < long_step; n *= 2)
@@ -695,6 +702,7 @@ void Engine::Impl::begin() {
     new_decoding.reset();
     set_pace();
     // A step with draft tokens is not the one that was planned ahead.
+    if (mtp) mtp->follow(scheduler.running());
     const bool drafts = !decoding && drafting.choose(scheduler.running(), options.context);
     if (std::exchange(prepared, false) && !drafts) running = scheduler.adopt(next_plan);
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
@@ -708,11 +716,12 @@ void Engine::Impl::begin() {
         }
         return scheduler.commit();
     }
+    // The moves of this step, or of an earlier one that ran nothing: this step may write where they read.
+    plan.after = moved;
+    if (mtp) mtp->fill(running, plan);
     since = now();
     for (const Scheduled& item : running)
         if (item.group->first_run == TimePoint{}) item.group->first_run = since;
-    // The moves of this step, or of an earlier one that ran nothing: this step may write where they read.
-    plan.after = moved;
     executor->launch(plan);
     decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
     executor->sample(plan);
@@ -725,6 +734,7 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     const StepResults                results = executor->results();
     const std::span<const Scheduled> ran     = std::exchange(running, {});
     if (files) files->moves_done();
+    if (mtp) mtp->ran(ran);
     count(ran, seconds_since(since));
     scheduler.commit();
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);

@@ -83,14 +83,19 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     const bool                   tied   = file.tensor("output.weight") == nullptr;
     const double                 part   = c.experts.n > 0 ? double(c.experts.used) / double(c.experts.n) : 1;
     double                       active = 0, active_bytes = 0;
+    const auto is_of = [](const GgufTensor& t, int layer) { return t.name.starts_with(cat("blk.", layer, ".")); };
     for (const GgufTensor& t : file.tensors()) {
+        bool is_left = false; // not loaded
+        for (int i = c.n_layers + int(c.mtp); i < c.n_layers + c.n_extra_layers; i++) is_left = is_left || is_of(t, i);
+        if (is_left) continue;
         const std::int64_t n = t.view().rows * t.view().cols;
         types[t.type] += t.bytes;
         estimate.parameters += n;
         estimate.weight_bytes += t.bytes;
-        const bool lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight" ||
+        const bool guesses = c.mtp && is_of(t, c.n_layers); // not each token reads it
+        const bool lookup  = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight" ||
                             t.name == "per_layer_token_embd.weight";
-        const double used = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
+        const double used = lookup || guesses ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
         active += used * double(n);
         active_bytes += used * double(t.bytes);
     }
@@ -144,7 +149,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
 Result<LoadEstimate> estimate_load(const std::string& path, const EngineOptions& options) {
     const Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
-    const Result<ModelConfig> config = read_config(*file);
+    const Result<ModelConfig> config = read_config(*file, options.drafts.by_mtp);
     if (!config) return std::unexpected(config.error());
     return estimate_load(*file, *config, options);
 }

@@ -209,6 +209,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         const int context = o.context > 0 ? o.context : config.context_length;
         if (auto ok = check_adapters((*shapes)[0], tensors, adapters, context); !ok) return std::unexpected(ok.error());
     }
+    if (config.mtp && (o.device == "cuda" || o.tensor_parallel > 1))
+        return fail(path, ": --spec mtp is for a model on a CPU (--device cpu) in one rank so far");
     const std::shared_ptr<RankGroup> group = devices->group;
     std::vector<Rank>                ranks(devices->backends.size());
     std::vector<Backend*>            backends;

@@ -82,24 +82,25 @@ struct ModelConfig {
     const Family* family = nullptr;
     std::string   architecture_name;
     std::string   name; // general.name, or the file's name
-    int           vocab_size            = 0;
-    int           context_length        = 0; // trained length in tokens
-    int           hidden_size           = 0;
-    int           n_layers              = 0;
-    int           n_extra_layers        = 0; // of the file behind these; they predict further tokens and are left out
-    int           n_heads               = 0;
-    int           n_kv_heads            = 0; // this, head_dim and value_dim: the largest of the layers
-    int           head_dim              = 0; // of Q and of K in the cache
-    int           value_dim             = 0; // of V
-    int           ff_size               = 0; // of layers without experts, the largest
-    int           input_size            = 0; // numbers of a token that each layer has for itself; 0: it has none
-    float         norm_eps              = 0;
-    int           rope_dim              = 0; // rotated dimensions of a head, even
-    int           rope_dim_local        = 0; // likewise, with LayerConfig::local_rope
-    float         rope_base             = 10000;
-    float         rope_base_local       = 10000; // LayerConfig::local_rope
-    RopeScaling   rope_scaling          = RopeScaling::none;
-    float         rope_factor           = 1;
+    int           vocab_size      = 0;
+    int           context_length  = 0; // trained length in tokens
+    int           hidden_size     = 0;
+    int           n_layers        = 0;
+    int           n_extra_layers  = 0;     // of the file behind these: they predict further tokens
+    bool          mtp             = false; // the first of them is read, and stands behind the n_layers in `layers`
+    int           n_heads         = 0;
+    int           n_kv_heads      = 0; // this, head_dim and value_dim: the largest of the layers
+    int           head_dim        = 0; // of Q and of K in the cache
+    int           value_dim       = 0; // of V
+    int           ff_size         = 0; // of layers without experts, the largest
+    int           input_size      = 0; // numbers of a token that each layer has for itself; 0: it has none
+    float         norm_eps        = 0;
+    int           rope_dim        = 0; // rotated dimensions of a head, even
+    int           rope_dim_local  = 0; // likewise, with LayerConfig::local_rope
+    float         rope_base       = 10000;
+    float         rope_base_local = 10000; // LayerConfig::local_rope
+    RopeScaling   rope_scaling    = RopeScaling::none;
+    float         rope_factor     = 1;
     int           rope_original_context = 0; // yarn, longrope
     float         rope_attn_factor      = 1; // multiplies cosine and sine, in addition to YaRN's own factor
     bool          yarn_scales_rope      = true;
@@ -123,8 +124,9 @@ struct ModelConfig {
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.
 bool is_foreign_architecture(std::string_view name);
 
-// Error: the first key that is missing, of the wrong type, or makes no sense, with its value.
-Result<ModelConfig> read_config(const Gguf& file);
+// `mtp`: with the layer for multi-token prediction. Error: the first key that is missing, of the wrong type, or makes no sense, with its
+// value; or that the file has no such layer.
+Result<ModelConfig> read_config(const Gguf& file, bool mtp = false);
 
 } // namespace quire
 
@@ -338,10 +340,12 @@ void share_kv(Keys& keys, ModelConfig& c) {
 
 // Which layers have a window, RoPE and experts, and their sizes.
 void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, const std::vector<int>& kv_heads) {
-    const Family&            f      = *c.family;
-    const std::vector<Mixer> mixers = read_mixers(keys, c, ff_sizes, kv_heads);
-    c.sliding_window                = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    const std::vector<bool> listed  = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
+    const Family&      f      = *c.family;
+    std::vector<Mixer> mixers = read_mixers(keys, c, ff_sizes, kv_heads);
+    const int          n      = c.n_layers + int(c.mtp);
+    mixers.resize(std::size_t(n), Mixer::attention);
+    c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
+    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
     const int               period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
     const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
@@ -356,7 +360,7 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
     if (keys.integer("attention.value_length_swa", window_dim, c.n_heads > 0, 4096) != window_dim)
         keys.refuse("attention.value_length_swa differs from attention.key_length_swa, which quire does not support");
     if (keys.error()) return;
-    for (int i = 0; i < c.n_layers; i++) {
+    for (int i = 0; i < n; i++) {
         LayerConfig& l   = c.layers.emplace_back();
         const bool   all = !listed.empty() ? !listed[std::size_t(i)] : period > 0 && (i + 1) % period == 0;
         l.window         = all ? 0 : c.sliding_window;
@@ -380,6 +384,9 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         if (l.rope && !c.latent && (l.local_rope ? c.rope_dim_local : c.rope_dim) > l.head_dim)
             keys.refuse(cat("RoPE rotates more dimensions than the ", l.head_dim, " of a head in layer ", i));
     }
+    if (const LayerConfig& l = c.layers.back(); c.mtp && (l.window > 0 || l.n_kv_heads == 0))
+        keys.refuse(cat("quire does not run a layer for multi-token prediction ",
+                        l.window > 0 ? "that has a window" : "without KV heads"));
     c.head_dim  = std::ranges::max_element(c.layers, {}, &LayerConfig::head_dim)->head_dim;
     c.value_dim = std::ranges::max_element(c.layers, {}, &LayerConfig::value_dim)->value_dim;
     share_kv(keys, c);
@@ -521,7 +528,16 @@ std::string_view nearest_family(std::string_view name) {
     return std::ranges::min_element(families(), {}, distance)->name;
 }
 
-Result<ModelConfig> read_config(const Gguf& file) {
+// The layer for multi-token prediction has to be built as the model's layers are.
+void check_mtp(Keys& keys, const ModelConfig& c) {
+    const Family& f = *c.family;
+    if (c.n_extra_layers == 0)
+        keys.refuse("it has no layer for multi-token prediction (nextn_predict_layers), which --spec mtp needs");
+    else if (f.one_part || f.encoder || c.input_size > 0 || f.norm != NormKind::rms || f.residual == Residual::normed)
+        keys.refuse(cat("quire does not run the layer for multi-token prediction of the family ", f.name));
+}
+
+Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
     ModelConfig              c;
     Result<std::string_view> name = file.text("general.architecture");
     if (!name) return std::unexpected(name.error());
@@ -553,6 +569,8 @@ Result<ModelConfig> read_config(const Gguf& file) {
         keys.by_layer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, least,
                       1 << 24, c.n_layers + c.n_extra_layers);
     c.input_size = keys.integer("embedding_length_per_layer_input", 0, 0, 1 << 16);
+    c.mtp        = mtp;
+    if (mtp) check_mtp(keys, c);
     // Some files keep the epsilon of RMS norms under the name of the other norm's.
     const bool other_name = c.family->norm == NormKind::layer ||
                             (!keys.has("attention.layer_norm_rms_epsilon") && keys.has("attention.layer_norm_epsilon"));

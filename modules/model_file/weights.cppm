@@ -84,6 +84,16 @@ struct LayerTensorsOf {
     std::optional<RecurrentTensorsOf<T>> recurrent; // instead of attn_*, except attn_norm
 };
 
+// What the layer for multi-token prediction has besides a layer's tensors.
+template <class T>
+struct MtpTensorsOf {
+    T           enorm, hnorm; // [hidden], of a token's embedding and of the hidden state before it
+    LinearOf<T> join;         // [hidden × 2*hidden]: both, one behind the other → what the layer reads
+    // [hidden]; [vocab × hidden], both. Empty: the model's output_norm, token_embd and output.
+    T           head_norm, token_embd;
+    LinearOf<T> output;
+};
+
 template <class T>
 struct ModelTensorsOf {
     T           token_embd;    // [vocab × hidden]
@@ -96,7 +106,8 @@ struct ModelTensorsOf {
     T                              layer_proj_norm; // [input]
     LinearOf<T>                    output_norm;     // [hidden]
     LinearOf<T>                    output;          // [vocab × hidden]; the embedding again when tied
-    std::vector<LayerTensorsOf<T>> layers;
+    std::vector<LayerTensorsOf<T>> layers;          // with ModelConfig::mtp one more than n_layers
+    std::optional<MtpTensorsOf<T>> mtp;
     // The host reads the others in the file.
     // A reranker's head: out · tanh(classifier · state); the first may be missing.
     LinearOf<TensorView> classifier, classifier_out;
@@ -109,6 +120,7 @@ using ExpertTensors    = ExpertTensorsOf<TensorView>;
 using LatentTensors    = LatentTensorsOf<TensorView>;
 using RecurrentTensors = RecurrentTensorsOf<TensorView>;
 using LayerTensors     = LayerTensorsOf<TensorView>;
+using MtpTensors       = MtpTensorsOf<TensorView>;
 using ModelTensors     = ModelTensorsOf<TensorView>;
 
 // Error: the first tensor that is missing or of another shape, with both shapes; or that nothing here computes with.
@@ -427,6 +439,16 @@ TensorView bind_divisors(Binder& bind, const std::string& name, const ModelConfi
     return view;
 }
 
+void bind_mtp(Binder& bind, MtpTensors& t, const Name& name, const ModelConfig& c) {
+    const std::int64_t h = c.hidden_size;
+    t.enorm              = bind.vector(name("nextn.enorm.weight"), h);
+    t.hnorm              = bind.vector(name("nextn.hnorm.weight"), h);
+    t.join               = bind.linear(name("nextn.eh_proj"), h, 2 * h);
+    t.head_norm          = bind.vector(name("nextn.shared_head_norm.weight"), h, false);
+    t.token_embd         = bind.matrix(name("nextn.embed_tokens.weight"), c.vocab_size, h, false);
+    t.output             = bind.linear(name("nextn.shared_head_head"), c.vocab_size, h, false, false);
+}
+
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder       bind(file);
     ModelTensors m;
@@ -464,10 +486,11 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         bind.refuse("of rope_factors_long.weight and rope_factors_short.weight one is missing");
     if (c.rope_scaling == RopeScaling::longrope && !m.rope_long)
         bind.refuse("rope.scaling.type is longrope, but tensor rope_factors_long.weight is missing");
-    for (int i = 0; i < c.n_layers && !bind.error(); i++)
-        bind_layer(
-            bind, m.layers.emplace_back(), [&](const char* part) { return cat("blk.", i, ".", part); }, c,
-            c.layers[std::size_t(i)]);
+    for (int i = 0; i < c.n_layers + int(c.mtp) && !bind.error(); i++) {
+        const Name name = [i](const char* part) { return cat("blk.", i, ".", part); };
+        bind_layer(bind, m.layers.emplace_back(), name, c, c.layers[std::size_t(i)]);
+        if (i == c.n_layers) bind_mtp(bind, m.mtp.emplace(), name, c);
+    }
     if (!bind.error()) bind.refuse_others(c);
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;

@@ -90,6 +90,8 @@ private:
     }
 };
 
+inline constexpr int mtp_states = 3;
+
 // One step of the whole batch: everything that the model needs to know, in this process or another one.
 // T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain integers, no pointers.
 struct StepPlan {
@@ -109,6 +111,17 @@ struct StepPlan {
     BlockMoves                moves; // run before the tokens
     MoveTicket   after = 0;          // the executor's ticket of the moves that have to be done before the tokens run
     SamplingPlan sampling;           // for a device that samples
+    // Of a model with an MTP layer (ModelConfig::mtp), in one process. `guesses`: the MTP layer alone runs, one token of each sequence, all of
+    // them logit rows, in place of a step. Before it, or a step, the hidden states of some logit rows are kept: of the last step, or of
+    // the last guesses, in rows of Carry's memory, which has mtp_states rows for each logit row that a step can have.
+    struct KeptRow {
+        std::int32_t row = 0, to = 0;
+        bool         guessed = false;
+    };
+    bool                 guesses = false;
+    std::vector<KeptRow> kept;
+    std::vector<std::int32_t>
+        carried; // [S] the row of memory with the state before the sequence's first token; -1: unknown. Empty: all are
 
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
@@ -151,9 +164,11 @@ void GroupPlan::clear() {
 }
 
 void StepPlan::clear() {
-    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows, &adapter_start})
+    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows, &adapter_start, &carried})
         v->clear();
     adapters.clear();
+    kept.clear();
+    guesses = false;
     for (GroupPlan& group : groups) group.clear();
     moves.clear();
     after = 0;

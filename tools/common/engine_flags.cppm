@@ -208,9 +208,11 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
                                     : name == "prompt_lookup_min"    ? &read.ngram.least
                                                                      : nullptr;
         if (name == "method") {
-            if (value != "ngram" && value != "draft_model")
+            // vLLM has a name for each family, such as deepseek_mtp.
+            read.by_mtp = value.is_string() && (value == "mtp" || value.get<std::string>().ends_with("_mtp"));
+            if (value != "ngram" && value != "draft_model" && !read.by_mtp)
                 return cat("the method ", json_dump(value),
-                           " is neither \"ngram\" nor \"draft_model\", which quire has");
+                           " is none of \"ngram\", \"draft_model\" and \"mtp\", which quire has");
             read.by_model = value == "draft_model";
         } else if (name == "model") {
             if (!value.is_string()) return cat(json_dump(value), " is not the name of a draft model's file");
@@ -240,10 +242,14 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
         ->type_name("FILE");
     app.add_option_function<std::string>(
            "--spec",
-           [&drafts](const std::string& method) { drafts.on = method != "none", drafts.by_model = method == "draft"; },
+           [&drafts](const std::string& method) {
+               drafts.on       = method != "none";
+               drafts.by_model = method == "draft";
+               drafts.by_mtp   = method == "mtp";
+           },
            "a step checks several guessed tokens where that saves time; the answers stay the same. ngram: guesses from "
-           "the text itself; draft: from --spec-draft-model")
-        ->check(CLI::IsMember({"none", "ngram", "draft"}))
+           "the text itself; draft: from --spec-draft-model; mtp: from the file's own layer for them, on a CPU")
+        ->check(CLI::IsMember({"none", "ngram", "draft", "mtp"}))
         ->default_str("none");
     add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");

@@ -96,7 +96,8 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
                        const KvLayer& cache) {
     const int        K = cache.n_kv_heads, group = op.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
     const GroupPlan& tables = plan_->groups[std::size_t(cache.group)];
-    std::int64_t     work   = 0; // multiply-adds of q·k and of the weighted sum
+    const bool       apart  = op.first > 0; // each tile has a window of its own, which ends at position `first`
+    std::int64_t     work   = 0;            // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * op.n_heads * D;
     const auto rows_of = [&](const void* array, DType type, const std::byte* scales, int h) {
         const std::size_t first = std::size_t(h) * std::size_t(cache.block_size);
@@ -104,9 +105,9 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
                       scales ? scales + first * sizeof(float) : nullptr}; // a latent cache has one head
     };
     const auto task_of = [&](int item, std::array<AttentionPart, group_size>& parts) {
-        const TileGroup& tiles  = groups_[std::size_t(item / K)];
-        const int        h      = item % K;
-        int              shared = tiles.shared_blocks * cache.block_size;
+        const TileGroup tiles  = apart ? TileGroup{item / K, 1, 0} : groups_[std::size_t(item / K)];
+        const int       h      = item % K;
+        int             shared = tiles.shared_blocks * cache.block_size;
         for (int i = 0; i < tiles.n; i++) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
@@ -120,13 +121,13 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         }
         AttentionTask task;
         task.parts        = std::span(parts).first(std::size_t(tiles.n));
-        task.shared       = op.window > 0 || cache.group > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.shared       = op.window > 0 || apart || cache.group > 0 ? 0 : shared / attention_chunk * attention_chunk;
         task.q_stride     = q.cols;
         task.out_stride   = out.cols;
         task.n_heads      = group;
         task.head_dim     = D;
         task.value_dim    = Dv;
-        task.window       = op.window;
+        task.window       = apart ? parts[0].first_position + 1 - op.first : op.window;
         task.chunked      = op.chunked;
         task.scale        = op.scale;
         task.softcap      = op.softcap;
@@ -170,7 +171,10 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         passes(kernels_.attention_weights, pass.n_chunks, grain);
         passes(kernels_.attention_values, Dv, Dv >= columns * workers_.n() ? columns : 16);
     };
-    const int  items = int(groups_.size()) * K;
+    for (const QueryTile& t : tiles_)
+        check(!apart || (t.n_rows == 1 && op.window == 0 && plan_->positions[std::size_t(t.first_row)] >= op.first),
+              "attention: a query that sees no position");
+    const int  items = int(apart ? tiles_.size() : groups_.size()) * K;
     const bool splits =
         items < workers_.n() && op.causal && work >= worth_split * items &&
         std::ranges::all_of(

@@ -116,6 +116,8 @@ private:
     void execute(const AllGather& op);
     void execute(const TakeColumns& op);
     void execute(const LoraAdd& op) { adapters_.run(op, given(op.x), at(op.out), (*program_)[op.out].logit_rows); }
+    void execute(const Carry& op);
+    void execute(const PutColumns& op);
     template <class Source>
     void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
@@ -198,10 +200,13 @@ void CpuBackend::run(const StepPlan& plan) {
     recurrence_.begin_step(plan);
     adapters_.begin_step(plan);
     const auto      all  = std::span(program_->operations);
+    const auto      step = all.first(program_->guesses);
     const StepShape most = values_->most();
     check(shape_.tokens <= most.tokens && shape_.logit_rows <= most.logit_rows,
           "a step larger than the memory taken for it");
-    for (const Operation& operation : shape_.logit_rows > 0 ? all : all.first(program_->head))
+    for (const Operation& operation : plan.guesses            ? all.subspan(program_->guesses)
+                                      : shape_.logit_rows > 0 ? step
+                                                              : step.first(program_->head))
         std::visit([this](const auto& op) { execute(op); }, operation);
 }
 
@@ -350,7 +355,7 @@ void CpuBackend::execute(const GatedGemm& op) {
 
 void CpuBackend::execute(const RopeAndStore& op) {
     const bool     stores = op.k != none;
-    const Tensor   q = at(op.q), k = stores ? at(op.k) : Tensor(), v = stores ? at(op.v) : Tensor();
+    const Tensor   q = given(op.q), k = given(op.k), v = given(op.v);
     const Rope&    rope  = op.rope;
     const KvLayer& cache = layers_[std::size_t(op.layer)];
     const auto&    slots = plan_->groups[std::size_t(cache.group)].parts[std::size_t(cache.part)].slots;
@@ -359,7 +364,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
     check(!stores || (cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D),
           "rope_and_store: shapes");
     const int  i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
-    const auto T = q.rows;
+    const auto T = shape_.tokens;
     if (angles_of_ != rope.inv_freq.data() ||
         angles_scale_ != rope.scale) { // layers with the same frequencies share them
         angles_of_    = rope.inv_freq.data();
@@ -375,47 +380,50 @@ void CpuBackend::execute(const RopeAndStore& op) {
                 }
         });
     }
-    workers_.split(T, std::max<std::int64_t>(1, 4096 / q.cols), [&](std::int64_t first, std::int64_t last) {
-        std::vector<float> turned; // a row of codes before it is quantised
-        for (std::int64_t t = first; t < last; t++) {
-            const float* angles = angles_.data() + t * half * 2;
-            for (const auto& [x, dim, start] : {std::tuple(&q, op.q_dim, op.q_first), std::tuple(&k, k_dim, 0)})
-                for (float *head = floats(*x) + t * x->cols + start, *end = floats(*x) + (t + 1) * x->cols; head < end;
-                     head += dim)
-                    for (int i = 0; i < half; i++) {
-                        const float c = angles[2 * i], s = angles[2 * i + 1];
-                        float &     a = head[i * i_step], &b = head[i * i_step + partner];
-                        const float rotated = a * c - b * s;
-                        b                   = a * s + b * c;
-                        a                   = rotated;
+    workers_.split(
+        T, std::max<std::int64_t>(1, 4096 / std::max(q.cols, k.cols)), [&](std::int64_t first, std::int64_t last) {
+            std::vector<float> turned; // a row of codes before it is quantised
+            for (std::int64_t t = first; t < last; t++) {
+                const float* angles = angles_.data() + t * half * 2;
+                for (const auto& [x, dim, start] : {std::tuple(&q, op.q_dim, op.q_first), std::tuple(&k, k_dim, 0)}) {
+                    if (!x->data) continue;
+                    for (float *head = floats(*x) + t * x->cols + start, *end = floats(*x) + (t + 1) * x->cols;
+                         head < end; head += dim)
+                        for (int i = 0; i < half; i++) {
+                            const float c = angles[2 * i], s = angles[2 * i + 1];
+                            float &     a = head[i * i_step], &b = head[i * i_step + partner];
+                            const float rotated = a * c - b * s;
+                            b                   = a * s + b * c;
+                            a                   = rotated;
+                        }
+                }
+                if (!stores) continue;
+                const int         slot  = slots[std::size_t(t)];
+                const std::size_t block = std::size_t(slot / cache.block_size) * cache.stride;
+                // `first`: where the numbers begin in the row; `part`: the row's scale that is theirs, of `parts`.
+                const auto store = [&](const Tensor& from, int h, int dim, void* array, DType type, int first,
+                                       std::byte* scales, int part, int parts) {
+                    const std::size_t at = std::size_t(h * cache.block_size + slot % cache.block_size);
+                    std::byte*        to =
+                        static_cast<std::byte*>(array) + block + at * row_bytes(type, D) + row_bytes(type, first);
+                    const float* x = floats(from) + t * from.cols + h * dim;
+                    if (!scales) return kernels_.store_kv(x, type, to, nullptr, dim);
+                    turned.assign(x, x + dim);
+                    if (array == cache.k) kernels_.rotate(turned.data(), dim, cache.rotation());
+                    const std::size_t scale = at * std::size_t(parts) + std::size_t(part);
+                    kernels_.store_kv(turned.data(), type, to, scales + block + scale * sizeof(float), dim);
+                };
+                for (int h = 0; h < K; h++) {
+                    if (cache.latent()) {
+                        store(v, h, v_dim, cache.k, cache.type, 0, cache.k_scales, 0, 2);
+                        store(k, h, k_dim, cache.k, cache.type, v_dim, cache.k_scales, 1, 2);
+                    } else {
+                        store(k, h, k_dim, cache.k, cache.type, 0, cache.k_scales, 0, 1);
+                        store(v, h, v_dim, cache.v, cache.v_type, 0, cache.v_scales, 0, 1);
                     }
-            if (!stores) continue;
-            const int         slot  = slots[std::size_t(t)];
-            const std::size_t block = std::size_t(slot / cache.block_size) * cache.stride;
-            // `first`: where the numbers begin in the row; `part`: the row's scale that is theirs, of `parts`.
-            const auto store = [&](const Tensor& from, int h, int dim, void* array, DType type, int first,
-                                   std::byte* scales, int part, int parts) {
-                const std::size_t at = std::size_t(h * cache.block_size + slot % cache.block_size);
-                std::byte*        to =
-                    static_cast<std::byte*>(array) + block + at * row_bytes(type, D) + row_bytes(type, first);
-                const float* x = floats(from) + t * from.cols + h * dim;
-                if (!scales) return kernels_.store_kv(x, type, to, nullptr, dim);
-                turned.assign(x, x + dim);
-                if (array == cache.k) kernels_.rotate(turned.data(), dim, cache.rotation());
-                const std::size_t scale = at * std::size_t(parts) + std::size_t(part);
-                kernels_.store_kv(turned.data(), type, to, scales + block + scale * sizeof(float), dim);
-            };
-            for (int h = 0; h < K; h++) {
-                if (cache.latent()) {
-                    store(v, h, v_dim, cache.k, cache.type, 0, cache.k_scales, 0, 2);
-                    store(k, h, k_dim, cache.k, cache.type, v_dim, cache.k_scales, 1, 2);
-                } else {
-                    store(k, h, k_dim, cache.k, cache.type, 0, cache.k_scales, 0, 1);
-                    store(v, h, v_dim, cache.v, cache.v_type, 0, cache.v_scales, 0, 1);
                 }
             }
-        }
-    });
+        });
 }
 
 // The first columns of each row.
@@ -512,6 +520,38 @@ void CpuBackend::execute(const TakeColumns& op) {
             for (std::int64_t r = first; r < last; r++)
                 std::memcpy(floats(out) + r * n, floats(x) + r * from + op.first, std::size_t(n) * sizeof(float));
         });
+}
+
+void CpuBackend::execute(const Carry& op) {
+    const Tensor      out   = at(op.out);
+    const std::size_t bytes = std::size_t(out.cols) * sizeof(float);
+    const StepShape   most  = values_->most();
+    const Tensor      kept  = at(op.memory);
+    const int         n     = most.logit_rows * int(kept.cols / out.cols);
+    const auto        row   = [&](float* rows, std::int64_t i, int of) {
+        check(i >= 0 && i < of, "carry: a row that there is not");
+        return rows + i * out.cols;
+    };
+    for (const StepPlan::KeptRow& k : plan_->kept)
+        std::memcpy(row(floats(kept), k.to, n),
+                    row(floats(at(k.guessed ? op.guesses : op.steps)), k.row, most.logit_rows), bytes);
+    for (int s = 0; s < plan_->n_seqs(); s++) {
+        const std::int32_t first = plan_->token_start[std::size_t(s)], end = plan_->token_start[std::size_t(s) + 1],
+                           from = plan_->carried.empty() ? -1 : plan_->carried[std::size_t(s)];
+        for (std::int32_t t = first; t < end; t++) {
+            float* const to = floats(out) + t * out.cols;
+            if (t > first && op.x != none) std::memcpy(to, floats(at(op.x)) + (t - 1) * out.cols, bytes);
+            else if (from >= 0) std::memcpy(to, row(floats(kept), from, n), bytes);
+            else std::fill_n(to, out.cols, 0.0f);
+        }
+    }
+}
+
+void CpuBackend::execute(const PutColumns& op) {
+    const Tensor x = at(op.x), out = at(op.out);
+    check(op.first + x.cols <= out.cols, "put_columns: shapes");
+    for (std::int64_t t = 0; t < x.rows; t++)
+        std::memcpy(floats(out) + t * out.cols + op.first, floats(x) + t * x.cols, std::size_t(x.cols) * sizeof(float));
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,

@@ -199,6 +199,8 @@ private:
     void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
     void execute(const LoraAdd&, const LoweredOperation&) {} // lower() knows none
+    void execute(const Carry&, const LoweredOperation&) {}   // no program of a GPU has them
+    void execute(const PutColumns&, const LoweredOperation&) {}
 
     float*        partial_    = nullptr; // of split-KV attention
     std::int32_t* arrivals_   = nullptr;

@@ -332,6 +332,14 @@ public:
         return to;
     }
 
+    // MTP layers run on a CPU: quire.engine.local_executor refuses them here.
+    LoweredOperation        lower(const Carry&) { return none_here(); }
+    LoweredOperation        lower(const PutColumns&) { return none_here(); }
+    static LoweredOperation none_here() {
+        check(false, "an operation of a CPU");
+        return {};
+    }
+
     LoweredOperation lower(const TakeColumns& op) {
         LoweredOperation to = of_one_row(false);
         to.device.x         = device_of(op.x);
