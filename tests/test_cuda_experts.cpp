@@ -182,6 +182,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                     const int n_gates = alternating ? 2 * n : n;
                     if (tile > 0 && !(cuda::can_group(gate.weight, n_gates) && cuda::can_group(down.weight, n)))
                         continue;
+                    if (tile == 64 && !on_wgmma && form != Form::f16) continue; // no step asks for it
                     CAPTURE(tile, on_wgmma);
                     OnDevice inner(gpu, std::vector<std::uint16_t>(pairs * std::size_t(ff), fp16_nan)),
                         out(gpu, std::vector<std::uint16_t>(t * std::size_t(hidden), fp16_nan));

@@ -181,13 +181,15 @@ void launch(const Params& p, int n_items, Context& gpu) {
 
 template <int NT, bool Gated>
 void launch_kind(const Params& p, int n_items, Context& gpu) {
-    switch (kind_of(p.op.gate.weight)) {
-        case kind_f16: launch<kind_f16, NT, Gated>(p, n_items, gpu); break;
-        case kind_i8: launch<kind_i8, NT, Gated>(p, n_items, gpu); break;
-        case kind_i8_float: launch<kind_i8_float, NT, Gated>(p, n_items, gpu); break;
-        case kind_i8_float_min: launch<kind_i8_float_min, NT, Gated>(p, n_items, gpu); break;
-        case kind_q4_k: launch<kind_q4_k, NT, Gated>(p, n_items, gpu); break;
-    }
+    if (kind_of(p.op.gate.weight) == kind_f16) launch<kind_f16, NT, Gated>(p, n_items, gpu);
+    if constexpr (NT <= 4) // larger tiles of quantised weights are slower
+        switch (kind_of(p.op.gate.weight)) {
+            case kind_f16: break;
+            case kind_i8: launch<kind_i8, NT, Gated>(p, n_items, gpu); break;
+            case kind_i8_float: launch<kind_i8_float, NT, Gated>(p, n_items, gpu); break;
+            case kind_i8_float_min: launch<kind_i8_float_min, NT, Gated>(p, n_items, gpu); break;
+            case kind_q4_k: launch<kind_q4_k, NT, Gated>(p, n_items, gpu); break;
+        }
 }
 
 // The sum of each token's pairs, 8 columns a thread.

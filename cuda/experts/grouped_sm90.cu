@@ -188,9 +188,10 @@ template <int N>
 __device__ void store(const Params& p, const Tile& tile, int pair, const float (&d)[N / 2]) {
     if (!p.is_gated) {
         if (!p.activates) store_rows<N>(p, tile, pair, d, [](float v) { return v; });
-        else if (p.op.activation == Activation::silu)
-            store_rows<N>(p, tile, pair, d, [](float v) { return activated(Activation::silu, v); });
-        else store_rows<N>(p, tile, pair, d, [](float v) { return activated(Activation::relu_squared, v); });
+        else
+            store_rows<N>(p, tile, pair, d, [is_silu = p.op.activation == Activation::silu](float v) {
+                return is_silu ? activated(Activation::silu, v) : activated(Activation::relu_squared, v);
+            });
     } else if (p.op.activation == Activation::silu)
         store_gated<N>(p, tile, pair, d, [](float gate, float up) { return swiglu(gate, up); });
     else if (p.op.activation == Activation::gelu_tanh)
@@ -243,13 +244,11 @@ __global__ void __launch_bounds__(threads, 1) grouped_sm90_kernel(const __grid_c
     items.each(p, [&](const Tile& tile, int block) {
         const auto run = [&]<int N>() { run_item<N, K, L>(p, tile, block, weights, xs, at); };
         if constexpr (Wide) {
-            if (tile.n <= 64) run.template operator()<64>();
-            else if (tile.n <= 128) run.template operator()<128>();
+            if (tile.n <= 128) run.template operator()<128>();
             else if (tile.n <= 192) run.template operator()<192>();
             else run.template operator()<256>();
         } else {
-            if (tile.n <= 8) run.template operator()<8>();
-            else if (tile.n <= 16) run.template operator()<16>();
+            if (tile.n <= 16) run.template operator()<16>();
             else run.template operator()<64>();
         }
     });

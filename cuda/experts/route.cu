@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(256)
 // Measured on an H100 with the shapes of Qwen3-30B-A3B.
 int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16, bool on_wgmma) {
     const std::int64_t mean = n_tokens * n_used / n_experts; // pairs of an expert
-    if (on_wgmma) return n_tokens <= 2 ? 0 : mean < 40 ? 64 : 256;
+    if (on_wgmma) return n_tokens <= 2 ? 0 : mean < 48 ? 64 : 256;
     if (n_tokens <= (is_fp16 ? 8 : 4)) return 0;
     return mean < 5 ? 8 : mean < 20 ? 16 : mean < 32 || !is_fp16 ? 32 : 64;
 }

@@ -320,7 +320,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         Result<std::unique_ptr<DraftModel>> loaded = DraftModel::load(o, *file, *config, *tokenizer);
         if (!loaded) return std::unexpected(loaded.error());
         draft_model = std::move(*loaded);
-        o.set_aside = draft_model->host_bytes();
+        o.set_aside += draft_model->host_bytes();
     }
     Result<std::unique_ptr<Executor>> executor =
         make ? make(o, *config)
