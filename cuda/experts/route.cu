@@ -220,11 +220,13 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
 #pragma unroll
             for (int r = 0; r < R; r++) next[u][r] = *reinterpret_cast<const float4*>(w[r] + c);
         };
+        const auto x_at = [&](int t, int c) {
+            return *reinterpret_cast<const uint2*>(x + std::int64_t(min(t, n - 1)) * cols + c);
+        };
         const auto load_x = [&](int c) { // ahead only where it is used for several experts
             if (c >= cols) return;
 #pragma unroll
-            for (int t = 0; t < NT; t++)
-                next_x[t] = *reinterpret_cast<const uint2*>(x + std::int64_t(min(t, n - 1)) * cols + c);
+            for (int t = 0; t < NT; t++) next_x[t] = x_at(t, c);
         };
 #pragma unroll
         for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4);
@@ -239,14 +241,16 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
 #pragma unroll
                 for (int r = 0; r < R; r++) v[r] = next[u][r];
                 load(u, c + ahead * 128);
-                if (R == 1) load_x(c);
+                if constexpr (R > 1) {
 #pragma unroll
-                for (int t = 0; t < NT; t++) xs[t] = next_x[t];
-                if (R > 1) load_x(c + 128);
+                    for (int t = 0; t < NT; t++) xs[t] = next_x[t];
+                    load_x(c + 128);
+                }
                 if (c >= cols) continue;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const float2 a = as_float2(xs[t].x), b = as_float2(xs[t].y);
+                    const uint2  two = R > 1 ? xs[t] : x_at(t, c);
+                    const float2 a = as_float2(two.x), b = as_float2(two.y);
 #pragma unroll
                     for (int r = 0; r < R; r++) sum[r][t] += v[r].x * a.x + v[r].y * a.y + v[r].z * b.x + v[r].w * b.y;
                 }
