@@ -108,8 +108,9 @@ __global__ void unpack_kernel(Attention a, Plan plan, const UnpackedBlocks* item
         const int   in = is_k ? i : i - rows * words, row = in / words, first = in % words * step;
         __half*     at = (is_k ? k : v) + to + std::int64_t(row) * D + first;
         const KvRow from(is_k ? a.k_array : a.v_array, block, row / a.block_size, row % a.block_size, a.block_size, D);
-        if (step == 8) *reinterpret_cast<uint4*>(at) = from.eight(first);
-        else *at = to_finite(from.number(first));
+        // A block that was given back lies before the window: its weights are 0, but not every number times 0 is.
+        if (step == 8) *reinterpret_cast<uint4*>(at) = block < 0 ? make_uint4(0, 0, 0, 0) : from.eight(first);
+        else *at = block < 0 ? __half(0.0f) : to_finite(from.number(first));
     }
 }
 
