@@ -120,7 +120,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
     for (const auto& [n, k, hidden, ff] :
          {Shape{4, 2, 256, 96}, Shape{6, 1, 96, 64}, Shape{8, 2, 512, 768}, Shape{60, 3, 64, 96},
           Shape{128, 8, 256, 96}, Shape{16, 8, 512, 256}, Shape{5, 2, 90, 33}, Shape{600, 4, 64, 40},
-          Shape{8, 4, 2880, 64}, Shape{3, 2, 320, 2880}, Shape{2, 1, 768, 1024}})
+          Shape{8, 4, 2880, 64}, Shape{3, 2, 320, 2880}, Shape{2, 1, 768, 1024}, Shape{4, 2, 256, 704}})
         for (Form form : {Form::f16, Form::q8_0, Form::q6_k, Form::q5_k, Form::q4_k}) {
             const int unit = form == Form::f16 ? 1 : form == Form::q4_k ? 256 : 32;
             if (hidden % unit != 0 || ff % unit != 0) continue;

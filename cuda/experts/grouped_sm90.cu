@@ -311,10 +311,10 @@ bool can_group_sm90(const ExpertGemm& op, const Context& gpu) {
     if (is_gated && kind_of(op.gate.weight) != kind_of(op.up.weight)) return false;
     const int n_matrices = op.alternating ? 2 * op.n_experts : op.n_experts;
     for (const Weight* w : {&op.gate.weight, is_gated ? &op.up.weight : &op.gate.weight}) {
-        const int unit = w->form == WeightForm::f16                       ? 8
-                         : w->form == WeightForm::q4_k                    ? 256
-                         : kind_of(*w) == kind_i8_float && w->group == 16 ? 64
-                                                                          : 128;
+        const int unit = w->form == WeightForm::f16         ? 8
+                         : w->form == WeightForm::q4_k      ? 256
+                         : kind_of(*w) != kind_i8_float_min ? 64
+                                                            : 128;
         if (!can_group(*w, n_matrices) || w->cols % unit != 0 || w->rows / n_matrices % 16 != 0) return false;
     }
     return true;

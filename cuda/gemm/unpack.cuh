@@ -32,7 +32,7 @@ constexpr __host__ __device__ int stage_chunks(Kind kind) { return kind == kind_
 struct ScaleRows {
     const void *scales[2], *mins[2];
     float       shift[2]; // 2^shift
-    int         cols;     // with groups of 16 a multiple of 64, else of a stage
+    int         cols;     // of int8 without minima a multiple of 64, else of a stage
 };
 
 namespace {
@@ -80,10 +80,15 @@ struct UnpackI8 {
     }
     // left: groups of the row from these on. Those behind its end have the scale 0.
     template <int N>
-    static __device__ void fetch_words(std::uint32_t (&to)[N], const char* from, int left) {
+    __device__ void fetch_words(std::uint32_t (&to)[N], const char* from, int left) const {
         if constexpr (N == 2) {
-            const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
-            to[0] = v.x, to[1] = v.y;
+            if (row_groups % 4 == 0) {
+                const uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
+                to[0] = v.x, to[1] = v.y;
+            } else { // rows of half stages
+                to[0] = __ldg(reinterpret_cast<const std::uint32_t*>(from));
+                to[1] = left > 2 ? __ldg(reinterpret_cast<const std::uint32_t*>(from) + 1) : 0;
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < N; i += 4) {
