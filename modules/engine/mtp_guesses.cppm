@@ -45,27 +45,28 @@ private:
         int first = 0, n = 0, row = 0;
     };
 
-    void keep(Kept& kept, std::size_t which, int position, const Rows* rows);
-    int  memory_row(const SequenceGroup& group, const Sequence& sequence, int position) const;
-    int  memory_row(const Scheduled& item, int position) const {
+    const Rows* rows_of(const Name& name) const; // null: the last step had no logit rows of it
+    void        keep(Kept& kept, std::size_t which, int position, const Rows* rows);
+    int         memory_row(const SequenceGroup& group, const Sequence& sequence, int position) const;
+    int         memory_row(const Scheduled& item, int position) const {
         return memory_row(*item.group, *item.sequence, position);
     }
     int own_row(const Scheduled& item) const { return n_rows * kept_.at({item.group->id, item.sequence->index}).place; }
     void  guess_next(std::span<const Scheduled> texts, int number, MoveTicket after);
     Token next_token(std::span<const float> row, const Scheduled& item);
 
-    Executor&                      executor_;
-    BlockManager&                  blocks_;
-    Sampler                        sampler_;
-    int                            vocab_size_, n_places_;
-    StepCost                       cost_;
-    std::map<Name, Kept>           kept_; // of the running sequences
-    std::vector<int>               free_; // places
-    std::map<Name, Rows>           last_;
-    std::vector<StepPlan::KeptRow> to_keep_; // by the next launch
-    StepPlan                       plan_;    // scratch, like what follows
-    std::vector<Scheduled>         items_, texts_;
-    std::vector<float>             row_;
+    Executor&                          executor_;
+    BlockManager&                      blocks_;
+    Sampler                            sampler_;
+    int                                vocab_size_, n_places_;
+    StepCost                           cost_;
+    std::map<Name, Kept>               kept_;    // of the running sequences
+    std::vector<int>                   free_;    // places
+    std::vector<std::pair<Name, Rows>> last_;    // of the sequences of the last step, sorted by name
+    std::vector<StepPlan::KeptRow>     to_keep_; // by the next launch
+    StepPlan                           plan_;    // scratch, like what follows
+    std::vector<Scheduled>             items_, texts_;
+    std::vector<float>                 row_;
 };
 
 } // namespace quire
@@ -73,6 +74,11 @@ private:
 module :private;
 
 namespace quire {
+
+const MtpGuesses::Rows* MtpGuesses::rows_of(const Name& name) const {
+    const auto at = std::ranges::lower_bound(last_, name, {}, &std::pair<Name, Rows>::first);
+    return at != last_.end() && at->first == name ? &at->second : nullptr;
+}
 
 // The state of a position, from a row of the last step, or where it is already.
 void MtpGuesses::keep(Kept& kept, std::size_t which, int position, const Rows* rows) {
@@ -101,9 +107,8 @@ void MtpGuesses::follow(std::span<const std::unique_ptr<SequenceGroup>> running)
                 if (!free_.empty()) free_.pop_back();
                 at = kept_.emplace(Name(group->id, s->index), Kept{.place = place}).first;
             }
-            auto rows = last_.find({group->id, s->index});
-            if (rows == last_.end()) rows = last_.find({group->id, 0}); // a fork of the first answer
-            const Rows* const mine = rows == last_.end() ? nullptr : &rows->second;
+            const Rows* mine = rows_of({group->id, s->index});
+            if (!mine) mine = rows_of({group->id, 0}); // a fork of the first answer
             keep(at->second, 0, s->n_computed - 1, mine);
             keep(at->second, 1, int(s->tokens.size()) - 2, mine);
         }
@@ -192,8 +197,10 @@ void MtpGuesses::ran(std::span<const Scheduled> items) {
     last_.clear();
     for (const Scheduled& item : items)
         if (item.n_logit_rows > 0)
-            last_[{item.group->id, item.sequence->index}] = {item.first + item.n_tokens - item.n_logit_rows,
-                                                             item.n_logit_rows, item.first_logit_row};
+            last_.push_back(
+                {{item.group->id, item.sequence->index},
+                 {item.first + item.n_tokens - item.n_logit_rows, item.n_logit_rows, item.first_logit_row}});
+    std::ranges::sort(last_, {}, &std::pair<Name, Rows>::first);
 }
 
 void MtpGuesses::measure(int most) {
