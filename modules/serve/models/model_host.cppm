@@ -33,6 +33,10 @@ struct ModelSetup {
     bool                     has_alias(const std::string& name) const {
         return std::ranges::find(endpoints.aliases, name) != endpoints.aliases.end();
     }
+    bool answers_to(const std::string& name) const {
+        return has_alias(name) ||
+               std::ranges::find(engine.adapters, name, &AdapterOption::name) != engine.adapters.end();
+    }
     // The settings that the model's file has: chat template, samplers, marks. Error: a fault of the file or of the template;
     // `wrong_name`: it is the name of the template.
     Result<void> read_file(bool* wrong_name = nullptr);

@@ -250,7 +250,7 @@ ModelPool::Entry* ModelPool::find(const std::string& name) const {
     const std::string          bare = name.ends_with(tag) ? name.substr(0, name.size() - tag.size()) : name;
     for (const std::string* wanted : {&name, &bare})
         for (const auto& e : entries_)
-            if (const auto names = e->setup.names(); std::ranges::find(names, *wanted) != names.end()) return e.get();
+            if (e->setup.answers_to(*wanted)) return e.get();
     return nullptr;
 }
 
@@ -435,7 +435,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
         options_.say(cat("model ", there[i]->setup.id, " leaves for ", e.setup.id), false);
         let_go(lock, *there[i]);
     }
-    // Those to come have to find room, too.
+    // The models that are loaded later have to find room, too.
     const int n    = options_.most > 0 ? std::min(options_.most, int(entries_.size())) : int(entries_.size());
     const int left = std::max(n - int(there.size() - leave->size()), 1);
     engine.pool_share /= left;
@@ -489,6 +489,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         }
     } catch (const std::bad_alloc&) {
         done = std::unexpected(fault({ErrorKind::limit, "there is not enough memory"}));
+    } catch (const std::exception& error) { // no more threads
+        done = std::unexpected(fault({ErrorKind::system, error.what()}));
     }
     if (!lock.owns_lock()) lock.lock();
     e.ticket = 0;
