@@ -62,6 +62,21 @@ std::vector<std::vector<Token>> texts_of(const std::vector<Task>& tasks, const s
 
 std::string model(const char* name) { return std::string(QUIRE_ROOT "/tests/data/models/") + name; }
 
+EngineOptions roomy_options() {
+    EngineOptions o;
+    o.threads          = 1;
+    o.block_size       = 4;
+    o.kv_blocks        = 400;
+    o.context          = 96;
+    o.max_batch_tokens = 64;
+    return o;
+}
+
+std::shared_ptr<Constraint> number_constraint() {
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
+    return *compile_constraint(spec);
+}
+
 // Requests of many methods, which come while others run.
 std::vector<Task> many_requests(const Engine& engine, const std::shared_ptr<Constraint>& number) {
     std::vector<Task> tasks;
@@ -101,6 +116,17 @@ std::vector<Task> many_requests(const Engine& engine, const std::shared_ptr<Cons
     return tasks;
 }
 
+void check_two_rounds(Engine& engine, const std::vector<Task>& tasks, const std::vector<Answers>& expected) {
+    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
+        const std::vector<Answers> got = run_all(engine, tasks);
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            INFO("round " << round << ", request " << i << ": " << got[i].message);
+            CHECK(identical(got[i], expected[i]));
+        }
+        engine.check_invariants();
+    }
+}
+
 } // namespace
 
 TEST_CASE("draft tokens change no token, no log-probability and no finish reason") {
@@ -116,14 +142,8 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
                                                                    {"qwen35-k-Q4_K_M.gguf", Guesses::mixed},
                                                                    {"nemotron_h-Q8_0.gguf", Guesses::mixed}}));
     INFO(file << ", guesses of kind " << int(how));
-    EngineOptions o;
-    o.threads          = 1;
-    o.block_size       = 4;
-    o.kv_blocks        = 400;
-    o.context          = 96;
-    o.max_batch_tokens = 64;
-    ConstraintSpec       spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
-    const auto           number = *compile_constraint(spec);
+    EngineOptions        o      = roomy_options();
+    const auto           number = number_constraint();
     auto                 texts  = std::make_shared<std::vector<std::vector<Token>>>();
     std::vector<Answers> expected;
     Token                end = 0;
@@ -148,13 +168,7 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
     }
     Engine     engine = load(model(file), o);
     const auto tasks  = many_requests(engine, number);
-    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
-        const std::vector<Answers> got = run_all(engine, tasks);
-        for (std::size_t i = 0; i < tasks.size(); i++) {
-            INFO("round " << round << ", request " << i << ": " << got[i].message);
-            CHECK(identical(got[i], expected[i]));
-        }
-    }
+    check_two_rounds(engine, tasks, expected);
     const auto stats = engine.stats().memory;
     CHECK(stats.draft_tokens > 0);
     if (how == Guesses::wrong) CHECK(stats.accepted_tokens == 0);
@@ -169,14 +183,8 @@ TEST_CASE("a draft model changes no token, no log-probability and no finish reas
                                                   {"gemma4-Q8_0.gguf", "mistral-swa-Q8_0.gguf"},
                                                   {"qwen35-k-Q4_K_M.gguf", "qwen2-Q4_0.gguf"}}));
     INFO(file << " with guesses of " << draft);
-    EngineOptions o;
-    o.threads          = 1;
-    o.block_size       = 4;
-    o.kv_blocks        = 400;
-    o.context          = 96;
-    o.max_batch_tokens = 64;
-    ConstraintSpec       spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
-    const auto           number = *compile_constraint(spec);
+    EngineOptions        o      = roomy_options();
+    const auto           number = number_constraint();
     std::vector<Answers> expected;
     {
         Engine plain = load(model(file), o);
@@ -191,29 +199,16 @@ TEST_CASE("a draft model changes no token, no log-probability and no finish reas
     }
     Engine     engine = load(model(file), o);
     const auto tasks  = many_requests(engine, number);
-    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
-        const std::vector<Answers> got = run_all(engine, tasks);
-        for (std::size_t i = 0; i < tasks.size(); i++) {
-            INFO("round " << round << ", request " << i << ": " << got[i].message);
-            CHECK(identical(got[i], expected[i]));
-        }
-        engine.check_invariants();
-    }
+    check_two_rounds(engine, tasks, expected);
     const auto stats = engine.stats().memory;
     CHECK(stats.draft_tokens > 0);
     if (file == std::string(draft)) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
 }
 
 TEST_CASE("an MTP layer changes no token, no log-probability and no finish reason") {
-    EngineOptions o;
-    o.threads          = 1;
-    o.block_size       = 4;
-    o.kv_blocks        = 400;
-    o.context          = 96;
-    o.max_batch_tokens = 64;
-    ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
-    const auto     number = *compile_constraint(spec);
-    std::string    path   = QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf";
+    EngineOptions o      = roomy_options();
+    const auto    number = number_constraint();
+    std::string   path   = QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf";
     if (GENERATE(false, true)) { // experts, no recurrent state
         if (!has_reference("models/glm4moe-mtp-F16.gguf")) return;
         path = reference("models/glm4moe-mtp-F16.gguf");
@@ -234,13 +229,7 @@ TEST_CASE("an MTP layer changes no token, no log-probability and no finish reaso
     }
     Engine     engine = load(path, o);
     const auto tasks  = many_requests(engine, number);
-    for (int round = 0; round < 2; round++) { // the second one finds the first one's blocks
-        const std::vector<Answers> got = run_all(engine, tasks);
-        for (std::size_t i = 0; i < tasks.size(); i++) {
-            INFO("round " << round << ", request " << i << ": " << got[i].message);
-            CHECK(identical(got[i], expected[i]));
-        }
-    }
+    check_two_rounds(engine, tasks, expected);
     const auto stats = engine.stats().memory;
     CHECK(stats.accepted_tokens < stats.draft_tokens);
     CHECK((engine.stats().preemptions > 0) == crowded);
@@ -279,8 +268,7 @@ TEST_CASE("a draft model has the vocabulary of the model, and no state") {
 
 TEST_CASE("GPU, deterministic: draft tokens change no token, no log-probability and no finish reason", "[cuda]") {
     if (no_gpu()) return;
-    ConstraintSpec spec{.kind = ConstraintSpec::Kind::regex, .text = "-?[1-9][0-9]{0,9}(\\.[0-9]{1,4})?"};
-    const auto     number = *compile_constraint(spec);
+    const auto number = number_constraint();
     for (const char* file : {"llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
                              "qwen3moe-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf"})
         for (const Guesses how : {Guesses::right, Guesses::mixed, Guesses::wrong}) {
