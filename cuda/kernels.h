@@ -496,7 +496,7 @@ struct ExpertWorkspace {
     std::int32_t* pairs    = nullptr; // [T · k]
     std::int32_t* tiles =
         nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
-    Half* parts = nullptr; // [T · k × hidden]
+    Half* parts = nullptr; // [T · k × hidden]; on_wgmma: before that, x of each pair in the order of the tiles
 };
 // The fastest number of pairs of a tile; 0: each pair for itself. All operations of a mixture in a step have the same number.
 // on_wgmma: of ExpertGemm.

@@ -21,7 +21,7 @@ public:
     // A weight, which can be some rows of a tensor of the file.
     Result<void> add(const TensorView& weight, const WeightHandle& handle);
     Result<void> add_embedding();
-    // Those of a weight of a GEMM, with `scale`. They count as computed from now on.
+    // The pairs of a weight of a GEMM, with `scale`. These pairs count as computed from now on.
     std::vector<LoraPair> take(const WeightHandle& weight, float scale) {
         const auto at = weights_.find(weight.number);
         return at == weights_.end() ? std::vector<LoraPair>() : take(std::exchange(at->second, {}), weight.rows, scale);
@@ -36,7 +36,7 @@ private:
         LoraPair    pair;
         std::size_t tensor = 0; // of its adapter
     };
-    // What is made of a tensor of an adapter.
+    // A tensor of an adapter, and how much of it the program computes.
     struct Changed {
         WeightHandle a;
         std::int64_t rows  = 0; // of the model's tensor, that are computed

@@ -84,7 +84,7 @@ struct LoraPair {
     float        scale   = 1; // of b · a
 };
 
-// What adapters add to the result of a GEMM: out += Σ over the adapters of the row's sequence, in ascending order, of
+// Adapters add to the result of a GEMM: out += Σ over the adapters of the row's sequence, in ascending order, of
 // AdapterUse::scale · scale · (x · aᵀ) · bᵀ. Without x, for the embedding: a's row of the token in place of x · aᵀ.
 struct LoraAdd {
     ValueId               x = none, out = none;

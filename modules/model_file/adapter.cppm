@@ -9,7 +9,7 @@ export import quire.model_file.gguf;
 
 export namespace quire {
 
-// What an adapter adds to one tensor of the model.
+// The two matrices that an adapter adds to one tensor of the model.
 struct AdaptedTensor {
     std::string name; // of the tensor
     TensorView  base; // the tensor in the model's file

@@ -84,7 +84,7 @@ struct LayerTensorsOf {
     std::optional<RecurrentTensorsOf<T>> recurrent; // instead of attn_*, except attn_norm
 };
 
-// What the layer for multi-token prediction has besides a layer's tensors.
+// The tensors that the layer for multi-token prediction has besides a layer's tensors.
 template <class T>
 struct MtpTensorsOf {
     T           enorm, hnorm; // [hidden], of a token's embedding and of the hidden state before it

@@ -90,6 +90,7 @@ private:
     }
 };
 
+// Rows of Carry's memory for each logit row of a step.
 inline constexpr int mtp_states = 3;
 
 // One step of the whole batch: everything that the model needs to know, in this process or another one.
