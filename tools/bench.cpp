@@ -1,6 +1,5 @@
 // bench: measures how fast the parts of quire are on this machine.
 // Exit codes: 0, 1 (something cannot be measured: one line on stderr), 2 (wrong usage).
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.output_file;
@@ -10,6 +9,7 @@ import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
+import quire.tools.flags.cli;
 
 #include "bench/commands.h"
 
@@ -80,14 +80,14 @@ int run(int argc, char** argv) {
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
         app.add_subcommand("compare", "quire and llama.cpp on the CPU, alternating, with the range of the ratios");
-    compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(CLI::ExistingFile);
+    compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(existing_file());
     compare_command->add_option("--llama-bench", side.llama_bench, "path of llama-bench")
         ->required()
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     compare_command
         ->add_option("--llama-batched-bench", side.llama_batched_bench,
                      "path of llama-batched-bench; default: next to llama-bench")
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     compare_command->add_option("-t,--threads", side.engine.threads, "threads; 0: one per physical core")
         ->check(CLI::Range(0, 1024));
     compare_command->add_option("--isa", side.engine.isa, "instruction set; default: the best this CPU has")
@@ -126,7 +126,7 @@ int run(int argc, char** argv) {
     make_command
         ->add_option("--vocabulary", a.vocabulary,
                      "GGUF file whose tokenizer it gets; default: words without a meaning")
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     make_command->add_option("--mtp", a.mtp, "layers for multi-token prediction behind these; default: none")
         ->check(CLI::Range(0, 4));
     make_command->add_flag("--counting", a.counts,
@@ -141,11 +141,11 @@ int run(int argc, char** argv) {
     add_number(*quality_command, "-t,--threads", quality_arguments.engine.threads, 0, 1024,
                "threads; 0: one per physical core");
     quality_command->add_option("--text", quality_arguments.text, "a text to predict; default: one about quire")
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     quality_command
         ->add_option("--against", quality_arguments.against,
                      "the GGUF file of other weights to compare with, instead of types of the KV cache")
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     quality_command->add_option("--reference", quality_arguments.reference, "the type of the KV cache to compare with")
         ->check(CLI::IsMember({"f32", "f16"}))
         ->capture_default_str();
@@ -169,7 +169,7 @@ int run(int argc, char** argv) {
     speculate_command
         ->add_option("--text", speculation.texts, "files with a prompt each, whose answers n-grams guess instead")
         ->delimiter(',')
-        ->check(CLI::ExistingFile);
+        ->check(existing_file());
     add_number(*speculate_command, "-k,--spec-draft-n-max", speculation.engine.drafts.most, 1, most_drafts,
                "most draft tokens of a sequence in a step");
     speculate_command->add_option("--npl", speculation.npl, "numbers of sequences")

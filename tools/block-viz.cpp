@@ -4,7 +4,6 @@
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
 
@@ -14,6 +13,7 @@ import quire.engine.engine;
 import quire.schedule.scheduler;
 import quire.serve.status.snapshot_json;
 import quire.text.templates.chat_template;
+import quire.tools.flags.cli;
 import quire.tools.viz.block_view;
 import quire.tools.viz.walkthroughs;
 

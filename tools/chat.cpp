@@ -1,6 +1,5 @@
 // chat: a conversation with a model in the terminal, or line by line through a pipe.
 // Exit codes: 0, 1 (a file or model that cannot be used: one line on stderr), 2 (wrong usage), 130 (a second Ctrl-C).
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.output_file;
@@ -17,6 +16,7 @@ import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.terminal;
+import quire.tools.flags.cli;
 
 using namespace quire;
 

@@ -1,7 +1,6 @@
 // inspect: shows the contents of a model file and runs single parts of the engine. Every command prints one line of JSON; show prints on a
 // terminal a few lines for a person.
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
-#include <CLI/CLI.hpp>
 
 #include <unistd.h>
 
@@ -19,6 +18,7 @@ import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.terminal;
+import quire.tools.flags.cli;
 import quire.tools.inspect.constrain;
 import quire.tools.inspect.tool_calls;
 

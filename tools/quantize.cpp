@@ -1,12 +1,12 @@
 // quantize: a GGUF file with its matrices in another type.
 // Exit codes: 0, 1 (this file cannot be converted: one line on stderr), 2 (wrong usage).
 #include <unistd.h>
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.output_file;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.tools.flags.cli;
 import quire.tools.quantize.convert;
 import quire.tools.quantize.mix;
 

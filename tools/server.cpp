@@ -1,6 +1,5 @@
 // server: an OpenAI-compatible server for many users of one engine, or of several models.
 // Exit codes: 0, 1 (a model, address or file that cannot be used: one line on stderr; or a second signal), 2 (wrong usage).
-#include <CLI/CLI.hpp>
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -21,6 +20,7 @@ import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
+import quire.tools.flags.cli;
 import quire.tools.server.presets;
 import quire.tools.server.run_batch;
 import quire.tools.server.server_log;
@@ -506,7 +506,7 @@ int run(Arguments& a, int argc, char** argv) {
         return done ? 0 : give_up(done.error());
     }
 
-    if (const auto open = std::ranges::find_if_not(a.hosts, is_loopback);
+    if (const auto open = std::ranges::find_if(a.hosts, [](const auto& host) { return !is_loopback(host); });
         open != a.hosts.end() && options.api_keys.empty())
         log.say(
             cat("warning: ", *open,

@@ -310,7 +310,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     std::shared_ptr<ProcessGroup> processes;
     if (o.processes.n > 1) {
         if (auto ok = check_processes(o); !ok) return std::unexpected(ok.error());
-        Result<std::shared_ptr<ProcessGroup>> group =
+        Result<std::unique_ptr<ProcessGroup>> group =
             ProcessGroup::rendezvous(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
         if (!group) return std::unexpected(group.error());
         processes = std::move(*group);

@@ -1,6 +1,5 @@
 // bench chats: users whose chats go on in rounds and have more K and V than the device's pool, with and without the tiers behind it: what is
 // found in a cache, how long the first token takes, how many tokens run in a second.
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.json;
@@ -9,6 +8,7 @@ import quire.engine.engine;
 import quire.tools.bench.paper.svg_plot;
 import quire.tools.bench.replicas.chats;
 import quire.tools.common.engine_flags;
+import quire.tools.flags.cli;
 
 #include "commands.h"
 

@@ -1,5 +1,4 @@
 // bench paper: makes the paper's figures again, in simulated time on any machine or in real time on this one's engine.
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.output_file;
@@ -9,6 +8,7 @@ import quire.tools.bench.paper.real_figures;
 import quire.tools.bench.paper.simulated_figures;
 import quire.tools.bench.random_model;
 import quire.tools.common.engine_flags;
+import quire.tools.flags.cli;
 
 #include "commands.h"
 
@@ -78,7 +78,7 @@ Result<std::vector<Point>> run_tasks(std::string_view set, const std::vector<Tas
     if (error) return std::unexpected(*error);
     std::vector<Point> all;
     for (auto& part : parts)
-        all.insert(all.end(), std::make_move_iterator(part.begin()), std::make_move_iterator(part.end()));
+        for (Point& point : part) all.push_back(std::move(point));
     return all;
 }
 

@@ -1,6 +1,5 @@
 // bench replicas: many servers behind a router, by policy: how much of the prompts is found in a cache, how even the work is, how long
 // users wait. In simulated time on quire's own scheduler and prefix cache, or measured on engines of this process.
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.output_file;
@@ -11,6 +10,7 @@ import quire.tools.bench.replicas.fleet;
 import quire.tools.bench.replicas.measured;
 import quire.tools.bench.replicas.router;
 import quire.tools.common.engine_flags;
+import quire.tools.flags.cli;
 
 #include "commands.h"
 

@@ -1,5 +1,4 @@
 // bench serve: a server under load, with the flags and the report of `vllm bench serve`.
-#include <CLI/CLI.hpp>
 
 import quire.core.base;
 import quire.core.json;
@@ -7,6 +6,7 @@ import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;
 import quire.tools.bench.stream_reader;
 import quire.tools.common.engine_flags;
+import quire.tools.flags.cli;
 
 #include "commands.h"
 
@@ -132,7 +132,7 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
     c->add_option("--model", a.model, "name of the model; default: the server's first");
     c->add_option("--num-prompts", a.n_prompts)->check(positive)->capture_default_str();
     c->add_option("--request-rate", a.report.request_rate, "requests per second; inf: all at once")
-        ->check(CLI::PositiveNumber)
+        ->check(positive_number())
         ->capture_default_str();
     c->add_option("--burstiness", a.burstiness,
                   "1: a Poisson process; otherwise gamma-distributed; smaller values: in bursts")

@@ -1,8 +1,4 @@
 // quire.tools.chat.flags: the flags of chat. Owns nothing.
-module;
-
-#include <CLI/CLI.hpp>
-
 export module quire.tools.chat.flags;
 
 import quire.core.base;
@@ -12,6 +8,7 @@ import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.sampler_flags;
+import quire.tools.flags.cli;
 
 export namespace quire {
 

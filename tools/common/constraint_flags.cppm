@@ -1,12 +1,9 @@
 // quire.tools.common.constraint_flags: --schema, --grammar and --regex: the constraint of a text. Owns nothing.
-module;
-
-#include <CLI/CLI.hpp>
-
 export module quire.tools.common.constraint_flags;
 
 export import quire.constraint.compile;
 import quire.core.base;
+import quire.tools.flags.cli;
 
 export namespace quire {
 

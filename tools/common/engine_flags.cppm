@@ -1,9 +1,5 @@
 // quire.tools.common.engine_flags: the flags that the programs with an engine share, the model they open without -m, and how a
 // command line is parsed. Owns nothing: the flags write into the caller's options.
-module;
-
-#include <CLI/CLI.hpp>
-
 export module quire.tools.common.engine_flags;
 
 import quire.core.base;
@@ -12,6 +8,7 @@ import quire.engine.options;
 import quire.text.templates.chat_template;
 import quire.tools.common.flag_sources;
 export import quire.tools.common.foreign_flags;
+import quire.tools.flags.cli;
 
 export namespace quire {
 

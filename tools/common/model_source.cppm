@@ -1,13 +1,10 @@
 // quire.tools.common.model_source: where a program's model comes from: a file, a model hub, a URL. Owns nothing.
-module;
-
-#include <CLI/CLI.hpp>
-
 export module quire.tools.common.model_source;
 
 import quire.core.base;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.terminal;
+import quire.tools.flags.cli;
 export import quire.tools.hub.hub;
 
 export namespace quire {

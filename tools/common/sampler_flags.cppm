@@ -1,15 +1,12 @@
 // quire.tools.common.sampler_flags: the flags of samplers, with llama.cpp's names, and the model file's word where none is typed. Owns
 // nothing.
-module;
-
-#include <CLI/CLI.hpp>
-
 export module quire.tools.common.sampler_flags;
 
 import quire.core.base;
 import quire.schedule.sampling_params;
 import quire.engine.sampling_defaults;
 import quire.tools.common.engine_flags;
+import quire.tools.flags.cli;
 
 export namespace quire {
 

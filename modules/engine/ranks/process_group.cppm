@@ -27,7 +27,7 @@ public:
     // Rank 0 waits for all other processes; these call rank 0. Both take at most `timeout` seconds. `model`: the model and the options
     // that must be equal in all processes, one a line. `seconds`: the longest wait for a message of a step. Error: how many processes
     // are missing, or which process has another line.
-    static Result<std::shared_ptr<ProcessGroup>> rendezvous(const ProcessSpec& spec, const std::string& model,
+    static Result<std::unique_ptr<ProcessGroup>> rendezvous(const ProcessSpec& spec, const std::string& model,
                                                             double timeout, double seconds);
     ~ProcessGroup() override;
     ProcessGroup(const ProcessGroup&)            = delete;
@@ -149,9 +149,9 @@ Result<ProcessGroup::Kind> receive_message(int socket, std::vector<std::byte>& c
     return ProcessGroup::Kind(head[4]);
 }
 
-Result<std::shared_ptr<ProcessGroup>> ProcessGroup::rendezvous(const ProcessSpec& spec, const std::string& model,
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::rendezvous(const ProcessSpec& spec, const std::string& model,
                                                                double timeout, double seconds) {
-    std::shared_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
+    std::unique_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
     if (spec.rank == 0) group->start_heartbeat();
     const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, timeout) : group->call(model, timeout);
     if (!ok) return std::unexpected(ok.error());
