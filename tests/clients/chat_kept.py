@@ -44,6 +44,7 @@ def a_token_has_alternatives(browser, server):
     # On a phone.
     page.look(420, 900, True)
     page.click("[aria-label='Previous branch']")
+    page.until(f"turns.at(-1).content === {json.dumps(whole)}")
     act(page, "Tokens")
     page.until("document.querySelector('.tokens')")
     page.click(".token:nth-child(9)")
