@@ -70,8 +70,7 @@ test-real: all
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
 test-pages: all
 	@$(SETUP) pages
-	@python3 tests/clients/pages.py $(bin)/server
-	@python3 tests/clients/origins.py $(bin)/server
+	@tests/clients/pages.sh $(bin)/server
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test

@@ -98,6 +98,7 @@ look() {
     if [ "$set" = pages ]; then
         has_command chromium || has_command google-chrome || need chromium
         has_command python3 || need python3
+        has_venv || need python3-venv
     fi
     if [ "$set" = lint ]; then
         has_command clang-tidy-19 || need clang-tidy-19

@@ -6,6 +6,7 @@ executed, the console shows no errors, and no other server is contacted. Screens
 import os
 import sys
 
+import accessibility
 import block_page
 import chat_kept
 import chat_page
@@ -22,7 +23,7 @@ def main():
     only = sys.argv[3:]
     browser, server, failed = Browser(), Server(), 0
     try:
-        for test in chat_page.TESTS + chat_kept.TESTS + chat_texts.TESTS + block_page.TESTS:
+        for test in chat_page.TESTS + chat_kept.TESTS + chat_texts.TESTS + block_page.TESTS + accessibility.TESTS:
             if only and not any(word in test.__name__ for word in only):
                 continue
             name = test.__name__.replace("_", " ")

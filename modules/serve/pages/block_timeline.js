@@ -15,6 +15,7 @@ class Timeline {
       return b;
     };
     this.canvas = element("canvas", "timeline");
+    this.canvas.setAttribute("aria-label", "Blocks over time");
     this.canvas.setAttribute("role", "img");
     this.canvas.onclick = e => this.choose(Math.round((e.offsetX - 4) / Math.max(1, this.canvas.clientWidth - 8) * (this.points.length - 1)));
     this.button = button("▶", "Play or stop", () => this.timer ? this.stop() : this.play());

@@ -177,6 +177,8 @@ function drawTalk() {
   talkBox.replaceChildren(...turns.map(turn => partnerOf(turn) ? drawPair(turn, partnerOf(turn)) : drawTurn(turn)));
   if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
   $(".welcome").hidden = turns.length > 0;
+  $("main .title").hidden = !turns.length;
+  $("main .title").textContent = now.chat.title;
   document.title = now.chat.title ? `${now.chat.title} · quire` : "quire · chat";
   showFullness();
   showState();
