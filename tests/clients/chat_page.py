@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import tempfile
 import time
 
 from chat_tools import SCRIPTED, ask, LISTED
@@ -319,7 +320,7 @@ def files_go_with_a_message(browser, server):
     clean(page, server, "a file")
 
 
-def tools_are_cards_and_thinking_ends(browser, server):
+def tools_are_cards(browser, server):
     page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     page.go(server.url + "/")
@@ -336,15 +337,43 @@ def tools_are_cards_and_thinking_ends(browser, server):
     sent = page.run("asked.at(-1).messages")
     check(sent[1].get("tool_calls", [0])[0] == {"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}, sent)
     check(sent[2] == {"role": "tool", "content": "rain", "tool_call_id": "call_0"} and page.run(LAST) == "It rains.", sent)
-    # Thinking that lasts too long is ended, and the answer comes.
-    page.run("window.held = 2; 0")
-    ask(page, "Think.", [["reasoning_content", "Well, "]] * 3, "stop", 10)
-    page.until("document.querySelector('.busy .skip')?.checkVisibility()")
-    page.run(f"script.push({json.dumps([[['content', 'So.']], 'stop', 10])}); document.querySelector('.busy .skip').click()")
-    page.run("window.held = 0; 0")
-    page.until(f"!{BUSY} && {LAST} === 'So.'")
-    check(page.run("asked.at(-1).enable_thinking") is False and "Well" in page.run("turns.at(-1).reasoning"), page.run("asked.at(-1)"))
     clean(page, server, "tools")
+
+
+# A conversation in the form that the toy model knows; each answer begins within its thoughts.
+THINKS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+<think>
+"""
+
+
+def thinking_is_ended_by_the_reader(browser):
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+        template.write(THINKS)
+        template.flush()
+        server = Server("--chat-template-file", template.name)
+        try:
+            for width, how in ((1400, "a click"), (420, "the keyboard")):
+                page = browser.page(width)
+                page.go(server.url + "/")
+                page.until(READY)
+                setting(page, temperature=0, max_tokens=800, more='{"ignore_eos": true, "logit_bias": {"</think>": -100}}')
+                with Busy(server):
+                    ask(page, "Think.")
+                    page.until("document.querySelector('.busy.thinks .skip')?.checkVisibility()")
+                    page.click(".busy.thinks .skip") if how == "a click" else page.press("KeyW", alt=True)
+                    page.until("turns.at(-1).content.length > 20 && turns.at(-1).ended")
+                    check(page.run(BUSY), "it is another request")
+                    page.press("Escape")
+                    settle(page)
+                check(page.run("turns.length === 2 && turns.at(-1).reasoning.length > 0"), how, "the thoughts are gone")
+                buttons = page.run("[...document.querySelectorAll('.foot button')].map(b => b.textContent)")
+                check("Verify" not in buttons, "no request alone gives this answer again:", buttons)
+                page.run("localStorage.clear(); 0")
+                clean(page, server, "ended thoughts")
+        finally:
+            server.close()
 
 
 def a_full_context_is_said_ahead(browser):
@@ -501,6 +530,6 @@ def a_missing_template_is_said(browser, server):
 TESTS = [
     a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
     a_full_context_goes_on_without_the_oldest, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
-    settings_have_names_and_the_page_a_theme, files_go_with_a_message, tools_are_cards_and_thinking_ends,
+    settings_have_names_and_the_page_a_theme, files_go_with_a_message, tools_are_cards, thinking_is_ended_by_the_reader,
     a_full_context_is_said_ahead, the_keyboard_does_everything, a_key_is_asked_for, a_missing_template_is_said,
 ]

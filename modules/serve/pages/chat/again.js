@@ -1,7 +1,7 @@
 // The same request again: with the same seed the server gives the same answer, whatever else it is doing.
 
 // Only an answer of one request that came to its end, or to its limit of tokens, can be asked for again.
-const repeatable = turn => turn.made && turn.parts === 1 && !turn.open && !turn.fault && !turn.skip && said(turn) && !turn.calls;
+const repeatable = turn => turn.made && turn.parts === 1 && !turn.open && !turn.fault && !turn.ended && said(turn) && !turn.calls;
 
 async function verify(turn, b) {
   const path = now.tree.pathTo(turn.parent), messages = path.slice(Math.max(0, path.findIndex(m => m.id === turn.made.from)));

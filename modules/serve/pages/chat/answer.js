@@ -1,6 +1,6 @@
 // Answers, from the request to the last token. Several come at once, one or more in each conversation.
 
-const runs = new Map(); // id of an answer that comes → {talk, turn, controller, usage, reason: why it ended, times in milliseconds}
+const runs = new Map(); // id of an answer that comes → {talk, turn, controller, id: the server's, usage, reason: why it ended, times in milliseconds}
 let left = false;       // the page is gone: what fails now was only interrupted
 
 // Fills `turn`, an answer in its place of the tree; one that has text goes on where it broke off. `anyway`: even if it has little room.
@@ -14,8 +14,8 @@ async function answer(talk, turn, anyway = false) {
   turn.made = {seed: Math.floor(Math.random() * 2 ** 31), ...settings, from: path[0]?.id};
   turn.parts = (turn.parts ?? 0) + 1;
   turn.open = true;
-  const fields = fieldsOf(turn.made);
-  if (turn.content && turn.reasoning || turn.skip) fields.enable_thinking = false; // it has thought already
+  const fields = {reasoning_control: true, ...fieldsOf(turn.made)};
+  if (turn.content && turn.reasoning) fields.enable_thinking = false; // it has thought already
   talk.save(turn);
   if (talk === now) {
     talkBox.ariaLive = "off"; // an answer is read when it is complete
@@ -34,6 +34,7 @@ async function answer(talk, turn, anyway = false) {
     const tight = anyway ? null : await tightness(talk, messages, signal).catch(e => { if (e.name === "AbortError") throw e; });
     if (tight) throw Object.assign(new Refusal(tight.fault, 0, "tight"), {tight});
     for await (const chunk of chunksOf(messagesOf(messages, settings.system), fields, signal)) {
+      run.id = chunk.id;
       if (chunk.usage) {
         run.usage = chunk.usage;
         turn.tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens;
@@ -81,7 +82,6 @@ async function answer(talk, turn, anyway = false) {
   talk.chat.changed = Date.now();
   talk.save(turn);
   drawChats();
-  if (run.next) return run.next();
   if (talk !== now) return;
   talkBox.ariaLive = "polite";
   redraw(turn);
@@ -106,13 +106,19 @@ function figures({usage, first, last, firstTokens, started, reason, full}) {
   return parts.join(" · ");
 }
 
-// Ends the thinking: the same question again, to be answered at once.
-function skipThinking(turn) {
+// Ends the thinking of an answer that comes; it goes on with what follows from the thoughts so far.
+async function endThinking(turn, b) {
   const run = runs.get(turn.id);
-  if (!run) return;
-  turn.skip = true;
-  run.next = () => answer(run.talk, turn);
-  run.controller.abort();
+  if (!run?.id) return;
+  b.disabled = true;
+  turn.ended = true;
+  try {
+    const {success} = await (await call("/v1/chat/completions/control", {body: {id: run.id, action: "reasoning_end"}})).json();
+    if (!success && !run.reason && !turn.content) toast("The server could not end the thinking.");
+  } catch (e) {
+    b.disabled = false;
+    toast(e.message);
+  }
 }
 
 const said = turn => turn.content || turn.reasoning || turn.calls;
@@ -138,7 +144,7 @@ function ask(text, files = []) {
 // Another answer in the place of this one; an answer without a word is not kept.
 function again(turn, anyway = false) {
   const talk = now;
-  answer(talk, said(turn) ? talk.add(turn.parent, "assistant") : Object.assign(turn, {made: undefined, parts: 0, skip: false}), anyway);
+  answer(talk, said(turn) ? talk.add(turn.parent, "assistant") : Object.assign(turn, {made: undefined, parts: 0, ended: false}), anyway);
 }
 
 function withoutOldest(turn) {

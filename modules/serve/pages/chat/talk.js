@@ -103,8 +103,8 @@ function drawAnswer(turn) {
   const view = {root, text, note, thought, thoughts, none, calls};
   const summary = element("summary");
   summary.onclick = () => { turn.unfolded = !thought.open; now.save(turn); };
-  const enough = button("Answer now", () => skipThinking(turn), "skip");
-  enough.title = "Ends the thinking and asks for the answer. The answer does not use these thoughts.";
+  const enough = button("Answer now", b => endThinking(turn, b), "skip");
+  enough.title = "Ends the thinking: the answer follows from the thoughts so far.";
   thought.append(summary, enough, thoughts);
   root.append(element("span", "unseen", "Answer: "), thought, text, calls, none);
   drawThought(view, turn);

@@ -4,7 +4,7 @@
 // A message is {id, chat, parent: an id or null, at: its place in time, role, content}, and may have
 //   files: [{name, text}], sent before the content of a question;
 //   reasoning: the thoughts before the answer; thought: their seconds; unfolded: as the reader chose; calls: [{name, arguments}], of tools;
-//   call: the call that this message of a tool answers; skip: it is to come without more thinking;
+//   call: the call that this message of a tool answers; ended: the reader ended the thinking;
 //   made: the settings of the request and the id of the first message sent, `from`; parts: of how many requests the answer is made;
 //   note: figures of the answer; tokens: of prompt and answer; cached: tokens of the prompt that the server had;
 //   open: the answer broke off; cut: it ended at the limit of tokens; fault: what went wrong, as a sentence;
