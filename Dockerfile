@@ -18,11 +18,12 @@ RUN apt-get update && \
     apt-get install -y --no-install-recommends /tmp/quire_*.deb ca-certificates curl && \
     rm -rf /var/lib/apt/lists/* /tmp/quire_*.deb && \
     useradd --system --uid 10001 --home-dir /var/cache/quire --create-home quire
-USER quire
+# The number, as a system that runs the image may not look into its list of users.
+USER 10001
 ENV HF_HOME=/var/cache/quire QUIRE_PORT=8080
 VOLUME /var/cache/quire
 EXPOSE 8080
 # Ready means that the model is loaded; a large one may have to be fetched first.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30m \
-    CMD curl -fsS "http://127.0.0.1:$QUIRE_PORT/health/ready" >/dev/null
+    CMD ["sh", "-c", "curl -fsS http://127.0.0.1:$QUIRE_PORT/health/ready >/dev/null"]
 ENTRYPOINT ["quire-server", "--host", "0.0.0.0"]
