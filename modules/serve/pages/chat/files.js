@@ -1,19 +1,28 @@
-// Text files that go with a message: chosen, dropped or pasted.
+// Files that go with a message, as their text: chosen, dropped or pasted.
 
 const MOST = 2e6; // characters of a file
 let attached = []; // {name, text}
 
 async function attach(files) {
   for (const file of files) {
+    if (/^%PDF-/.test(bytesAsText(new Uint8Array(await file.slice(0, 5).arrayBuffer())))) { await attachPdf(file); continue; }
     const text = file.size <= MOST ? await file.text() : "";
     if (file.size > MOST) toast(`${file.name} is too long: the most is 2 MB.`);
-    else if (/\0|^%PDF-/.test(text) || text.split("\ufffd").length > 1 + text.length / 100) toast(`${file.name} is not a text file.`);
+    else if (text.includes("\0") || text.split("\ufffd").length > 1 + text.length / 100) toast(`${file.name} is not a text file.`);
     else if (!text.trim()) toast(`${file.name} is empty.`);
     else attached.push({name: file.name, text: text.replace(/\r\n?/g, "\n")});
   }
   drawAttached();
   lookAhead();
   box.focus();
+}
+
+async function attachPdf(file) {
+  if (file.size > PDF_MOST) return toast(`${file.name} is too long: the most is ${PDF_MOST / 1e6} MB.`);
+  const {text, read, pages, fault} = await textOfPdf(new Uint8Array(await file.arrayBuffer()));
+  if (fault) return toast(`${file.name} ${fault}.`);
+  if (read < pages || text.length > MOST) toast(`${file.name} is long: only its first ${read} of ${pages} pages are read.`);
+  attached.push({name: file.name, text: text.slice(0, MOST)});
 }
 
 function drawAttached() {

@@ -27,7 +27,7 @@ const KEYS = [
   ["Alt+T", "Tokens of the answer; arrows and Enter there", onAnswer(turn => { if (turn.content) toggleTokens(turn); })],
   ["Alt+C", "Compare with other settings", onAnswer(turn => openSettings(turn))],
   ["Alt+V", "Verify: the same answer again", onAnswer(turn => [...views.get(turn.id).root.querySelectorAll(".foot > button")].find(b => b.textContent === "Verify")?.click())],
-  ["Alt+A", "Add text files", () => picker.click()],
+  ["Alt+A", "Add text or PDF files", () => picker.click()],
   ["Alt+S", "Settings", () => openSettings()],
 ];
 
