@@ -10,6 +10,7 @@ import accessibility
 import block_page
 import chat_files
 import chat_kept
+import chat_keys
 import chat_page
 import chat_texts
 from browser import Browser, find_browser
@@ -24,7 +25,7 @@ def main():
     only = sys.argv[3:]
     browser, server, failed = Browser(), Server(), 0
     try:
-        for test in chat_page.TESTS + chat_files.TESTS + chat_kept.TESTS + chat_texts.TESTS + block_page.TESTS + accessibility.TESTS:
+        for test in chat_page.TESTS + chat_files.TESTS + chat_keys.TESTS + chat_kept.TESTS + chat_texts.TESTS + block_page.TESTS + accessibility.TESTS:
             if only and not any(word in test.__name__ for word in only):
                 continue
             name = test.__name__.replace("_", " ")
