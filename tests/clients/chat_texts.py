@@ -118,6 +118,27 @@ ATTACKS = """<script>window.hit = 1</script>
 """
 
 
+# What is too wide, too deep, or turned round: it stays in its place.
+UNRULY = "\n\n".join([
+    "w" * 3000, "`" + "c" * 3000 + "`", "# " + "T" * 500, "- " * 200 + "deep", "> " * 200 + "quoted", "|" + "wide cell|" * 60 + "\n|" + "-|" * 60 + "\n|" + "x|" * 60,
+    "https://example.org/" + "long/" * 400, "\u202eturned round\u202c and on", "Z" + "\u0300\u0323" * 300, "```\n" + "wide " * 400 + "\n```", r"\[ " + "x + " * 400 + r"y \]", "&lt;b&gt; \0 \ufffe"])
+
+
+def what_a_model_writes_stays_in_its_place(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    given(page, {"role": "user", "content": UNRULY}, {"role": "assistant", "content": UNRULY, "reasoning": UNRULY})
+    page.run("document.querySelector('.thought').open = true; 0")
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        no_overflow(page, f"an unruly text at {width}")
+        wide = page.run("[...document.querySelectorAll('.turn')].map(t => t.getBoundingClientRect()).filter(r => r.left < 0 || r.right > innerWidth).length")
+        check(not wide and page.run("scroll.scrollWidth <= scroll.clientWidth"), "a message leaves the window at", width)
+        page.screenshot(os.path.join(SHOTS, f"unruly-{width}.png"))
+    clean(page, server, "an unruly text")
+
+
 def what_a_model_writes_stays_text(browser, server):
     page = browser.page()
     page.go(server.url + "/")
@@ -348,6 +369,6 @@ def it_can_be_shown(browser, server):
 
 
 TESTS = [
-    thoughts_are_shown, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text,
+    thoughts_are_shown, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text, what_a_model_writes_stays_in_its_place,
     markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_long_answer_streams_smoothly, it_can_be_shown,
 ]
