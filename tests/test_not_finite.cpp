@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+import quire.constraint.compile;
 import quire.core.base;
 import quire.engine.engine;
 import quire.model_file.gguf;
@@ -68,8 +69,14 @@ std::vector<Output> run_one(Engine& engine, const Request& r) {
 
 TEST_CASE("a prompt with a NaN ends in a sentence, by every decoding method", "[engine][nan]") {
     const NanModel model("token_embd.weight", poison);
-    Engine         engine = load(model.path(), options(GENERATE(false, true)));
-    for (const auto& [name, request] : methods({5, 6, poison, 8, 9, 10})) {
+    Engine         engine      = load(model.path(), options(GENERATE(false, true)));
+    auto           all         = methods({5, 6, poison, 8, 9, 10});
+    Request        constrained = all[0].second;
+    constrained.n              = 2;
+    constrained.constraint     = ConstraintState(
+        *compile_constraint({.kind = ConstraintSpec::Kind::regex, .text = "(.|\\n)*"}), engine.token_trie());
+    all.emplace_back("constraint", constrained);
+    for (const auto& [name, request] : all) {
         CAPTURE(name);
         const std::vector<Output> out = run_one(engine, request);
         REQUIRE(int(out.size()) == request.n); // every answer is told

@@ -133,7 +133,11 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         if (!own[0].samples) continue;
         if (!group.prompt_done) end_prompt(own[0], out);
         if (!group.request.generates()) continue;
-        if (group.request.constraint && !constrain(own, i)) continue;
+        if (group.request.constraint && !constrain(own, i)) {
+            if (group.n_generated(*own[0].sequence) == 0)
+                group.prompt_done = false; // the answers have no sequences yet
+            continue;
+        }
         if (group.request.beam_width == 0) {
             sample(own, out);
             continue;
