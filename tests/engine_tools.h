@@ -14,6 +14,13 @@ struct Answer {
     FinishReason                  finish        = FinishReason::none;
 };
 
+template <class T>
+T value_of(Result<T> result) {
+    INFO((result ? "" : result.error().message));
+    REQUIRE(result.has_value());
+    return std::move(*result);
+}
+
 // On the CPU, whatever the machine has, unless the test wants the GPU.
 inline Engine load(const std::string& path, EngineOptions options) {
     if (options.device == "auto") options.device = "cpu";

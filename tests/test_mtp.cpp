@@ -34,13 +34,6 @@ nlohmann::json read_json(const std::string& path) {
     return nlohmann::json::parse(file);
 }
 
-template <class T>
-T value_of(Result<T> result) {
-    INFO((result ? "" : result.error().message));
-    REQUIRE(result.has_value());
-    return std::move(*result);
-}
-
 // One text on a model with its MTP layer, without an engine.
 class Text {
 public:

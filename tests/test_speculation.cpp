@@ -1,5 +1,5 @@
 // Draft tokens: whatever is guessed, every token, log-probability and finish reason is that of decoding one token a step; n-grams as guesses;
-// how many drafts a step gets.
+// how many drafts a step gets; the pace of a draft model.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
@@ -12,6 +12,7 @@ import quire.core.std;
 import quire.decode.drafting;
 import quire.decode.ngram_guesser;
 import quire.engine.engine;
+import quire.engine.step_pace;
 import quire.schedule.request;
 
 #include "cuda_tools.h"
@@ -379,4 +380,57 @@ TEST_CASE("bench speculate measures decoding with draft tokens and without") {
     CHECK(std::ranges::count_if(f.out, [](char c) { return c == '\n'; }) ==
           (text ? 1 : 4)); // two rates of acceptance each
     CHECK(f.out.contains(text ? "\"guesses\":\"text 1\"" : "\"sequences\":3"));
+}
+
+TEST_CASE("a draft model reads a long prompt in pieces, while other texts get guesses") {
+    EngineOptions o = small_blocks(false, 200, 4);
+    o.step_seconds  = 1e-9; // prompts in pieces of 8 tokens, in both models
+    const std::vector<Task>    tasks{{.request = greedy(prompt_of(5, 3), 60), .submit_at = 0},
+                                     {.request = greedy(prompt_of(90, 1), 40), .submit_at = 2}};
+    Engine                     plain    = load(model("llama3-gqa-Q8_0.gguf"), o);
+    const std::vector<Answers> expected = run_all(plain, tasks);
+    o.drafts = {.on = true, .most = 2, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
+    Engine                      engine = load(model("llama3-gqa-Q8_0.gguf"), o);
+    std::map<RequestId, Answer> answers;
+    std::vector<RequestId>      ids;
+    std::vector<Output>         events;
+    int without = 0, with = 0; // guesses: steps of the second request; steps of the first one meanwhile
+    for (int step = 0; step < 200; step++) {
+        for (const Task& t : tasks)
+            if (t.submit_at == step) ids.push_back(value_of(engine.submit(t.request)));
+        engine.step(events);
+        std::set<RequestId> seen;
+        int                 first = 0;
+        for (const Output& e : events) {
+            Answer& a = answers[e.id];
+            a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
+            if (e.id == ids[0]) first += int(e.tokens.size());
+            else if (e.draft_tokens == 0) without++, with += first > 1;
+        }
+        events.clear();
+    }
+    for (std::size_t i = 0; i < 2; i++) CHECK(answers[ids[i]].tokens == expected[i].by_index.at(0).tokens);
+    CHECK(without >= 90 / 8); // a token a step, until the draft model has read the prompt
+    CHECK(without <= 90 / 8 + 3);
+    CHECK(with >= without - 1);
+}
+
+TEST_CASE("the pace of steps: twice as many tokens while there is time, eight at least") {
+    StepPace pace(100);
+    CHECK(pace.tokens() == 100);
+    pace.set(1);
+    CHECK(pace.tokens() == 8);
+    pace.ran(8, 0.001);
+    CHECK(pace.tokens() == 16);
+    pace.ran(10, 9); // no full step
+    CHECK(pace.tokens() == 16);
+    pace.ran(16, 0.1);
+    pace.ran(32, 0.1);
+    CHECK(pace.tokens() == 64);
+    pace.ran(64, 2);
+    CHECK(pace.tokens() == 32);
+    pace.ran(32, 100);
+    CHECK(pace.tokens() == 8);
+    pace.set(0);
+    CHECK(pace.tokens() == 100);
 }

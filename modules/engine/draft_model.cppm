@@ -9,6 +9,7 @@ import quire.decode.sampler;
 import quire.engine.executor;
 import quire.engine.local_executor;
 import quire.engine.options;
+import quire.engine.step_pace;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -30,6 +31,8 @@ public:
     double seconds(int n_texts) const override { return cost_.of(n_texts); }
     // Before any guess: takes the times for seconds().
     void measure();
+    // How long guess() may read texts that it does not know yet, in seconds; 0: a step of the most tokens.
+    void set_pace(double seconds) { pace_.set(seconds); }
 
     // Of its blocks in the machine's memory, which may not be touched yet.
     std::size_t host_bytes() const { return options_.device == "cpu" ? executor_->memory().kv : 0; }
@@ -54,11 +57,12 @@ private:
     DraftModel(Gguf file, EngineOptions options, ModelConfig config, std::unique_ptr<Executor> executor,
                int target_vocab);
 
-    bool  follow(Text& text, const WantedGuess& want);
-    void  give_up(Text& text);
-    void  add(const Run& run, int& left);
-    void  run();
-    Token next_token(std::span<const float> row, const Run& run);
+    bool   follow(Text& text, const WantedGuess& want);
+    bool   reads(const Text& text) const;
+    void   give_up(Text& text);
+    void   add(const Run& run, int& left);
+    double run();
+    Token  next_token(std::span<const float> row, const Run& run);
 
     Gguf                      file_;
     EngineOptions             options_;
@@ -67,6 +71,7 @@ private:
     BlockManager              blocks_;
     int                       target_vocab_, vocab_; // tokens of the target; and those that both models have
     StepCost                  cost_;
+    StepPace                  pace_;
     std::map<Name, Text>      texts_;
     Sampler                   sampler_;
     std::vector<float>        row_; // scratch, like what follows
@@ -149,7 +154,8 @@ DraftModel::DraftModel(Gguf file, EngineOptions options, ModelConfig config, std
                // For entries without memory, of all texts.
                .n_markers =
                    2 * options_.kv_blocks + 2 * options_.max_sequences * (options_.context / options_.block_size + 2)}),
-      target_vocab_(target_vocab), vocab_(std::min(config_.vocab_size, target_vocab)), sampler_(target_vocab) {}
+      target_vocab_(target_vocab), vocab_(std::min(config_.vocab_size, target_vocab)), pace_(options_.max_batch_tokens),
+      sampler_(target_vocab) {}
 
 std::string DraftModel::describe() const {
     const ExecutorMemory memory = executor_->memory();
@@ -223,6 +229,11 @@ bool DraftModel::follow(Text& text, const WantedGuess& want) {
     return slots;
 }
 
+// Whether more of a text is unknown than the tokens that a step of the target brings.
+bool DraftModel::reads(const Text& text) const {
+    return int(text.sequence.tokens.size()) - text.sequence.n_computed > most_drafts + 1;
+}
+
 // Puts as many of a text's tokens into the step as `left` allows.
 void DraftModel::add(const Run& run, int& left) {
     Sequence& s  = run.text->sequence;
@@ -254,8 +265,8 @@ Token DraftModel::next_token(std::span<const float> row, const Run& run) {
         .token;
 }
 
-// Runs the step, and appends their next tokens to the texts whose last token was in it.
-void DraftModel::run() {
+// Runs the step, and appends their next tokens to the texts whose last token was in it. Returns the seconds that it took.
+double DraftModel::run() {
     const auto start = std::chrono::steady_clock::now();
     plan_.clear();
     plan_items(items_, blocks_, plan_);
@@ -285,8 +296,9 @@ void DraftModel::run() {
         if (int(guess.size()) < runs_[i].want->n && blocks_.allocate_slots(s.table, int(s.tokens.size()) - 1, 1))
             next_.push_back(runs_[i]);
     }
-    if (plan_.n_tokens() == plan_.n_seqs())
-        cost_.add(plan_.n_seqs(), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (plan_.n_tokens() == plan_.n_seqs()) cost_.add(plan_.n_seqs(), seconds);
+    return seconds;
 }
 
 void DraftModel::guess(std::span<const WantedGuess> wanted) {
@@ -309,9 +321,16 @@ void DraftModel::guess(std::span<const WantedGuess> wanted) {
         items_.clear();
         runs_.clear();
         int left = options_.max_batch_tokens;
-        for (const Run& one : next_) add(one, left);
+        // No text that is known but for a few tokens waits for one that is read from its beginning. A text that is read in part gets no guess.
+        for (const Run& one : next_)
+            if (!reads(*one.text)) add(one, left);
+        const int most_read = std::min(left, pace_.tokens());
+        left                = most_read;
+        for (const Run& one : next_)
+            if (reads(*one.text)) add(one, left);
         if (items_.empty()) return;
-        run();
+        const double seconds = run();
+        if (left < most_read) pace_.ran(most_read - left, seconds);
     }
 }
 

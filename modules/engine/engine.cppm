@@ -17,6 +17,7 @@ import quire.engine.local_executor;
 import quire.engine.mtp_guesses;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
+import quire.engine.step_pace;
 import quire.model_file.adapter;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
@@ -146,8 +147,7 @@ module :private;
 
 namespace quire {
 
-constexpr int least_step_tokens = 8; // fewer would read the weights too often
-using TimePoint                 = std::chrono::steady_clock::time_point;
+using TimePoint = std::chrono::steady_clock::time_point;
 
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
@@ -172,11 +172,10 @@ struct Engine::Impl {
     // The step that runs (empty: none does), and the time of its launch.
     std::span<const Scheduled> running;
     TimePoint                  since;
-    double                     pace        = 0;     // the seconds that a step should take; 0: no limit
-    int                        step_tokens = 0;     // the tokens of a step with a pace
-    bool                       prepared    = false; // next_plan is the step after it
-    MoveTicket                 moved       = 0;     // of the last moves
-    bool                       pipelined   = false; // as the options say
+    StepPace                   pace;
+    bool                       prepared  = false; // next_plan is the step after it
+    MoveTicket                 moved     = 0;     // of the last moves
+    bool                       pipelined = false; // as the options say
 
     std::mutex                       trie_mutex;
     std::shared_ptr<const TokenTrie> trie;
@@ -200,8 +199,7 @@ struct Engine::Impl {
                                                         scheduling.max_logit_rows)
                          : nullptr),
           drafting(options.drafts, mtp ? static_cast<BatchGuesser*>(mtp.get()) : draft_model.get()),
-          pipelined(options.pipeline.value_or(false)) {
-        step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
+          pace(options.max_batch_tokens), pipelined(options.pipeline.value_or(false)) {
         for (std::size_t i = 0; i < options.adapters.size(); i++)
             if (options.adapters[i].usual && options.adapters[i].scale != 0)
                 usual_adapters.push_back({int(i), options.adapters[i].scale});
@@ -220,7 +218,6 @@ struct Engine::Impl {
     void         measure_moves();
     void         measure_steps();
     void         count(std::span<const Scheduled> scheduled, double seconds);
-    void         keep_pace(double seconds);
     void         set_pace();
     void         sample_stats();
 };
@@ -635,7 +632,7 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
         decode = decode && decodes;
         if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
     }
-    keep_pace(seconds);
+    pace.ran(plan.n_tokens(), seconds);
     stats.steps++;
     stats.compute_seconds += seconds;
     stats.memory      = scheduler.stats(); // without this step's accepted tokens
@@ -648,21 +645,15 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     }
 }
 
-// Sets the size of the next step by the time of a full step: at most twice as many tokens, since the time of a larger step is not known; in
-// whole tiles of the products.
-void Engine::Impl::keep_pace(double seconds) {
-    if (pace <= 0 || plan.n_tokens() < step_tokens) return;
-    const double fits = step_tokens * std::clamp(pace / std::max(seconds, 1e-9), 0.0, 2.0);
-    step_tokens       = std::max(least_step_tokens, std::min(int(fits), options.max_batch_tokens) / 8 * 8);
-}
-
-// How long the next step is to take.
+// How long the next step is to take. A text that the draft model reads beside it takes half of that.
 void Engine::Impl::set_pace() {
     if (options.device != "cpu") return;
-    pace = options.step_seconds;
+    double seconds = options.step_seconds;
     if (options.shared_step_seconds > 0 && scheduler.generates())
-        pace = pace > 0 ? std::min(pace, options.shared_step_seconds) : options.shared_step_seconds;
-    scheduler.limit_step(pace > 0 ? step_tokens : options.max_batch_tokens);
+        seconds = seconds > 0 ? std::min(seconds, options.shared_step_seconds) : options.shared_step_seconds;
+    pace.set(seconds);
+    if (draft_model) draft_model->set_pace(seconds / 2);
+    scheduler.limit_step(pace.tokens());
 }
 
 void Engine::Impl::sample_stats() {
