@@ -1,17 +1,19 @@
 // Draft tokens: whatever is guessed, every token, log-probability and finish reason is that of decoding one token a step; n-grams as guesses;
-// how many drafts a step gets; the pace of a draft model.
+// how many drafts a step gets; the pace and the memory of a draft model.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
 #include "../cuda/kernels.h"
 #include "reference.h"
 
+import quire.compute.memory;
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.std;
 import quire.decode.drafting;
 import quire.decode.ngram_guesser;
 import quire.engine.engine;
+import quire.engine.load_estimate;
 import quire.engine.step_pace;
 import quire.schedule.request;
 
@@ -433,4 +435,30 @@ TEST_CASE("the pace of steps: twice as many tokens while there is time, eight at
     CHECK(pace.tokens() == 8);
     pace.set(0);
     CHECK(pace.tokens() == 100);
+}
+
+TEST_CASE("the estimate of a load counts the draft model") {
+    EngineOptions o{.device = "cpu"};
+    const auto    alone = value_of(estimate_load(model("llama3-gqa-Q8_0.gguf"), o));
+    o.drafts            = {.on = true, .by_model = true, .model = model("llama3-gqa-F16.gguf")};
+    const auto both     = value_of(estimate_load(model("llama3-gqa-Q8_0.gguf"), o));
+    CHECK(alone.draft_bytes == 0);
+    CHECK(both.weight_bytes == alone.weight_bytes);
+    CHECK(both.draft_bytes > alone.weight_bytes); // in 16 bits
+    CHECK(both.all_weight_bytes() == both.weight_bytes + both.draft_bytes);
+    CHECK(both.kv_bytes_per_token == 2 * alone.kv_bytes_per_token);
+    CHECK(describe(both).contains("draft model"));
+    CHECK_FALSE(describe(alone).contains("draft model"));
+    o.drafts.model = model("none.gguf");
+    CHECK(estimate_load(model("llama3-gqa-Q8_0.gguf"), o).error().message.contains("none.gguf"));
+
+    // Both pools have to fit: neither alone asks for too much.
+    o.drafts.model          = model("llama3-gqa-F16.gguf");
+    o.context               = 64;
+    const std::size_t block = 16 * alone.kv_bytes_per_token;
+    o.swap_blocks           = 0;
+    o.kv_blocks             = int(available_memory() / 10 * 6 / (block + 8 * 16 + 512));
+    const auto refused      = Engine::load(model("llama3-gqa-Q8_0.gguf"), o);
+    REQUIRE_FALSE(refused.has_value());
+    CHECK(refused.error().message.contains("for another model"));
 }

@@ -34,8 +34,9 @@ public:
     // How long guess() may read texts that it does not know yet, in seconds; 0: a step of the most tokens.
     void set_pace(double seconds) { pace_.set(seconds); }
 
-    // Of its blocks in the machine's memory, which may not be touched yet.
-    std::size_t host_bytes() const { return options_.device == "cpu" ? executor_->memory().kv : 0; }
+    std::size_t kv_bytes() const { return executor_->memory().kv; } // of its blocks
+    // Of these, in the machine's memory, which may not be touched yet.
+    std::size_t host_bytes() const { return options_.device == "cpu" ? kv_bytes() : 0; }
     std::string describe() const; // one line: the file, its weights and its blocks
     void        check_invariants() const { blocks_.check_invariants(); }
 
@@ -114,8 +115,9 @@ EngineOptions options_of(const EngineOptions& o, const Gguf& target, const Model
     mine.drafts               = {};
     mine.adapters             = {};
     const auto bytes          = [&](const ModelConfig& c) { return double(KvCache::bytes_per_token(c, o.kv_type)); };
-    mine.pool_share           = bytes(config) / (bytes(config) + bytes(target_config));
+    mine.pool_share           = o.pool_share * bytes(config) / (bytes(config) + bytes(target_config));
     for (const GgufTensor& t : target.tensors()) mine.set_aside += t.bytes;
+    if (o.kv_blocks > 0) mine.set_aside += std::size_t(o.kv_blocks * o.block_size * bytes(target_config));
     return mine;
 }
 

@@ -85,12 +85,13 @@ public:
     // Bytes a second that the threads of a step read in a plain sum over the weights: the limit of decoding one sequence. 0 if they fit
     // into a cache, on a GPU, or with several ranks. Between steps only.
     double        weight_bandwidth() const;
-    std::string   describe() const;    // one line: device, instruction set, threads, and memory_use()
-    std::string   memory_use() const;  // weights, workspaces, KV with its blocks and tokens
-    std::string   explain() const;     // the program of operations and the kernels chosen for it
-    std::string   warning() const;     // one line where the context is longer than the model's; or ""
-    std::size_t   block_bytes() const; // of one KV block
-    std::uint64_t model_hash() const;  // of the model's file: its metadata, and samples of its weights
+    std::string   describe() const;       // one line: device, instruction set, threads, and memory_use()
+    std::string   memory_use() const;     // weights, workspaces, KV with its blocks and tokens
+    std::string   explain() const;        // the program of operations and the kernels chosen for it
+    std::string   warning() const;        // one line where the context is longer than the model's; or ""
+    std::size_t   block_bytes() const;    // of one KV block
+    std::size_t   draft_kv_bytes() const; // of all blocks of the draft model; 0: there is none
+    std::uint64_t model_hash() const;     // of the model's file: its metadata, and samples of its weights
     EngineStats   stats() const;
 
     // Whether another process leads (options().processes): then only follow() can be called, once. follow() runs the messages of rank 0 until
@@ -542,6 +543,8 @@ void Engine::cancel(RequestId id, int index) {
 }
 
 std::size_t Engine::block_bytes() const { return impl_->executor->memory().kv / std::size_t(impl_->options.kv_blocks); }
+
+std::size_t Engine::draft_kv_bytes() const { return impl_->draft_model ? impl_->draft_model->kv_bytes() : 0; }
 
 std::uint64_t Engine::model_hash() const { return fingerprint(impl_->file); }
 

@@ -20,8 +20,11 @@ struct LoadEstimate {
     std::int64_t                               parameters = 0, active_parameters = 0;
     std::vector<std::pair<DType, std::size_t>> types; // with the bytes of each type, the largest first
     std::size_t                                weight_bytes = 0, active_bytes = 0; // all; read for one token
-    std::size_t                                kv_bytes_per_token = 0;
-    std::size_t                                state_bytes        = 0; // of a sequence's recurrent state
+    std::size_t                                kv_bytes_per_token = 0;             // of all models that run
+    // Of these, what the draft model needs beside the model; 0: there is none.
+    std::size_t              draft_bytes = 0, draft_kv_bytes_per_token = 0;
+    std::size_t              all_weight_bytes() const { return weight_bytes + draft_bytes; }
+    std::size_t              state_bytes         = 0; // of a sequence's recurrent state
     int                      checkpoint_interval = 0; // tokens between two that stay in the prefix cache
     std::string              device;                  // "cpu" or "cuda"
     std::size_t              memory    = 0;           // bytes of the device for weights and KV cache
@@ -37,7 +40,8 @@ struct LoadEstimate {
     ReasoningForm            reasoning;                  // the template's marks of reasoning
 };
 
-// `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
+// `options`: device, threads, KV type and draft model. Takes a fraction of a second. Error: no such device, or a draft model's file that cannot
+// be read.
 Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& config, const EngineOptions& options);
 
 // estimate_load() for the file at `path`. Error: why the file cannot be run.
@@ -77,6 +81,19 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
     return known.find(cat(" ", key, " ")) == known.npos;
 }
 
+// A draft model runs beside the model, and its blocks have room for as many tokens.
+static Result<void> add_draft_model(LoadEstimate& estimate, const EngineOptions& o) {
+    if (!o.drafts.on || !o.drafts.by_model) return {};
+    const Result<Gguf> file = Gguf::open(o.drafts.model);
+    if (!file) return std::unexpected(file.error());
+    const Result<ModelConfig> config = read_config(*file);
+    if (!config) return std::unexpected(config.error());
+    for (const GgufTensor& t : file->tensors()) estimate.draft_bytes += t.bytes;
+    estimate.draft_kv_bytes_per_token = KvCache::bytes_per_token(*config, o.kv_type);
+    estimate.kv_bytes_per_token += estimate.draft_kv_bytes_per_token;
+    return {};
+}
+
 Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
     LoadEstimate                 estimate;
     std::map<DType, std::size_t> types;
@@ -107,6 +124,7 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
     estimate.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type);
     estimate.state_bytes        = KvCache::state_bytes(c);
     estimate.trained            = c.context_length;
+    if (auto ok = add_draft_model(estimate, o); !ok) return std::unexpected(ok.error());
     for (const auto& [key, value] : file.metadata())
         if (is_unknown(key, c.architecture_name + ".")) estimate.unknown.push_back(key);
 
@@ -135,8 +153,8 @@ Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const
                                   (estimate.device == "cuda" ? o.gpu_memory_utilization : 1));
     const auto gpus = std::size_t(estimate.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike
     estimate.memory *= gpus;
-    estimate.fits          = estimate.weight_bytes < estimate.memory;
-    const std::size_t left = estimate.fits ? estimate.memory - estimate.weight_bytes : 0,
+    estimate.fits          = estimate.all_weight_bytes() < estimate.memory;
+    const std::size_t left = estimate.fits ? estimate.memory - estimate.all_weight_bytes() : 0,
                       kv   = left - std::min(left, estimate.state_bytes);
     estimate.context = std::min<std::int64_t>(std::int64_t(kv / std::max<std::size_t>(estimate.kv_bytes_per_token, 1)),
                                               c.context_length);
@@ -181,8 +199,11 @@ std::string describe(const LoadEstimate& estimate) {
                                          : std::string(),
                 ")");
     else
-        text += cat("does not fit: ", size(estimate.weight_bytes), " of weights, ", size(estimate.memory),
+        text += cat("does not fit: ", size(estimate.all_weight_bytes()), " of weights, ", size(estimate.memory),
                     " free on the ", estimate.device);
+    if (estimate.draft_bytes > 0)
+        text += cat("\ndraft model, counted in this: ", size(estimate.draft_bytes), " of weights, ",
+                    size(estimate.draft_kv_bytes_per_token), " a token");
     if (estimate.chat_template_fails) text += cat("\n", estimate.chat_template);
     else if (!estimate.chat_template.empty())
         text += cat("\nchat template: the file's",

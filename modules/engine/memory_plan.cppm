@@ -144,11 +144,14 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
                                     : "",
                          swap > 0 ? cat(swap_asked_, " swap blocks: ", in_gib(swap), "; ") : "",
                          kept > 0 ? cat("blocks kept in host memory: ", in_gib(kept), "; ") : "", "with bookkeeping ",
-                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
+                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left",
+                         o.set_aside > 0 ? cat(" beside ", in_gib(o.set_aside), " for another model") : "");
     };
-    if (const std::size_t left = ranks_[0]->memory_available(); !on_host && pool > left)
+    const auto beside = [&](std::size_t room) { return room - std::min(room, o.set_aside); };
+    if (const std::size_t left = beside(ranks_[0]->memory_available()); !on_host && pool > left)
         return refuse(pool, left, "the GPU");
-    if (const std::size_t left = available_memory(); host > left) return refuse(host, left, "the machine");
+    const std::size_t free = available_memory();
+    if (const std::size_t left = on_host ? beside(free) : free; host > left) return refuse(host, left, "the machine");
     return {};
 }
 

@@ -131,9 +131,14 @@ ModelHost::ModelHost(Engine engine, ModelSetup setup, SharedContext& shared)
     : setup_(std::move(setup)), description_(engine.describe()) {
     const EngineOptions o     = engine.options();
     const std::size_t   block = engine.block_bytes();
-    host_bytes_               = block * std::size_t((o.device == "cpu" ? o.kv_blocks : 0) + o.host_blocks());
-    bytes_                    = setup_.endpoints.model.bytes + block * std::size_t(o.kv_blocks) +
-             (o.device == "cpu" ? block * std::size_t(o.host_blocks()) : 0);
+    const std::size_t   draft = engine.draft_kv_bytes();
+    host_bytes_ =
+        block * std::size_t((o.device == "cpu" ? o.kv_blocks : 0) + o.host_blocks()) + (o.device == "cpu" ? draft : 0);
+    bytes_ = setup_.endpoints.model.bytes + block * std::size_t(o.kv_blocks) +
+             (o.device == "cpu" ? block * std::size_t(o.host_blocks()) : 0) + draft;
+    std::error_code missing;
+    if (draft > 0)
+        if (const auto weights = std::filesystem::file_size(o.drafts.model, missing); !missing) bytes_ += weights;
     service_ = std::make_unique<Service>(std::move(engine), setup_.service);
     api_     = std::make_unique<ApiContext>(*service_, setup_.endpoints, shared);
 }

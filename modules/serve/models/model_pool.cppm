@@ -416,7 +416,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
         used += one->host->bytes();
         host += one->host->host_bytes();
     }
-    RoomAsked asked{estimate->weight_bytes + pool + (on_host ? other : 0), estimate->memory, options_.most};
+    RoomAsked asked{estimate->all_weight_bytes() + pool + (on_host ? other : 0), estimate->memory, options_.most};
     if (on_host) asked.free -= std::min(asked.free, host);
     if (options_.bytes > 0) asked.free = std::min(asked.free, options_.bytes - std::min(options_.bytes, used));
     const auto leave = choose_leaving(residents, asked);
@@ -442,7 +442,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     if (on_host) engine.set_aside = host;
     if (options_.bytes > 0 && engine.kv_blocks == 0 && block > 0) {
         const std::size_t share = options_.bytes / std::size_t(n);
-        const std::size_t room  = std::max(share - std::min(share, estimate->weight_bytes), pool);
+        const std::size_t room  = std::max(share - std::min(share, estimate->all_weight_bytes()), pool);
         engine.kv_blocks =
             int(std::clamp<std::size_t>(room / (engine.swap_blocks < 0 && on_host ? 2 : 1) / block,
                                         (std::size_t(least) + engine.block_size - 1) / engine.block_size, 1 << 24));
