@@ -43,6 +43,7 @@ public:
     // The token that has to come next when the budget is used up: the tokens of the mark that ends reasoning, one after the other. No
     // character is cut: its other bytes come first.
     std::optional<Token> forced() const override;
+    void                 forced_tokens(int n, std::vector<Token>& tokens) const override;
 
 private:
     enum class State : std::uint8_t { outside, inside, closing };
@@ -153,6 +154,11 @@ void ReasoningBudget::accept(Token token) {
 std::optional<Token> ReasoningBudget::forced() const {
     if (state_ != State::closing) return std::nullopt;
     return marks_->closing_[closed_];
+}
+
+void ReasoningBudget::forced_tokens(int n, std::vector<Token>& tokens) const {
+    if (state_ != State::closing) return;
+    for (std::size_t i = closed_; i < marks_->closing_.size() && n > 0; i++, n--) tokens.push_back(marks_->closing_[i]);
 }
 
 } // namespace quire

@@ -37,6 +37,8 @@ public:
     bool waits() const { return masks_.waits(); }
     // Waits until one of these masks is made, at most `seconds`.
     void wait(double seconds) { masks_.wait(seconds); }
+    // Appends to `guess` at most n tokens that have to come next in the text of a sequence, but would be sampled as all others are.
+    void guess_forced(const SequenceGroup& group, Sequence& sequence, int n, std::vector<Token>& guess) const;
     // Ends a request, whatever its state; its outputs have `reason`. Does nothing if the request does not exist (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
     // Ends one of several answers, whether it has begun or not; the others go on. With the last one its request ends.
@@ -264,6 +266,13 @@ bool Decoder::can_fast_forward(const SequenceGroup& group, const Sequence& s) co
     return s.constraint && scheduler_.n_running() <= force_up_to_ && !withheld(r) && p.logprobs < 0 &&
            p.allowed_tokens.empty() && p.bad_words.empty() && p.logit_bias.empty() && s.finish == FinishReason::none &&
            scheduler_.can_force(group, s) && !forced_token(s);
+}
+
+void Decoder::guess_forced(const SequenceGroup& group, Sequence& s, int n, std::vector<Token>& guess) const {
+    if (s.reasoning) s.reasoning->forced_tokens(n, guess);
+    if (!guess.empty() || !s.constraint || s.slow_masks || can_fast_forward(group, s)) return;
+    if (const auto tokens = masks_.forced_tokens(s))
+        guess.assign(tokens->begin(), tokens->begin() + std::min(std::ssize(*tokens), std::ptrdiff_t(n)));
 }
 
 void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out) {

@@ -14,6 +14,8 @@ struct DraftOptions {
     int  most   = 7;     // draft tokens of a sequence in a step, 1..most_drafts
     int  least  = 1;     // fewer do not run
     bool always = false; // as many as there are, whether they pay or not: for tests
+    // Tokens that a request's constraint or its budget of reasoning forces are guesses, even where `on` is false.
+    bool forced = true;
     // The device samples: it draws the tokens behind draft tokens before those are known to be right, so requests with a state that moves from
     // token to token run without: constraints, forced ends of reasoning, mirostat.
     bool device_samples = false;
@@ -33,6 +35,10 @@ inline constexpr int least_rest = 128; // steps without a guess of a model that 
 
 // What is wrong with the options, in one sentence; "": nothing.
 std::string fault_of(const DraftOptions& options);
+
+// Appends to `guess` at most n tokens that have to come next in a sequence.
+using ForcedTokens =
+    std::function<void(const SequenceGroup& group, Sequence& sequence, int n, std::vector<Token>& guess)>;
 
 // A text whose next tokens are wanted.
 struct WantedGuess {
@@ -71,9 +77,10 @@ private:
 
 class Drafting {
 public:
-    // `model`: makes the guesses, and outlives this; null: each sequence has a guesser of its own.
-    explicit Drafting(DraftOptions options, BatchGuesser* model = nullptr)
-        : options_(std::move(options)), model_(model) {}
+    // `model`: makes the guesses, and outlives this; null: each sequence has a guesser of its own. `forced`: knows the forced tokens; empty: there
+    // are none.
+    explicit Drafting(DraftOptions options, BatchGuesser* model = nullptr, ForcedTokens forced = {})
+        : options_(std::move(options)), model_(model), forced_(std::move(forced)) {}
 
     bool on() const { return options_.on; }
     // Before a step: sets the guesses of all running sequences, and how many of them are to run. `context`: the longest sequence. False: no
@@ -91,12 +98,14 @@ private:
     };
     int  most_for(const SequenceGroup& group, const Sequence& sequence, int context) const;
     void guess(const SequenceGroup& group, Sequence& sequence, int most);
+    bool guess_forced(const SequenceGroup& group, Sequence& sequence, int most) const;
     void guess_by_model(int n_rows);
     void want_paying(int n_rows);
     void choose_paying(int n_rows);
 
     DraftOptions             options_;
     BatchGuesser*            model_;
+    ForcedTokens             forced_;
     StepCost                 cost_;
     std::vector<Choice>      choices_;     // scratch
     std::vector<WantedGuess> wanted_;      // likewise, for the model
@@ -156,8 +165,9 @@ double StepCost::of(int n_rows) const {
 
 void judge_guess(Sequence& s, std::size_t n_known) {
     for (std::size_t i = 0; i < s.guess.size() && n_known + i < s.tokens.size(); i++) {
-        const bool hit = s.guess[i] == s.tokens[n_known + i];
-        s.hits         = 0.9 * (s.hits < 0 ? usual_hits : s.hits) + (hit ? 0.1 : 0);
+        const bool hit  = s.guess[i] == s.tokens[n_known + i];
+        double&    hits = int(i) < s.n_forced ? s.forced_hits : s.hits;
+        hits            = 0.9 * (hits < 0 ? usual_hits : hits) + (hit ? 0.1 : 0);
         if (!hit) break;
     }
     s.guess.clear();
@@ -182,15 +192,22 @@ void Drafting::guess(const SequenceGroup& group, Sequence& s, int most) {
     s.guesser->guess(s.tokens, most, s.guess);
 }
 
-// That the guessed next tokens of all sequences of a group come true.
-double hits_of(const SequenceGroup& group) {
+// False: no token has to come, so that others may be guessed.
+bool Drafting::guess_forced(const SequenceGroup& group, Sequence& s, int most) const {
+    if (options_.forced && forced_) forced_(group, s, most, s.guess);
+    s.n_forced = int(s.guess.size());
+    return s.n_forced > 0;
+}
+
+// That token number i of the guesses of all sequences of a group comes true.
+double hits_of(const SequenceGroup& group, int i = most_drafts) {
     double hits = 1;
-    for (const auto& s : group.sequences) hits *= s->hits < 0 ? usual_hits : s->hits;
+    for (const auto& s : group.sequences) hits *= i < s->n_forced ? s->forced_hits : s->hits < 0 ? usual_hits : s->hits;
     return hits;
 }
 
 bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context) {
-    if (!on()) return false;
+    if (!on() && (!options_.forced || options_.device_samples)) return false;
     choices_.clear();
     wanted_.clear();
     int n_rows = 0;
@@ -198,23 +215,23 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         for (const auto& s : group->sequences) {
             n_rows += group->prompt_done;
             s->guess.clear();
-            s->n_drafts    = 0;
-            const int most = most_for(*group, *s, context);
+            s->n_drafts = s->n_forced = 0;
+            int most                  = most_for(*group, *s, context);
+            if (most > 0 && guess_forced(*group, *s, most)) most = 0;
             if (model_) wanted_.push_back({group.get(), s.get(), most});
-            else if (most > 0) guess(*group, *s, most);
+            else if (most > 0 && on()) guess(*group, *s, most);
         }
     if (model_) guess_by_model(n_rows);
     for (const auto& group : running) {
         // The sequences of a group have one length: all go on, or none.
-        auto         n   = std::size_t(most_drafts);
-        const double hit = hits_of(*group);
+        auto n = std::size_t(most_drafts);
         for (const auto& s : group->sequences) n = std::min(n, s->guess.size());
         if (int(n) < options_.least) n = 0;
         for (const auto& s : group->sequences) {
             s->guess.resize(n);
             if (options_.always) s->n_drafts = int(n);
             double chance = 1;
-            for (int i = 1; i <= int(n); i++) choices_.push_back({s.get(), i, chance *= hit});
+            for (int i = 1; i <= int(n); i++) choices_.push_back({s.get(), i, chance *= hits_of(*group, i - 1)});
         }
     }
     if (!options_.always) choose_paying(n_rows);

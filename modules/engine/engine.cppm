@@ -199,7 +199,10 @@ struct Engine::Impl {
           mtp(config.mtp ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(), config.vocab_size,
                                                         scheduling.max_logit_rows)
                          : nullptr),
-          drafting(options.drafts, mtp ? static_cast<BatchGuesser*>(mtp.get()) : draft_model.get()),
+          drafting(options.drafts, mtp ? static_cast<BatchGuesser*>(mtp.get()) : draft_model.get(),
+                   [this](const SequenceGroup& group, Sequence& s, int n, std::vector<Token>& guess) {
+                       decoder.guess_forced(group, s, n, guess);
+                   }),
           pace(options.max_batch_tokens), pipelined(options.pipeline.value_or(false)) {
         for (std::size_t i = 0; i < options.adapters.size(); i++)
             if (options.adapters[i].usual && options.adapters[i].scale != 0)
@@ -274,7 +277,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
-    if (o.reservations) o.drafts.on = false;
+    if (o.reservations) o.drafts.on = o.drafts.forced = false;
     if (!o.drafts.on) o.drafts.by_model = o.drafts.by_mtp = false;
 
     std::optional<Cipher> cipher; // of files

@@ -126,7 +126,7 @@ int MtpGuesses::memory_row(const SequenceGroup& group, const Sequence& s, int po
 
 void MtpGuesses::guess(std::span<const WantedGuess> wanted) {
     for (const WantedGuess& w : wanted)
-        if (memory_row(*w.group, *w.sequence, int(w.sequence->tokens.size()) - 2) >= 0)
+        if (w.n > 0 && memory_row(*w.group, *w.sequence, int(w.sequence->tokens.size()) - 2) >= 0)
             w.sequence->guess.assign(std::size_t(w.n), 0);
 }
 
@@ -176,6 +176,7 @@ void MtpGuesses::guess_next(std::span<const Scheduled> texts, int number, MoveTi
 void MtpGuesses::fill(std::span<const Scheduled> items, StepPlan& plan) {
     texts_.clear();
     for (const Scheduled& item : items) {
+        if (item.sequence->n_forced > 0) continue; // its guess is known
         item.sequence->guess.clear();
         if (item.n_drafts > 0) texts_.push_back(item);
     }
@@ -187,7 +188,7 @@ void MtpGuesses::fill(std::span<const Scheduled> items, StepPlan& plan) {
         const Scheduled& item = items[i];
         plan.carried.push_back(memory_row(item, item.first - 1));
         const auto first = plan.tokens.begin() + plan.token_start[i + 1] - item.n_drafts;
-        std::ranges::copy(item.sequence->guess, first);
+        std::ranges::copy(std::span(item.sequence->guess).first(std::size_t(item.n_drafts)), first);
     }
     std::erase_if(to_keep_, &StepPlan::KeptRow::guessed);
     plan.kept.swap(to_keep_);

@@ -47,6 +47,9 @@ struct Sequence {
     int                       n_right  = 0; // of these, as far as the step's results have been read
     Polymorphic<TokenGuesser> guesser;
     double                    hits = -1; // how many of its guesses come true, 0..1, lately; -1: not known
+    // The first tokens of the guess have to come, if the model writes the forced text in the usual tokens; and how many of these come true.
+    int    n_forced    = 0;
+    double forced_hits = 1;
 };
 
 // One request with all its sequences: admitted, preempted and resumed together (a sequence group).

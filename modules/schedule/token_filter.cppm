@@ -44,6 +44,8 @@ public:
     virtual void accept(Token token) = 0;
     // The token that has to come next; none: any may.
     virtual std::optional<Token> forced() const = 0;
+    // Appends to `tokens` that token and those that will have to follow it, at most n.
+    virtual void forced_tokens(int n, std::vector<Token>& tokens) const = 0;
 };
 
 // Guesses the next tokens of one text. A wrong guess costs time and changes nothing.
