@@ -14,8 +14,9 @@ using namespace quire::simulation;
 namespace {
 
 constexpr const char* usage =
-    "simulate [--seeds N] [--from SEED] [--jobs N]   runs N seeds and counts what they reach\n"
-    "simulate --seed SEED [--served] [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n";
+    "simulate [--seeds N] [--from SEED] [--jobs N] [--drafts]   runs N seeds and counts what they reach\n"
+    "simulate --seed SEED [--served] [--drafts] [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n"
+    "--drafts: all seeds have draft tokens, of each kind by turns\n";
 
 // The features that a run of many seeds has to reach, each of them.
 const std::vector<std::string> features{"requests",
@@ -113,11 +114,12 @@ int one(const Scenario& scenario, const std::string& changes, bool served, bool 
     return 1;
 }
 
-int many(const Seeds& seeds, bool shrinks) {
-    const Finding found = run_seeds(seeds, [](std::uint64_t seed) {
-        Verdict v = run(make_scenario(seed));
+int many(const Seeds& seeds, bool drafts, bool shrinks) {
+    const auto    make  = drafts ? make_drafted : make_scenario;
+    const Finding found = run_seeds(seeds, [make](std::uint64_t seed) {
+        Verdict v = run(make(seed));
         if (!v.wrong.empty() || seed % served_one_in != 0) return v;
-        const Verdict served = serve(make_scenario(seed));
+        const Verdict served = serve(make(seed));
         v.wrong              = served.wrong;
         for (const auto& [name, count] : served.reached) v.reached[name] += count;
         return v;
@@ -125,7 +127,7 @@ int many(const Seeds& seeds, bool shrinks) {
     if (found.seed) {
         std::printf("seed %llu fails, after %llu that passed: %s\n", number(*found.seed), number(found.ran),
                     found.wrong.c_str());
-        return one(make_scenario(*found.seed), "", found.wrong.starts_with("served"), shrinks, false);
+        return one(make(*found.seed), drafts ? " --drafts" : "", found.wrong.starts_with("served"), shrinks, false);
     }
     int missing = 0;
     for (const auto& [name, count] : found.reached) std::printf("%10llu %s\n", number(count), name.c_str());
@@ -146,12 +148,13 @@ int main(int argc, char** argv) {
     Seeds                        seeds{.jobs = int(std::max(1u, std::thread::hardware_concurrency()))};
     std::optional<std::uint64_t> seed;
     std::vector<std::string>     changes;
-    bool                         trace = false, shrinks = true, served = false;
+    bool                         trace = false, shrinks = true, served = false, drafts = false;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--trace") trace = true;
         else if (flag == "--no-shrink") shrinks = false;
         else if (flag == "--served") served = true;
+        else if (flag == "--drafts") drafts = true;
         else if (i + 1 == argc) return std::fputs(usage, stderr), 2;
         else if (flag == "--set") changes.emplace_back(argv[++i]);
         else {
@@ -163,9 +166,9 @@ int main(int argc, char** argv) {
             else return std::fputs(usage, stderr), 2;
         }
     }
-    if (!seed) return many(seeds, shrinks);
-    Scenario    scenario = make_scenario(*seed);
-    std::string text;
+    if (!seed) return many(seeds, drafts, shrinks);
+    Scenario    scenario = drafts ? make_drafted(*seed) : make_scenario(*seed);
+    std::string text     = drafts ? " --drafts" : "";
     for (const std::string& how : changes) {
         if (!change(scenario, how)) return std::printf("no such change: %s\n", how.c_str()), 2;
         text += cat(" --set ", how);

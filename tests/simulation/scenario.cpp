@@ -134,6 +134,22 @@ Scenario make_scenario(std::uint64_t seed) {
     return s;
 }
 
+Scenario make_drafted(std::uint64_t seed) {
+    Random   r(seed, 7);
+    Scenario s = make_scenario(seed);
+    s.drafts   = r.between(1, 7);
+    s.guesses  = Guesses(seed % kinds_of_guesses);
+    for (Task& t : s.tasks) {
+        if (r.one_in(4) && t.beams == 0) t.biases = r.between(1, 8);
+        if (r.one_in(4) && t.beams == 0) t.stops = r.between(1, 60);
+        if (r.one_in(4) && t.beams == 0 && t.pattern == Pattern::none && !t.pin) {
+            t.pattern    = Pattern(r.between(1, 4));
+            t.min_tokens = 0;
+        }
+    }
+    return s;
+}
+
 std::string describe(const Scenario& s) {
     const Scenario d;
     std::string    out = cat("engine: blocks of ", s.block_size, ", ", s.n_blocks, " of them, ", s.n_swap, " to swap, ",
@@ -164,7 +180,8 @@ std::string describe(const Scenario& s) {
     flag(s.reordered_moves, "moved in any order");
     flag(!s.scribbles, "free blocks stay as they are");
     flag(s.paced, "chunks by time");
-    const char* guesses[] = {"right", "wrong", "right or wrong", "right or wrong, where it pays"};
+    const char* guesses[] = {"right",  "wrong",      "right or wrong", "right or wrong, where it pays",
+                             "random", "adversarial"};
     if (s.drafts > 0) out += cat("; ", s.drafts, " draft tokens, ", guesses[int(s.guesses)]);
     if (s.no_memory > 0)
         out += cat("; behind the server each allocation number ", s.no_memory, " of a thread finds no memory");
@@ -190,6 +207,8 @@ std::string describe(const Scenario& s) {
         number(t.logprobs, u.logprobs, "logprobs");
         number(t.prompt_logprobs, u.prompt_logprobs, "prompt logprobs");
         number(int(t.pattern), 0, "constraint");
+        number(t.biases, 0, "biases");
+        number(t.stops, 0, "tokens that end it");
         flag(t.sampled, "sampled");
         if (t.sampled) number(int(t.sample_seed), -1, "seed");
         flag(t.penalties, "penalties");
@@ -259,6 +278,8 @@ std::vector<Number> numbers_of(Task& t) {
             {"prompt_logprobs", &t.prompt_logprobs, -1},
             {"priority", &t.priority, 0},
             {"salt", &t.salt, 0},
+            {"biases", &t.biases, 0},
+            {"stops", &t.stops, 0},
             {"min", &t.min_tokens, 0},
             {"beams", &t.beams, 0},
             {"best_of", &t.best_of, 0},

@@ -27,6 +27,7 @@ struct Task {
     bool          ignore_end = false;
     bool          shifts     = false;
     bool          progress   = false;
+    int           biases = 0, stops = 0; // tokens that get a bias; tokens that end the answer
     int           logprobs = -1, prompt_logprobs = -1;
     Pattern       pattern       = Pattern::none;
     std::uint64_t sample_seed   = 0;
@@ -35,7 +36,9 @@ struct Task {
 };
 
 // What the draft tokens are that run before their sequence has them.
-enum class Guesses : std::uint8_t { right, wrong, mixed, paying }; // paying: mixed, and only as many as save time
+// `paying`: mixed, and only as many as save time. `adversarial`: right but for the last one, end tokens, or one token again and again.
+enum class Guesses : std::uint8_t { right, wrong, mixed, paying, random, adversarial };
+constexpr int kinds_of_guesses = 6;
 
 enum class FaultKind : std::uint8_t {
     not_finite, // a row of logits is NaN
@@ -79,7 +82,9 @@ struct Scenario {
     std::vector<Fault> faults;
 };
 
-Scenario    make_scenario(std::uint64_t seed);
+Scenario make_scenario(std::uint64_t seed);
+// The scenario of the seed with draft tokens in any case, of each kind by turns, and with biases and tokens that end answers.
+Scenario    make_drafted(std::uint64_t seed);
 std::string describe(const Scenario& scenario);
 
 // A change of one number, such as `cache=0`, `3.n=1` (of request 3), `faults=0` or `only=0,3` (the requests that come). False: there is

@@ -98,6 +98,8 @@ Json body_of(const Request& r, bool stream) {
               {"priority", r.priority},
               {"return_token_ids", true},
               {"stream", stream}};
+    if (!r.stop_tokens.empty()) body["stop_token_ids"] = r.stop_tokens;
+    for (const auto& [token, bias] : r.sampling.logit_bias) body["logit_bias"][cat(token)] = bias;
     if (r.best_of > 0) body["best_of"] = r.best_of;
     if (r.beam_width > 0) body["use_beam_search"] = true, body["beam_width"] = r.beam_width;
     if (!r.cache_salt.empty()) body["cache_salt"] = r.cache_salt;

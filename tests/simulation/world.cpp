@@ -14,10 +14,11 @@ const std::string& model_path() {
     return path;
 }
 
-// Guesses what follows in one of the known texts, with tokens changed where the guesses are to be wrong.
+// Guesses what follows in one of the known texts, with tokens changed where the guesses are to be wrong. `end`: an end token.
 class SimGuesser final : public TokenGuesser {
 public:
-    SimGuesser(std::shared_ptr<const Texts> texts, Guesses how) : texts_(std::move(texts)), how_(how) {}
+    SimGuesser(std::shared_ptr<const Texts> texts, Guesses how, Token end)
+        : texts_(std::move(texts)), how_(how), end_(end) {}
 
     void guess(std::span<const Token> text, int n, std::vector<Token>& guess) override {
         const std::uint64_t luck = mix(text.size() * 31 + std::uint64_t(text.back()));
@@ -30,15 +31,34 @@ public:
             const std::size_t at    = text.size() + i;
             const bool        there = known != texts_->end() && at < known->size();
             const Token       right = there ? (*known)[at] : Token(mix(luck + i) % vocab);
-            const bool        wrong = how_ == Guesses::wrong || (how_ > Guesses::wrong && mix(luck ^ i) % 4 == 0);
-            guess.push_back(wrong ? (right + 1) % vocab : right);
+            guess.push_back(instead_of(right, luck, int(i), n));
         }
     }
 
 private:
+    // Number i of n guesses, where `right` is the right one.
+    Token instead_of(Token right, std::uint64_t luck, int i, int n) const {
+        const Token wrong = (right + 1) % vocab;
+        switch (how_) {
+            case Guesses::right: return right;
+            case Guesses::wrong: return wrong;
+            case Guesses::mixed:
+            case Guesses::paying: return mix(luck ^ std::uint64_t(i)) % 4 == 0 ? wrong : right;
+            case Guesses::random: return Token(mix(luck * 7 + std::uint64_t(i)) % vocab);
+            case Guesses::adversarial: break;
+        }
+        switch (luck / 64 % 4) {
+            case 0: return i + 1 < n ? right : wrong;
+            case 1: return i + 1 < n ? right : end_;
+            case 2: return end_;
+            default: return Token(luck / 256 % vocab);
+        }
+    }
+
     static constexpr int         vocab = 600; // fewer than the model's
     std::shared_ptr<const Texts> texts_;
     Guesses                      how_;
+    Token                        end_;
 };
 
 SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> disk) {
@@ -67,8 +87,11 @@ SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> di
     o.drafts.on           = !alone && s.drafts > 0;
     o.drafts.most         = std::max(s.drafts, 1);
     o.drafts.always       = s.guesses != Guesses::paying;
-    o.drafts.guesser      = [texts = sim.texts, how = s.guesses](const Request&) { return SimGuesser(texts, how); };
-    o.clock               = [clock = sim.clock] { return clock->now; };
+    o.drafts.forced       = !alone;
+    o.drafts.guesser      = [texts = sim.texts, how = s.guesses, end = sim.end](const Request&) {
+        return SimGuesser(texts, how, *end);
+    };
+    o.clock = [clock = sim.clock] { return clock->now; };
     if (!alone && s.disk > 0 && s.n_tier > 0 && s.cache) {
         sim.disk        = disk ? std::move(disk) : std::make_shared<SimDisk>(s);
         o.kv_disk_bytes = s.disk;
@@ -113,6 +136,7 @@ SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> di
     if (!engine) throw std::runtime_error(engine.error().message);
     sim.engine.emplace(std::move(*engine));
     sim.executor->set_ends(sim.engine->tokenizer().end_tokens());
+    *sim.end = sim.engine->tokenizer().end_tokens().front();
     return sim;
 }
 
@@ -166,6 +190,8 @@ Request Oracle::request(int task) {
     r.sampling.temperature = t.sampled ? 0.9f : 0;
     if (t.sampled && t.sample_seed == 1) r.sampling.top_p = 0.9f, r.sampling.min_p = 0.01f;
     if (t.penalties) r.sampling.repetition_penalty = 1.3f, r.sampling.frequency_penalty = 0.4f;
+    for (int i = 0; i < t.biases; i++) r.sampling.logit_bias.push_back({Token(5 + i * 83), i % 2 == 0 ? 2.f : -3.f});
+    for (int i = 0; i < t.stops; i++) r.stop_tokens.push_back(Token(7 + i * 10));
     r.sampling.seed     = t.sample_seed;
     r.sampling.logprobs = t.logprobs;
     r.n                 = t.n;
@@ -196,7 +222,7 @@ const Expected& Oracle::expected(int task) {
     Expected      e;
     if (r.pin) e = {};
     else if (withheld(r) || r.context_shift || r.sampling.logprobs >= 0 || r.prompt_logprobs >= 0 ||
-             scenario_.tasks[std::size_t(task)].pattern != Pattern::none)
+             !r.stop_tokens.empty() || scenario_.tasks[std::size_t(task)].pattern != Pattern::none)
         e = by_engine(task, r);
     else e = by_hand(r);
     return known_.emplace(task, std::move(e)).first->second;

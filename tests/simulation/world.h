@@ -17,6 +17,7 @@ using Texts = std::vector<std::vector<Token>>;
 struct SimEngine {
     std::shared_ptr<Clock>   clock    = std::make_shared<Clock>();
     std::shared_ptr<Texts>   texts    = std::make_shared<Texts>(); // of the requests so far
+    std::shared_ptr<Token>   end      = std::make_shared<Token>(); // an end token
     SimExecutor*             executor = nullptr;                   // the engine's
     std::shared_ptr<SimDisk> disk;                                 // of an engine with files
     std::optional<Engine>    engine;
