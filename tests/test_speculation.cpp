@@ -462,3 +462,13 @@ TEST_CASE("the estimate of a load counts the draft model") {
     REQUIRE_FALSE(refused.has_value());
     CHECK(refused.error().message.contains("for another model"));
 }
+
+TEST_CASE("bench speculate --check: guesses of no kind change an answer") {
+    const Finished f = run_program("bench", {"speculate", "-m", model("llama3-gqa-Q8_0.gguf"), "--device", "cpu", "-t",
+                                             "1", "-k", "4", "--check", "288", "--json"});
+    INFO(f.out << f.err);
+    CHECK(f.code == 0);
+    CHECK(std::ranges::count_if(f.out, [](char c) { return c == '\n'; }) == 6); // kinds
+    CHECK_FALSE(f.out.contains("\"draft_n\":0"));
+    CHECK_FALSE(f.out.contains("\"requests\":0"));
+}

@@ -179,6 +179,9 @@ int run(int argc, char** argv) {
     add_number(*speculate_command, "-n,--n-gen", speculation.n_tokens, 3, 1 << 20, "tokens in each answer");
     add_number(*speculate_command, "--rounds", speculation.rounds, 1, 100,
                "of the two by turns; the middle one counts");
+    add_number(
+        *speculate_command, "--check", speculation.check, 1, 1 << 24,
+        "instead of a measurement: so many random requests of all methods, which guesses of all kinds must not change");
     speculate_command->add_flag("--json", speculation.json, "print JSON instead of a Markdown table");
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
@@ -234,7 +237,7 @@ int run(int argc, char** argv) {
     if (chats_command->parsed()) return chats(chats_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (quality_command->parsed()) return quality(quality_arguments);
-    if (speculate_command->parsed()) return speculate(speculation);
+    if (speculate_command->parsed()) return speculation.check > 0 ? check_drafts(speculation) : speculate(speculation);
     if (make_command->parsed()) return make_model(a);
     if (windows_command->parsed()) return windows(json);
     return blocks(repetitions, json);

@@ -46,7 +46,7 @@ struct SpeculateArguments {
     std::vector<std::string> texts; // files with prompts; none: random prompts, and guesses from the recorded answers
     std::vector<double>      acceptance{0.8, 0};
     std::vector<int>         npl{1};
-    int                      n_prompt = 64, n_tokens = 128, rounds = 3;
+    int                      n_prompt = 64, n_tokens = 128, rounds = 3, check = 0;
     bool                     json = false;
 };
 
@@ -98,6 +98,7 @@ int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
 int  quality(const QualityArguments& a);
 int  speculate(const SpeculateArguments& a);
+int  check_drafts(const SpeculateArguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
 int  replicas(const ReplicasArguments& a);
