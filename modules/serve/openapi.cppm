@@ -1,11 +1,12 @@
 // quire.serve.openapi: the description of the server's routes for programs (OpenAPI 3.1). Which fields a body may have, their types and their
-// ranges are recorded while the route's own parser reads an example. Owns nothing.
+// ranges are recorded while the route's own parser reads an example; openapi_answers has the answers. Owns nothing.
 export module quire.serve.openapi;
 
 import quire.core.base;
 import quire.serve.anthropic.request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;
+import quire.serve.llama_cpp.adapters_api;
 import quire.serve.llama_cpp.api;
 import quire.serve.models.models_api;
 import quire.serve.ollama.request;
@@ -13,6 +14,7 @@ import quire.serve.openai.api;
 import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.responses_request;
+import quire.serve.openapi_answers;
 import quire.serve.status.text_request;
 
 export namespace quire {
@@ -43,47 +45,49 @@ struct RouteRow {
     std::string_view summary;
     std::string_view example = ""; // "": there is no body
     Check            check   = nullptr;
-    bool             streams = false;
 };
 
 constexpr std::string_view chat_example = R"({"messages":[{"role":"user","content":"Hi"}]})";
 
 const RouteRow route_rows[] = {
     {"/completions", "Continues a prompt.", R"({"prompt":"Hi"})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_completion_request(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_completion_request(t, l)); }},
     {"/chat/completions", "Answers a chat.", chat_example,
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_chat_request(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_chat_request(t, l)); }},
     {"/chat/completions/input_tokens", "Counts the tokens of a chat's prompt.", chat_example,
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_chat_request(t, l)); }},
     {"/chat/completions/control", "Ends the reasoning of a chat's answer that runs.",
      R"({"id":"a","action":"reasoning_end"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_control_request(t, l)); }},
     {"/completion", "Continues a prompt, in llama.cpp's form.", R"({"prompt":"Hi"})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_native_request(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_native_request(t, l)); }},
     {"/infill", "Fills in the text between two texts.", R"({"input_prefix":"a","input_suffix":"b"})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_infill_request(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_infill_request(t, l)); }},
     {"/slots", "Lists the sequences that run."},
     {"/slots/*", "Saves the text of a slot to a file, restores it, or erases it.", R"({"filename":"chat"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_slot_request(t, l)); }},
     {"/responses", "Makes a response.", R"({"input":"Hi"})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_responses_request(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_responses_request(t, l)); }},
     {"/responses/input_tokens", "Counts the tokens of a response's prompt.", R"({"input":"Hi"})",
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_responses_request(t, l)); }},
     {"/responses/*", "A response that is stored: gives it, or deletes it."},
     {"/responses/*/input_items", "Lists the items before the output of a stored response."},
     {"/messages", "Answers a conversation in Anthropic's form.",
      R"({"max_tokens":8,"messages":[{"role":"user","content":"Hi"}]})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_messages_request(t, l, false)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_messages_request(t, l, false)); }},
     {"/messages/count_tokens", "Counts the tokens of such a conversation.", chat_example,
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_messages_request(t, l, true)); }},
     {"/api/chat", "Answers a chat in Ollama's form.", R"({"model":"","messages":[{"role":"user","content":"Hi"}]})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_chat(t, l)); }, true},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_chat(t, l)); }},
     {"/api/generate", "Answers a prompt in Ollama's form.", R"({"model":"","prompt":"Hi"})",
-     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_generate(t, l)); }, true},
-    {"/api/embed", "Makes vectors of texts, in Ollama's form.", R"({"input":"Hi"})"},
-    {"/api/embeddings", "Makes a vector of a text, in Ollama's older form.", R"({"prompt":"Hi"})"},
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_generate(t, l)); }},
+    {"/api/embed", "Makes vectors of texts, in Ollama's form.", R"({"input":"Hi"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_embed(t, "input", l)); }},
+    {"/api/embeddings", "Makes a vector of a text, in Ollama's older form.", R"({"prompt":"Hi"})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_embed(t, "prompt", l)); }},
     {"/api/tags", "Lists the model in Ollama's form."},
-    {"/api/show", "Describes the model in Ollama's form.", R"({"model":""})"},
+    {"/api/show", "Describes the model in Ollama's form.", R"({"model":""})",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_ollama_show(t, l)); }},
     {"/api/ps", "Lists the loaded model in Ollama's form."},
     {"/api/version", "The version in Ollama's form."},
     {"/embeddings", "Makes vectors of texts.", R"({"input":"Hi"})",
@@ -108,7 +112,8 @@ const RouteRow route_rows[] = {
     {"/tokenizer_info", "Names the special tokens."},
     {"/apply-template", "Turns a chat into the text of its prompt.", chat_example,
      [](std::string_view t, const ApiLimits& l) { return error_in(parse_text_request(t, l)); }},
-    {"/lora-adapters", "The adapters with their scales: gives them, or sets the scales."},
+    {"/lora-adapters", "The adapters with their scales: gives them, or sets the scales.", R"([{"id":0,"scale":1}])",
+     [](std::string_view t, const ApiLimits& l) { return error_in(parse_adapter_uses(t, l)); }},
     {"/metrics", "Metrics for Prometheus."},
     {"/kv_event_sources", "Says where KV events are sent."},
     {"/props", "The server's settings."},
@@ -123,65 +128,39 @@ const RouteRow route_rows[] = {
     {"/openapi.json", "This description."},
 };
 
-// Fields that are read as whole values, by their types in JSON; all others may be anything to JsonFields.
-struct WholeField {
-    std::string_view names, schema;
-};
-constexpr WholeField whole_fields[] = {
-    {"model user", R"({"type":"string"})"},
-    {"messages documents tools functions include lora", R"({"type":"array"})"},
-    {"input_extra", R"({"type":"array","items":{"type":"object","properties":{"text":{"type":"string"},
-     "filename":{"type":"string"}},"required":["text"]}})"},
-    {"chat_template_kwargs metadata stream_options text reasoning options thinking output_config",
-     R"({"type":"object"})"},
-    {"tokens", R"({"type":"array","items":{"type":"integer","minimum":0}})"},
-    {"prompt input content", R"({"type":["string","array","object"]})"},
-    {"logit_bias samplers", R"({"type":["object","array","string"]})"},
-    {"system", R"({"type":["string","array"]})"},
-    {"tool_choice", R"({"type":["string","object"]})"},
-    {"chat_template reasoning_effort verbosity", R"({"type":"string"})"},
-    {"store", R"({"type":"boolean"})"},
-};
-
-Json schema_of(const std::string& name, Json recorded) {
-    for (const WholeField& row : whole_fields) {
-        const std::vector<std::string_view> names = split(row.names);
-        if (recorded.empty() && std::ranges::find(names, name) != names.end()) recorded = Json::parse(row.schema);
-    }
-    if (recorded.contains("type")) { // null means the default everywhere
+// A field's schema with null, which means the default everywhere.
+Json with_null(Json recorded) {
+    if (recorded.contains("type")) {
         Json types = recorded["type"].is_array() ? recorded["type"] : Json::array({recorded["type"]});
         types.push_back("null");
         recorded["type"] = std::move(types);
-    } else if (recorded.contains("anyOf")) recorded["anyOf"].push_back({{"type", "null"}});
+    }
+    if (recorded.contains("anyOf")) recorded["anyOf"].push_back({{"type", "null"}});
+    if (recorded.contains("enum")) recorded["enum"].push_back(nullptr);
     return recorded;
 }
 
 // The schema of the bodies that `row` takes. A field without which its example fails is required.
 Json body_schema(const RouteRow& row, const ApiLimits& limits) {
-    Json out{{"type", "object"}};
-    if (!row.check) return out;
     RecordedFields fields;
     next_recorded() = &fields;
     (void)row.check(row.example, limits);
-    next_recorded()  = nullptr;
-    Json& properties = out["properties"] = Json::object();
-    for (auto& [name, recorded] : fields) properties[name] = schema_of(name, std::move(recorded));
+    next_recorded()     = nullptr;
     const Json example  = Json::parse(row.example);
+    const bool listed   = example.is_array(); // a list of objects with the fields
     Json       required = Json::array();
-    for (auto at = example.begin(); at != example.end(); ++at) {
+    for (auto at = example.begin(); !listed && at != example.end(); ++at) {
         Json without = example;
         without.erase(at.key());
         const std::optional<ApiError> error = row.check(json_dump(without), limits);
         if (error && !error->message.starts_with("one of ")) required.push_back(at.key()); // else another does as well
     }
-    if (!required.empty()) {
-        for (const Json& name : required) { // null is no value of it
-            Json& types = properties[name.get<std::string>()]["type"];
-            if (types.is_array()) types.erase(types.end() - 1);
-        }
-        out["required"] = std::move(required);
-    }
-    return out;
+    Json out{{"type", "object"}}, properties = Json::object();
+    for (auto& [name, recorded] : fields.fields)
+        properties[name] = std::ranges::find(required, Json(name)) != required.end() ? recorded : with_null(recorded);
+    out["properties"] = std::move(properties);
+    if (!required.empty()) out["required"] = std::move(required);
+    return listed ? Json{{"type", "array"}, {"items", std::move(out)}} : out;
 }
 
 Json query_parameters(std::string_view path) {
@@ -195,6 +174,8 @@ Json query_parameters(std::string_view path) {
         out.push_back(one("order", {{"enum", {"asc", "desc"}}}));
         out.push_back(one("after", {{"type", "string"}}));
     }
+    for (std::string_view by_model : {"/health", "/load", "/metrics", "/props"})
+        if (path == by_model) out.push_back(one("model", {{"type", "string"}}));
     if (path == "/slots") out.push_back(one("fail_on_no_slot", {{"type", "string"}}));
     if (path == "/slots/*") out.push_back(one("action", {{"enum", {"save", "restore", "erase"}}}));
     if (path == "/blocks/events") out.push_back(one("changes", {{"type", "string"}}));
@@ -210,10 +191,15 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
         const std::string_view known = named ? "/models/*" : bare;
         const auto             row   = std::ranges::find(route_rows, known, &RouteRow::path);
         check(row != std::end(route_rows), "a route that /openapi.json does not describe");
-        Json operation{{"summary", row->summary}};
-        Json answer{{"description", "The answer."}, {"content", {{"application/json", Json::object()}}}};
-        if (row->streams) answer["content"]["text/event-stream"] = Json::object();
-        operation["responses"] = {{"200", std::move(answer)}, {"default", {{"$ref", "#/components/responses/error"}}}};
+        Json       operation{{"summary", row->summary}};
+        const Json error{{"application/json", {{"schema", error_schema(route.path)}}}};
+        operation["responses"] = {
+            {"200",
+             {{"description", "The answer."}, {"content", answer_content(route.method, named ? known : route.path)}}},
+            {"4XX", {{"description", "Why the request is refused."}, {"content", error}}},
+            {"5XX",
+             {{"description", "Why there is no answer now (503), or none by this server or model (500, 501)."},
+              {"content", error}}}};
         if (Json parameters = query_parameters(known == bare ? bare : route.path); !parameters.empty())
             operation["parameters"] = std::move(parameters);
         if (route.method == "POST" && !row->example.empty())
@@ -228,12 +214,8 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
     }
     Json out{{"openapi", "3.1.0"}, {"info", {{"title", "quire"}, {"version", "0.1"}}}};
     out["paths"]      = std::move(paths);
-    out["components"] = {
-        {"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}},
-        {"responses",
-         {{"error",
-           {{"description", "Why the request is refused."}, {"content", {{"application/json", Json::object()}}}}}}}};
-    out["security"] = Json::array({Json::object(), {{"key", Json::array()}}});
+    out["components"] = {{"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}};
+    out["security"]   = Json::array({Json::object(), {{"key", Json::array()}}});
     return json_dump(std::move(out));
 }
 

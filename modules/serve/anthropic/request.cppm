@@ -73,6 +73,7 @@ private:
 
     void read_system() {
         const Json* system = f_.find("system");
+        f_.describe("system", R"({"type":["string","array"]})");
         if (!system) return;
         std::string text = text_of(*system, "system");
         if (!text.empty()) messages_.push_back({{"role", "system"}, {"content", std::move(text)}});
@@ -80,6 +81,10 @@ private:
 
     // Successive messages of one role become one message.
     void read_messages() {
+        f_.describe(
+            "messages",
+            R"({"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{
+                        "role":{"enum":["user","assistant","system"]},"content":{"type":["string","array"]}}}})");
         if (!f_.has("messages")) return f_.fail("messages", "messages: Field required");
         const Json& list = objects_of(f_, "messages", limits_.messages);
         if (f_.failed()) return;
@@ -216,6 +221,9 @@ private:
 
     void read_tool_choice() {
         const Json* choice = f_.find("tool_choice");
+        f_.describe(
+            "tool_choice",
+            R"({"type":"object","required":["type"],"properties":{"type":{"enum":["auto","any","none","tool"]}}})");
         if (!choice) return;
         if (!choice->is_object())
             return fail("tool_choice", cat("it is ", type_name(*choice), "; it has to be an object"));
@@ -239,6 +247,8 @@ private:
 
     void read_thinking() {
         const Json* thinking = f_.find("thinking");
+        f_.describe("thinking", R"({"type":"object","required":["type"],"properties":{
+            "type":{"enum":["enabled","disabled","adaptive"]}}})");
         if (!thinking) return;
         if (!thinking->is_object())
             return fail("thinking", cat("it is ", type_name(*thinking), "; it has to be an object"));
@@ -259,6 +269,7 @@ private:
     // output_config: a JSON Schema for the text, and the effort.
     void read_output() {
         const Json* output = f_.find("output_config");
+        f_.describe("output_config", R"({"type":"object"})");
         if (!output) return;
         if (!output->is_object())
             return fail("output_config", cat("it is ", type_name(*output), "; it has to be an object"));
@@ -275,6 +286,7 @@ private:
     void refuse_others() {
         for (const char* name : {"container", "mcp_servers"})
             if (const Json* v = f_.find(name); v && !v->empty()) f_.fail(name, cat(name, ": it is not supported"));
+        f_.describe("speed", R"({"enum":["standard"]})");
         if (const Json* v = f_.find("speed"); v && *v != "standard")
             f_.fail("speed", "speed: only standard is supported");
         // Without an effect here: fields about the user, about billing, caching and placement at Anthropic, and edits of the

@@ -23,8 +23,10 @@ std::string text_in(const Json& object, const char* name) {
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
-// What each field may be, as JSON Schema; an empty object where JsonFields does not know.
-using RecordedFields = std::map<std::string, Json>;
+struct RecordedFields {
+    std::map<std::string, Json> fields; // what each may be, as JSON Schema; an empty object: anything
+    std::set<std::string>       closed; // names that are recorded no more
+};
 // Where the next JsonFields of this thread records what it is asked for; null: nowhere.
 RecordedFields*& next_recorded();
 
@@ -36,7 +38,7 @@ public:
     // Null counts as absent.
     const Json* find(const std::string& name) {
         seen_.insert(name);
-        if (recorded_) recorded_->try_emplace(name, Json::object());
+        if (recorded_ && !recorded_->closed.contains(name)) recorded_->fields.try_emplace(name, Json::object());
         const auto at = object_.find(name);
         return at == object_.end() || at->is_null() ? nullptr : &*at;
     }
@@ -49,6 +51,42 @@ public:
         if (!error_) error_ = std::move(error);
     }
 
+    // A member that has to be a list; null where there is none.
+    const Json* list(const std::string& name) {
+        const Json* v = find(name);
+        describe(name, R"({"type":"array"})");
+        if (!v || v->is_array()) return v;
+        return fail(name, cat(name, " is ", type_name(*v), "; it has to be a list")), nullptr;
+    }
+    // A member that has to be an object; null where there is none.
+    const Json* object(const std::string& name) {
+        const Json* v = find(name);
+        describe(name, R"({"type":"object"})");
+        if (!v || v->is_object()) return v;
+        return fail(name, cat(name, " is ", type_name(*v), "; it has to be an object")), nullptr;
+    }
+    // A member that has to be one of `values`.
+    std::string choice(const std::string& name, const std::vector<std::string>& values, const std::string& otherwise) {
+        constexpr std::size_t longest = 64;
+        if (recorded_) record(name, {{"enum", values}});
+        const std::string value = text(name, longest, otherwise);
+        if (!has(name) || failed() || std::ranges::find(values, value) != values.end()) return value;
+        std::string known;
+        for (const std::string& one : values) known += cat(known.empty() ? "" : " or ", one);
+        return fail(name, cat(name, " is ", quote(value), "; it has to be ", known)), otherwise;
+    }
+    // Says what a member may be that its reader checks itself. `schema`: the text of a JSON Schema.
+    void describe(const std::string& name, std::string_view schema) {
+        if (recorded_) record(name, Json::parse(schema));
+    }
+    bool recording() const { return recorded_ != nullptr; }
+    // The next JsonFields records where this one does: its object has the members that this one was not asked for, without `hidden`.
+    void pass_recording(std::span<const std::string_view> hidden) {
+        if (!recorded_) return;
+        recorded_->closed.insert(hidden.begin(), hidden.end());
+        recorded_->closed.insert(seen_.begin(), seen_.end());
+        next_recorded() = recorded_;
+    }
     bool boolean(const std::string& name, bool otherwise) {
         const Json* v = find(name);
         if (recorded_) record(name, {{"type", "boolean"}});
@@ -168,7 +206,8 @@ public:
 
 private:
     void record(const std::string& name, Json schema) {
-        if (Json& known = (*recorded_)[name]; known.empty()) known = std::move(schema);
+        if (recorded_->closed.contains(name)) return;
+        if (Json& known = recorded_->fields[name]; known.empty()) known = std::move(schema);
     }
 
     const Json&             object_;

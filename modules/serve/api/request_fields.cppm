@@ -37,6 +37,7 @@ Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits
 void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked) {
     constexpr std::size_t longest = 256;
     const Json*           v       = f.find("model");
+    f.describe("model", R"({"type":"string"})");
     if (!v) return;
     if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
     const auto& name  = v->get_ref<const std::string&>();
@@ -115,6 +116,7 @@ bool parse_prompt_object(JsonFields& f, const std::string& param, const Json& ob
 std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
     std::vector<Prompt> prompts;
     const Json*         v = f.find(param);
+    f.describe(param, R"({"type":["string","array","object"],"minItems":1})");
     if (!v) {
         f.fail(param, cat(param, " is missing"));
         return prompts;

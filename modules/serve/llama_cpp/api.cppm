@@ -187,7 +187,8 @@ Parsed<GenerationRequest> parse_infill_request(std::string_view text, const ApiL
         infill.files.emplace_back(text_in(file, "filename"), content->get<std::string>());
     }
     const Json* prompt = f.find("prompt");
-    Json        before = prefix;
+    f.describe("prompt", R"({"type":["string","array"],"items":{"type":"integer"}})");
+    Json before = prefix;
     if (prompt && prompt->is_string()) before = prefix + prompt->get<std::string>();
     else if (prompt && prompt->is_array() &&
              std::ranges::all_of(*prompt, [](const Json& id) { return id.is_number_integer(); })) {
@@ -197,6 +198,7 @@ Parsed<GenerationRequest> parse_infill_request(std::string_view text, const ApiL
         }
     } else if (prompt) f.fail("prompt", "prompt has to be a string or a list of token ids");
     if (f.failed()) return f.error();
+    f.pass_recording({});
     for (const char* name : {"input_prefix", "input_suffix", "input_extra"}) body.erase(name);
     body["prompt"]                = std::move(before);
     Parsed<GenerationRequest> out = read_native_request(std::move(body), limits);

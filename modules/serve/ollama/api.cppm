@@ -207,21 +207,11 @@ void answer_ollama_generate(ApiContext& api, HttpExchange& e) {
 
 // The vectors of the texts in the field `param`. False: the request was refused.
 bool embed_field(ApiContext& api, HttpExchange& e, const std::string& param, std::string& model, Embedded& out) {
-    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), api.options.limits);
-    if (!body) return api.refuse(e, body.error()), false;
-    JsonFields       f(*body);
-    EmbeddingRequest request;
-    model = f.text("model", 256);
-    const Json name{{"model", without_tag(model, api.options.limits)}};
-    JsonFields named(name);
-    parse_model(named, api.options.limits);
-    request.inputs   = parse_prompts(f, param, api.options.limits);
-    request.truncate = f.boolean("truncate", true);
-    if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) request.dimensions = int(*n);
-    if (named.failed()) return api.refuse(e, named.error().error()), false;
-    if (f.failed()) return api.refuse(e, f.error().error()), false;
-    model = api.model_name(model);
-    return embed_inputs(api, e, request, param, out);
+    const Parsed<EmbeddingRequest> request =
+        parse_ollama_embed(std::exchange(e.request.body, {}), param, api.options.limits);
+    if (!request) return api.refuse(e, request.error()), false;
+    model = api.model_name(request->model);
+    return embed_inputs(api, e, *request, param, out);
 }
 
 void answer_ollama_embed(ApiContext& api, HttpExchange& e) {
@@ -297,13 +287,10 @@ void answer_ollama_ps(ModelPool& pool, HttpExchange& e) {
 }
 
 void answer_ollama_show(ModelPool& pool, HttpExchange& e) {
-    Parsed<JsonDocument> body = parse_object(std::exchange(e.request.body, {}), {});
-    if (!body) return refuse(e, body.error());
-    JsonFields        f(*body);
-    const std::string asked = f.text(f.has("model") ? "model" : "name", 256);
-    if (f.failed()) return refuse(e, f.error().error());
-    const std::optional<ModelView> view = pool.view(asked);
-    if (!view) return refuse(e, pool.unknown(asked));
+    const Parsed<std::string> asked = parse_ollama_show(std::exchange(e.request.body, {}), {});
+    if (!asked) return refuse(e, asked.error());
+    const std::optional<ModelView> view = pool.view(*asked);
+    if (!view) return refuse(e, pool.unknown(*asked));
     const std::shared_ptr<const ModelCard> card = pool.card(view->id);
     if (!card) return refuse(e, ApiError{500, cat("the file of ", quote(view->id), " cannot be read"), "", ""});
     const std::string& a            = card->architecture;

@@ -4,6 +4,7 @@ export module quire.serve.ollama.request;
 
 import quire.core.base;
 import quire.serve.api.request_fields;
+import quire.serve.openai.embeddings;
 import quire.serve.openai.request;
 import quire.serve.openai.tool_request;
 import quire.serve.openai.translated_fields;
@@ -19,6 +20,10 @@ struct OllamaRequest {
 Parsed<OllamaRequest> parse_ollama_chat(std::string_view json, const ApiLimits& limits);
 Parsed<OllamaRequest> parse_ollama_generate(std::string_view json, const ApiLimits& limits);
 
+// The body of /api/embed, with its texts in `input`, or of /api/embeddings, with a text in `prompt`. `field`: which of them.
+Parsed<EmbeddingRequest> parse_ollama_embed(std::string_view json, const std::string& field, const ApiLimits& limits);
+// The body of /api/show: the model's name.
+Parsed<std::string> parse_ollama_show(std::string_view json, const ApiLimits& limits);
 // The server's name for a model that a request names: Ollama adds the tag ":latest".
 std::string without_tag(const std::string& name, const ApiLimits& limits);
 
@@ -34,14 +39,18 @@ std::string without_tag(const std::string& name, const ApiLimits& limits) {
     return std::ranges::find(limits.models, bare) != limits.models.end() ? bare : name;
 }
 
+constexpr std::size_t longest_model = 256; // bytes of a name
+
 class OllamaReader {
 public:
     OllamaReader(const Json& body, const ApiLimits& limits) : limits_(limits), f_(body) {}
 
     Parsed<OllamaRequest> chat() {
         const Json* messages = f_.find("messages");
-        out_.empty           = !messages || (messages->is_array() && messages->empty());
-        const Json& list     = objects_of(f_, "messages", limits_.messages);
+        f_.describe("messages", R"({"type":"array","items":{"type":"object","properties":{
+            "role":{"type":"string"},"content":{"type":["string","null"]}}}})");
+        out_.empty       = !messages || (messages->is_array() && messages->empty());
+        const Json& list = objects_of(f_, "messages", limits_.messages);
         for (std::size_t i = 0; i < list.size() && !f_.failed(); i++) read_message(list[i], cat("messages[", i, "]"));
         return finish(true);
     }
@@ -114,10 +123,8 @@ private:
     }
 
     void read_options() {
-        const Json* options = f_.find("options");
+        const Json* options = f_.object("options");
         if (!options) return;
-        if (!options->is_object())
-            return f_.fail("options", cat("options is ", type_name(*options), "; it has to be an object"));
         static const std::set<std::string_view> same{"temperature",
                                                      "top_k",
                                                      "top_p",
@@ -156,6 +163,7 @@ private:
 
     void read_format() {
         const Json* format = f_.find("format");
+        f_.describe("format", R"({"anyOf":[{"enum":["json",""]},{"type":"object"}]})");
         if (!format || *format == "") return;
         if (*format == "json") request_["response_format"] = {{"type", "json_object"}};
         else if (format->is_object())
@@ -166,6 +174,7 @@ private:
 
     void read_think() {
         const Json* think = f_.find("think");
+        f_.describe("think", R"({"type":["boolean","string"]})");
         if (!think) return;
         if (!think->is_boolean() && !think->is_string())
             return f_.fail("think", "think has to be true, false, or how much: low, medium, high");
@@ -174,7 +183,7 @@ private:
     }
 
     Parsed<OllamaRequest> finish(bool chat) {
-        out_.model = f_.text("model", 256);
+        out_.model = f_.text("model", longest_model);
         if (!out_.model.empty()) request_["model"] = without_tag(out_.model, limits_);
         request_["stream"] = f_.boolean("stream", true);
         read_options();
@@ -229,6 +238,32 @@ Parsed<OllamaRequest> parse_ollama_generate(std::string_view text, const ApiLimi
     Parsed<JsonDocument> body = parse_object(text, limits);
     if (!body) return std::unexpected(body.error());
     return OllamaReader(*body, limits).generate();
+}
+
+Parsed<EmbeddingRequest> parse_ollama_embed(std::string_view text, const std::string& field, const ApiLimits& limits) {
+    Parsed<JsonDocument> body = parse_object(text, limits);
+    if (!body) return std::unexpected(body.error());
+    JsonFields       f(*body);
+    EmbeddingRequest out;
+    out.model = f.text("model", longest_model);
+    const Json name{{"model", without_tag(out.model, limits)}};
+    JsonFields named(name);
+    parse_model(named, limits);
+    out.inputs   = parse_prompts(f, field, limits);
+    out.truncate = f.boolean("truncate", true);
+    if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
+    if (named.failed()) return named.error();
+    if (f.failed()) return f.error();
+    return out;
+}
+
+Parsed<std::string> parse_ollama_show(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> body = parse_object(text, limits);
+    if (!body) return std::unexpected(body.error());
+    JsonFields        f(*body);
+    const std::string older = f.text("name", longest_model), name = f.text("model", longest_model, older);
+    if (f.failed()) return f.error();
+    return name;
 }
 
 } // namespace quire

@@ -121,6 +121,11 @@ private:
 std::optional<ConstraintField> parse_constraint(JsonFields& f) {
     using Kind = ConstraintSpec::Kind;
     ConstraintReader read(f);
+    for (const char* name : {"response_format", "structured_outputs"}) f.describe(name, R"({"type":"object"})");
+    for (const char* name : {"guided_json", "json_schema"})
+        f.describe(name, R"({"type":["object","boolean","string"]})");
+    for (const char* name : {"guided_regex", "guided_grammar", "grammar"}) f.describe(name, R"({"type":"string"})");
+    f.describe("guided_choice", R"({"type":"array","minItems":1,"items":{"type":"string"}})");
     if (const Json* v = f.find("response_format")) read.response_format(*v);
     if (const Json* v = f.find("structured_outputs")) read.structured_outputs(*v);
     if (const Json* v = f.find("guided_json")) read.schema("guided_json", *v);
@@ -129,11 +134,8 @@ std::optional<ConstraintField> parse_constraint(JsonFields& f) {
     if (const Json* v = f.find("guided_grammar")) read.text("guided_grammar", *v, Kind::grammar);
     if (const Json* v = f.find("grammar"); v && *v != "") read.text("grammar", *v, Kind::grammar);
     if (const Json* v = f.find("json_schema"); v && !(v->is_object() && v->empty())) read.schema("json_schema", *v);
-    if (read.found && f.has("key_order")) {
-        const std::string order = f.text("key_order", 16);
-        if (order != "declared" && order != "any") f.fail("key_order", "key_order has to be declared or any");
-        read.found->spec.ordered = order != "any";
-    }
+    const std::string order = f.choice("key_order", {"declared", "any"}, "declared");
+    if (read.found) read.found->spec.ordered = order != "any";
     if (read.found) read.found->spec.closed = read.closed;
     return std::move(read.found);
 }

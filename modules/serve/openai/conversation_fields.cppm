@@ -50,6 +50,9 @@ bool check_content(JsonFields& f, Json& message, const std::string& where) {
 Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     Conversation out;
     const Json*  v = f.find("messages");
+    f.describe("messages", R"({"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{
+        "role":{"enum":["system","developer","user","assistant","tool"]},"content":{"type":["string","array","null"]},
+        "tool_calls":{"type":["array","null"]},"tool_call_id":{"type":["string","null"]}}}})");
     if (!v || !v->is_array() || v->empty()) {
         f.fail("messages", !v               ? "messages is missing"
                            : !v->is_array() ? cat("messages is ", type_name(*v), "; it has to be a list")
@@ -79,13 +82,9 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     }
     check_tool_messages(f, out.input.messages);
     if (f.failed()) return out;
-    if (const Json* variables = f.find("chat_template_kwargs")) {
-        if (!variables->is_object())
-            return f.fail("chat_template_kwargs",
-                          cat("chat_template_kwargs is ", type_name(*variables), "; it has to be an object")),
-                   out;
-        out.input.variables = *variables;
-    }
+    if (const Json* variables = f.object("chat_template_kwargs")) out.input.variables = *variables;
+    if (f.failed()) return out;
+    f.describe("chat_template", R"({"type":"string"})");
     if (const Json* name = f.find("chat_template")) {
         const auto& known = limits.templates;
         if (!name->is_string() || std::ranges::find(known, name->get_ref<const std::string&>()) == known.end()) {
@@ -102,13 +101,11 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     if (limits.reasoning_effort)
         if (const std::string effort = f.text("reasoning_effort", 64); !effort.empty())
             out.input.variables["reasoning_effort"] = effort;
-    if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = f.boolean("enable_thinking", true);
+    const bool thinks = f.boolean("enable_thinking", true);
+    if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = thinks;
     for (auto [name, list] : {std::pair("tools", &out.input.tools), std::pair("documents", &out.input.documents)})
-        if (const Json* given = f.find(name)) {
-            if (!given->is_array())
-                return f.fail(name, cat(name, " is ", type_name(*given), "; it has to be a list")), out;
-            *list = *given;
-        }
+        if (const Json* given = f.list(name)) *list = *given;
+    if (f.failed()) return out;
     // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
     const std::vector<Json>& messages = out.input.messages;
     const bool last_is_answer         = messages.back()["role"] == "assistant" && messages.back().contains("content") &&

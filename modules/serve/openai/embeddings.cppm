@@ -50,10 +50,7 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
     out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
     out.cache_salt         = f.text("cache_salt", 1024);
-    const std::string form = f.text("encoding_format", 64, "float");
-    if (form != "float" && form != "base64")
-        f.fail("encoding_format", cat("encoding_format is ", quote(form), "; it has to be float or base64"));
-    out.base64 = form == "base64";
+    out.base64             = f.choice("encoding_format", {"float", "base64"}, "float") == "base64";
     if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
     (void)f.find("user");
     out.unknown = f.unknown();
@@ -70,6 +67,7 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
     if (!f.has("query")) f.fail("query", "query is missing");
     out.query        = f.text("query", limits.json.bytes);
     const Json* list = f.find("documents");
+    f.describe("documents", R"({"type":"array","minItems":1,"items":{"type":["string","object"]}})");
     if (!list || !list->is_array() || list->empty()) f.fail("documents", "documents has to be a list of texts");
     else if (list->size() > std::size_t(limits.prompts))
         f.fail("documents", cat("documents has ", list->size(), " texts; ", limits.prompts, " are allowed"));

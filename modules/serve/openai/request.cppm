@@ -30,9 +30,8 @@ namespace quire {
 
 void parse_stream(JsonFields& f, GenerationRequest& out) {
     out.stream          = f.boolean("stream", false);
-    const Json* options = f.find("stream_options");
+    const Json* options = f.object("stream_options");
     if (!options) return;
-    if (!options->is_object()) return f.fail("stream_options", "stream_options has to be an object");
     JsonFields o(*options);
     out.include_usage    = o.boolean("include_usage", false);
     out.continuous_usage = o.boolean("continuous_usage_stats", false);
@@ -74,16 +73,16 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
     int           budget = limits.reasoning_budget;
     for (const char* name :
          {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+        const int given = f.integer(name, -1, huge, -1);
         if (!f.has(name)) continue;
-        budget = f.integer(name, -1, huge, -1);
+        budget = given;
         if (budget >= 0 && !out.chat) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
         if (budget >= 0 && r.beam_width > 0) f.fail(name, cat(name, " does not go with beam search"));
     }
     if (out.chat && r.beam_width == 0) out.reasoning_budget = budget;
-    out.reasoning_control        = f.boolean("reasoning_control", false) && out.chat && r.beam_width == 0;
-    const std::string truncation = f.text("truncation", 64, limits.trim_chats && out.chat ? "auto" : "disabled");
-    if (truncation != "auto" && truncation != "disabled")
-        f.fail("truncation", cat("truncation is ", quote(truncation), "; it has to be auto or disabled"));
+    out.reasoning_control = f.boolean("reasoning_control", false) && out.chat && r.beam_width == 0;
+    const std::string truncation =
+        f.choice("truncation", {"auto", "disabled"}, limits.trim_chats && out.chat ? "auto" : "disabled");
     if (truncation == "auto" && !out.chat) f.fail("truncation", "truncation belongs to /v1/chat/completions");
     out.trim        = truncation == "auto";
     r.context_shift = limits.context_shift;
@@ -120,6 +119,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     parse_beams(f, out, limits);
     parse_lengths(f, out, limits);
     parse_stream(f, out);
+    f.describe("lora", R"({"type":"array","items":{"type":"object"}})");
     if (const Json* lora = f.find("lora"); lora && *lora != Json::array()) {
         Parsed<std::vector<AdapterUse>> uses = adapter_uses(*lora, "lora");
         if (!uses) f.fail(uses.error());

@@ -99,6 +99,7 @@ private:
 
     void read_input() {
         const Json* input = f_.find("input");
+        f_.describe("input", R"({"type":["string","array"],"minItems":1,"items":{"type":"object"}})");
         if (!input) return f_.fail("input", "input is missing");
         const std::size_t n_earlier = items_.size();
         if (input->is_string())
@@ -228,6 +229,7 @@ private:
 
     void read_tool_choice() {
         const Json* choice = f_.find("tool_choice");
+        f_.describe("tool_choice", R"({"anyOf":[{"enum":["none","auto","required"]},{"type":"object"}]})");
         if (!choice) return;
         if (!choice->is_object()) return void(chat_["tool_choice"] = *choice);
         const std::string type = text_in(*choice, "type");
@@ -250,9 +252,8 @@ private:
     }
 
     void read_text() {
-        const Json* text = f_.find("text");
+        const Json* text = f_.object("text");
         if (!text) return;
-        if (!text->is_object()) return f_.fail("text", cat("text is ", type_name(*text), "; it has to be an object"));
         if (const auto verbosity = text->find("verbosity"); verbosity != text->end()) chat_["verbosity"] = *verbosity;
         const auto format = text->find("format");
         if (format == text->end() || format->is_null()) return;
@@ -268,10 +269,8 @@ private:
     }
 
     void read_reasoning() {
-        const Json* reasoning = f_.find("reasoning");
+        const Json* reasoning = f_.object("reasoning");
         if (!reasoning) return;
-        if (!reasoning->is_object())
-            return f_.fail("reasoning", cat("reasoning is ", type_name(*reasoning), "; it has to be an object"));
         const auto effort = reasoning->find("effort");
         if (effort == reasoning->end() || effort->is_null()) return;
         if (!effort->is_string()) return f_.fail("reasoning.effort", "reasoning.effort has to be a string");
@@ -283,6 +282,7 @@ private:
     void read_metadata() {
         constexpr std::size_t most = 16, longest = 512;
         const Json*           metadata = f_.find("metadata");
+        f_.describe("metadata", R"({"type":"object","maxProperties":16,"additionalProperties":{"type":"string"}})");
         if (!metadata) return;
         bool good = metadata->is_object() && metadata->size() <= most;
         if (good)
@@ -299,11 +299,13 @@ private:
         (void)f_.text("user", 512);
         for (const char* name : {"timings_per_token", "return_progress"}) // llama.cpp's
             if (const Json* asked = f_.find(name)) chat_[name] = *asked;
+        f_.describe("model", R"({"type":"string"})");
         if (const Json* model = f_.find("model")) chat_["model"] = *model;
         if (const auto n = f_.integer("max_output_tokens", 1, std::numeric_limits<int>::max()))
             chat_["max_tokens"] = *n;
         (void)f_.integer("max_tool_calls", 0, std::numeric_limits<int>::max());
         bool logprobs = false;
+        f_.describe("include", R"({"type":"array","items":{"type":"string"}})");
         if (const Json* include = f_.find("include")) {
             if (!include->is_array() || !std::ranges::all_of(*include, [](const Json& s) { return s.is_string(); }))
                 return f_.fail("include", "include has to be a list of strings");

@@ -56,6 +56,7 @@ void switch_off(std::string_view sampler, SamplingParams& p) {
 // The field `samplers`: names, or a text of their letters. Those that it does not name are off. Their order is fixed.
 void choose_samplers(JsonFields& f, SamplingParams& p) {
     const Json* v = f.find("samplers");
+    f.describe("samplers", R"({"type":["string","array"],"items":{"type":"string"}})");
     if (!v) return;
     if (!v->is_string() && !v->is_array())
         return f.fail("samplers", cat("samplers is ", type_name(*v), "; it has to be a list of names"));
@@ -118,8 +119,8 @@ std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& othe
     out.dry.base           = number("dry_base", 1, 1000, d.dry.base);
     out.dry.allowed_length = f.integer("dry_allowed_length", 1, huge, d.dry.allowed_length);
     out.dry.last_n         = f.integer("dry_penalty_last_n", -1, huge, d.dry.last_n);
-    if (!f.has("dry_sequence_breakers")) return otherwise.dry_breakers;
-    return f.texts("dry_sequence_breakers", most_breakers, longest_breaker);
+    std::vector<std::string> breakers = f.texts("dry_sequence_breakers", most_breakers, longest_breaker);
+    return f.has("dry_sequence_breakers") ? breakers : otherwise.dry_breakers;
 }
 
 // Fails where a sampler that the request names does not go with beam search, and switches them all off.
@@ -158,6 +159,7 @@ void refuse_samplers(JsonFields& f, SamplingParams& params) {
 
 void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     const Json* v = f.find("logit_bias");
+    f.describe("logit_bias", R"({"type":["object","array"]})");
     if (!v) return;
     if (!v->is_object() && !v->is_array())
         return f.fail("logit_bias", cat("logit_bias is ", type_name(*v), "; it has to be an object of token ids"));
@@ -222,6 +224,7 @@ void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits)
     const int  width   = f.integer("beam_width", 0, limits.best_of, 0);
     const auto penalty = f.number("length_penalty", -100, 100, 1);
     r.length_penalty   = float(penalty);
+    f.describe("early_stopping", R"({"enum":[true,false,"never"]})");
     if (const Json* v = f.find("early_stopping")) {
         if (v->is_boolean()) r.early_stopping = v->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
         else if (*v == "never") r.early_stopping = EarlyStopping::never;

@@ -142,10 +142,11 @@ std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Js
 }
 
 ToolUse parse_tool_use(JsonFields& f) {
-    ToolUse     out;
-    const Json* tools = f.find("tools");
-    if (tools && !tools->is_array())
-        return f.fail("tools", cat("tools is ", type_name(*tools), "; it has to be a list")), out;
+    ToolUse out;
+    f.describe("tools", R"({"type":"array","items":{"type":"object"}})");
+    f.describe("tool_choice", R"({"anyOf":[{"enum":["none","auto","required"]},{"type":"object"}]})");
+    const Json* tools = f.list("tools");
+    if (f.failed()) return out;
     if (tools && tools->size() > most_tools)
         return f.fail("tools", cat("tools has ", tools->size(), " of them; ", most_tools, " are allowed")), out;
     for (std::size_t i = 0; tools && i < tools->size(); i++)

@@ -34,10 +34,12 @@ void pass_on(JsonFields& f, const Json& body, Json& chat) {
             return f.fail(at.key(), cat(at.key(), " belongs to /v1/chat/completions"));
         chat[at.key()] = at.value();
     }
+    f.pass_recording(only_chats);
 }
 
 const Json& objects_of(JsonFields& f, const std::string& name, int most) {
     const Json* v = f.find(name);
+    f.describe(name, R"({"type":"array","items":{"type":"object"}})");
     if (!v) return no_objects;
     if (!v->is_array()) f.fail(name, cat(name, " is ", type_name(*v), "; it has to be a list"));
     else if (v->size() > std::size_t(most))

@@ -87,6 +87,7 @@ void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
         if (tools && std::string_view(u.name).starts_with("tool")) continue;
         if (!tools && std::string_view(u.name) == "suffix") continue;
         const Json* v = f.find(u.name);
+        if (f.recording()) f.describe(u.name, cat(R"({"enum":)", u.accepted, "}"));
         if (!v) continue;
         const Json accepted = Json::parse(u.accepted);
         if (std::ranges::find(accepted, *v) == accepted.end())

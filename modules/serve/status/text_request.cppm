@@ -39,6 +39,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     const int given = int(f.has("prompt")) + int(f.has("content")) + int(f.has("messages"));
     if (given != 1) f.fail(given == 0 ? "prompt" : "messages", "one of prompt, content and messages is needed");
     const bool by_content = f.has("content");
+    for (const char* name : {"prompt", "content"}) f.describe(name, R"({"type":"string"})");
     if (f.has("messages")) out.conversation = parse_conversation(f, limits);
     else out.text = f.text(by_content ? "content" : "prompt", limits.json.bytes);
     // vLLM's names and defaults, or llama.cpp's.
@@ -71,6 +72,9 @@ Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const
     JsonFields f(*json);
     parse_model(f, limits);
     const Json* v = f.find("tokens");
+    if (f.recording())
+        f.describe("tokens", cat(R"({"type":"array","items":{"type":"integer","minimum":0,"maximum":)",
+                                 limits.vocab_size - 1, "}}"));
     if (!v || !v->is_array()) f.fail("tokens", "tokens has to be a list of token ids");
     std::vector<Token> ids;
     if (v && v->is_array())
