@@ -33,6 +33,8 @@ Parsed<ResponsesRequest> responses(const std::string& fields) {
     return parse_responses_request("{" + fields + "}", limits());
 }
 
+std::int64_t noon() { return 43200; }
+
 // Adds up a stream as OpenAI's clients do, and checks that its events come in order. The last event has the whole response.
 Json accumulate_response(const std::vector<Event>& events) {
     Json output = Json::array(), last;
@@ -211,7 +213,7 @@ TEST_CASE("custom tools and namespaces of responses are functions of the chat", 
 
     ResponseHead head;
     head.id         = "1";
-    const auto make = [&] { return responses_renderer(head, json_of("{}"), r->tools); };
+    const auto make = [&] { return responses_renderer(head, json_of("{}"), r->tools, {}, noon); };
     const Both b =
         both(make,
              {piece_of({call("apply_patch", R"({"input": "say )"), more(R"(\"hi\""})")}),
@@ -240,7 +242,7 @@ TEST_CASE("a stream of a response adds up to the whole response", "[dialects]") 
     head.model       = "tiny";
     head.chat        = true;
     head.logprobs    = true;
-    const auto  make = [&] { return responses_renderer(head, json_of(R"({"store":false,"tools":[]})")); };
+    const auto  make = [&] { return responses_renderer(head, json_of(R"({"store":false,"tools":[]})"), {}, {}, noon); };
     const Usage usage{10, 5, 4, 2};
 
     Choice first = piece_of({thought("I ")});
@@ -257,6 +259,7 @@ TEST_CASE("a stream of a response adds up to the whole response", "[dialects]") 
     CHECK(output[2]["arguments"] == R"({"city":"Ulm"})");
     CHECK(output[2]["call_id"] != output[3]["call_id"]);
     CHECK(b.whole["status"] == "completed");
+    CHECK(b.whole["completed_at"] == noon());
     CHECK(b.whole["usage"] ==
           json_of(R"({"input_tokens":10,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0},
                       "output_tokens":5,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":15})"));

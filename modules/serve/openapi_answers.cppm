@@ -142,12 +142,13 @@ constexpr AnswerRow answer_rows[] = {
     {"GET", "/openapi.json", Form::json, R"({"openapi":"3.1.0","info":{"title":"quire","version":"0.1"},"paths":{}})"},
 };
 
-// OpenAI's response.
+// OpenAI's response, with the members that Open Responses asks for.
 constexpr std::string_view response_example =
     R"({"id":"resp_1","object":"response","created_at":1795719311,"status":"completed","error":null,
-    "incomplete_details":null,"model":"a","output":[{"type":"message","id":"msg_1"}],"background":false,
+    "completed_at":null,"incomplete_details":null,"model":"a","output":[{"type":"message","id":"msg_1"}],"background":false,
     "instructions":null,"max_output_tokens":null,"max_tool_calls":null,"metadata":{},"parallel_tool_calls":true,
-    "previous_response_id":null,"reasoning":null,"service_tier":"default","store":true,"temperature":0.5,
+    "previous_response_id":null,"prompt_cache_key":null,"safety_identifier":null,"presence_penalty":0.5,
+    "frequency_penalty":0.5,"reasoning":null,"service_tier":"default","store":true,"temperature":0.5,
     "text":{"format":{"type":"text"}},"tool_choice":null,"tools":[],"top_logprobs":0,"top_p":0.5,
     "truncation":"disabled","user":null,"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8},
     "output_tokens":9,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":18}})";

@@ -5,6 +5,7 @@ export module quire.serve.openai.responses_api;
 import quire.core.base;
 import quire.serve.api.access;
 import quire.serve.api.answer_blocks;
+import quire.serve.api.context;
 import quire.serve.api.generate;
 import quire.serve.api.json_fields;
 import quire.serve.openai.api;
@@ -22,9 +23,10 @@ void answer_stored_items(SharedContext& shared, HttpExchange& e);
 void delete_stored_response(SharedContext& shared, HttpExchange& e);
 
 // `echo`: the members that repeat the request. `tools`: what the functions that are called stand for; others are themselves. `done`: gets the
-// response at its end.
+// response at its end. `now`: the time, in seconds since 1970.
 std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools = {},
-                                                   std::function<void(const Json&)> done = {});
+                                                   std::function<void(const Json&)> done = {},
+                                                   std::int64_t (*now)()                 = unix_seconds);
 
 } // namespace quire
 
@@ -35,8 +37,9 @@ namespace quire {
 // Makes the items of the output one after the other, and an event of every change; whole responses do without the events.
 class ResponsesRenderer : public AnswerRenderer {
 public:
-    ResponsesRenderer(ResponseHead head, Json echo, ResponsesTools tools, std::function<void(const Json&)> done)
-        : head_(std::move(head)), echo_(std::move(echo)), tools_(std::move(tools)), done_(std::move(done)) {}
+    ResponsesRenderer(ResponseHead head, Json echo, ResponsesTools tools, std::function<void(const Json&)> done,
+                      std::int64_t (*now)())
+        : head_(std::move(head)), echo_(std::move(echo)), tools_(std::move(tools)), done_(std::move(done)), now_(now) {}
 
     std::string response(std::vector<Choice> choices, const Usage& usage) override {
         piece(std::move(choices[0]), usage);
@@ -223,7 +226,8 @@ private:
     Json body(const std::string& status, const Usage* usage) const {
         Json out{{"id", "resp_" + head_.id}, {"object", "response"}, {"created_at", head_.created},
                  {"status", status},         {"error", nullptr},     {"incomplete_details", nullptr},
-                 {"model", head_.model},     {"output", items_}};
+                 {"model", head_.model},     {"output", items_},     {"completed_at", nullptr}};
+        if (status == "completed") out["completed_at"] = now_();
         if (status == "incomplete") out["incomplete_details"] = {{"reason", "max_output_tokens"}};
         out.update(echo_);
         out["usage"] = nullptr;
@@ -241,21 +245,23 @@ private:
     Json                             echo_;
     ResponsesTools                   tools_;
     std::function<void(const Json&)> done_;
-    AnswerBlocks                     blocks_;
-    Json                             items_    = Json::array();  // the output so far
-    Json                             part_     = Json::object(); // the content of the last item, while it is made
-    Json                             logprobs_ = Json::array();  // of tokens whose text is still to come
-    std::string                      arguments_;                 // of the last item, a call, while it is made
-    bool                             custom_ = false;            // that call is of a custom tool
-    std::string                      events_;
-    std::optional<Timings>           timings_; // the last ones
-    int                              sequence_ = 0, n_calls_ = 0;
-    bool                             cut_ = false;
+    std::int64_t (*now_)();
+    AnswerBlocks           blocks_;
+    Json                   items_    = Json::array();  // the output so far
+    Json                   part_     = Json::object(); // the content of the last item, while it is made
+    Json                   logprobs_ = Json::array();  // of tokens whose text is still to come
+    std::string            arguments_;                 // of the last item, a call, while it is made
+    bool                   custom_ = false;            // that call is of a custom tool
+    std::string            events_;
+    std::optional<Timings> timings_; // the last ones
+    int                    sequence_ = 0, n_calls_ = 0;
+    bool                   cut_ = false;
 };
 
 std::unique_ptr<AnswerRenderer> responses_renderer(ResponseHead head, Json echo, ResponsesTools tools,
-                                                   std::function<void(const Json&)> done) {
-    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools), std::move(done));
+                                                   std::function<void(const Json&)> done, std::int64_t (*now)()) {
+    return std::make_unique<ResponsesRenderer>(std::move(head), std::move(echo), std::move(tools), std::move(done),
+                                               now);
 }
 
 // -- stored responses

@@ -296,7 +296,7 @@ private:
 
     void read_rest() {
         read_metadata();
-        (void)f_.text("user", 512);
+        for (const char* name : {"user", "safety_identifier", "prompt_cache_key"}) (void)f_.text(name, 512); // repeated
         for (const char* name : {"timings_per_token", "return_progress"}) // llama.cpp's
             if (const Json* asked = f_.find(name)) chat_[name] = *asked;
         f_.describe("model", R"({"type":"string"})");
@@ -313,10 +313,14 @@ private:
         }
         const int top = f_.integer("top_logprobs", 0, limits_.logprobs, 0);
         if (logprobs || top > 0) chat_["logprobs"] = true, chat_["top_logprobs"] = top;
-        if (const std::string cut = f_.text("truncation", 16); !cut.empty()) {
-            if (cut != "auto" && cut != "disabled") f_.fail("truncation", "truncation has to be auto or disabled");
+        if (const std::string cut = f_.choice("truncation", {"auto", "disabled"}, ""); !cut.empty())
             chat_["truncation"] = cut;
-        }
+    }
+
+    // Members that clients look for, as null where they are not there.
+    static void add_members(Json& object, std::initializer_list<const char*> names) {
+        for (const char* name : names)
+            if (!object.contains(name)) object[name] = nullptr;
     }
 
     Json echo() {
@@ -328,24 +332,33 @@ private:
         for (const char* name : {"effort", "summary"})
             if (!reasoning.contains(name)) reasoning[name] = nullptr;
         if (!text.contains("format") || text["format"].is_null()) text["format"] = {{"type", "text"}};
-        Json out{{"background", false},
-                 {"instructions", given("instructions", nullptr)},
-                 {"max_output_tokens", given("max_output_tokens", nullptr)},
-                 {"max_tool_calls", given("max_tool_calls", nullptr)},
-                 {"metadata", given("metadata", Json::object())},
-                 {"parallel_tool_calls", given("parallel_tool_calls", true)},
-                 {"previous_response_id", or_null(previous_)},
-                 {"reasoning", std::move(reasoning)},
-                 {"service_tier", "default"},
-                 {"store", store_},
-                 {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
-                 {"text", std::move(text)},
-                 {"tool_choice", given("tool_choice", "auto")},
-                 {"tools", given("tools", Json::array())},
-                 {"top_logprobs", given("top_logprobs", 0)},
-                 {"top_p", given("top_p", decimal(limits_.samplers.params.top_p))},
-                 {"truncation", given("truncation", "disabled")},
-                 {"user", given("user", nullptr)}};
+        if (text["format"]["type"] == "json_schema") add_members(text["format"], {"description", "strict"});
+        Json tools = given("tools", Json::array());
+        for (Json& tool : tools)
+            if (text_in(tool, "type") == "function") add_members(tool, {"description", "parameters", "strict"});
+        const SamplingParams& usual = limits_.samplers.params;
+        Json                  out{{"background", false},
+                                  {"frequency_penalty", given("frequency_penalty", decimal(usual.frequency_penalty))},
+                                  {"instructions", given("instructions", nullptr)},
+                                  {"max_output_tokens", given("max_output_tokens", nullptr)},
+                                  {"max_tool_calls", given("max_tool_calls", nullptr)},
+                                  {"metadata", given("metadata", Json::object())},
+                                  {"parallel_tool_calls", given("parallel_tool_calls", true)},
+                                  {"presence_penalty", given("presence_penalty", decimal(usual.presence_penalty))},
+                                  {"previous_response_id", or_null(previous_)},
+                                  {"prompt_cache_key", given("prompt_cache_key", nullptr)},
+                                  {"reasoning", std::move(reasoning)},
+                                  {"safety_identifier", given("safety_identifier", nullptr)},
+                                  {"service_tier", "default"},
+                                  {"store", store_},
+                                  {"temperature", given("temperature", decimal(usual.temperature))},
+                                  {"text", std::move(text)},
+                                  {"tool_choice", given("tool_choice", "auto")},
+                                  {"tools", std::move(tools)},
+                                  {"top_logprobs", given("top_logprobs", 0)},
+                                  {"top_p", given("top_p", decimal(usual.top_p))},
+                                  {"truncation", given("truncation", "disabled")},
+                                  {"user", given("user", nullptr)}};
         if (!tools_.left_out.empty()) out["warnings"] = Json::array({tools_.left_out});
         return out;
     }
