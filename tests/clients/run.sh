@@ -1,6 +1,6 @@
 #!/bin/sh
 # Independent clients against ./server: the packages openai, anthropic and ollama, pydantic-ai, litellm, langchain, llama-index, instructor,
-# curl; Open Responses; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; a model
+# curl; Open Responses; schemathesis; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; a model
 # hub, beside huggingface_hub; then load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -27,6 +27,10 @@ if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/frameworks tests/clients
 fi
 tests/clients/curl.sh
 python3 tests/clients/open_responses.py
+# Many requests: QUIRE_CLIENTS=few leaves them out.
+if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/described tests/clients/described_requirements.txt; then
+    python3 tests/clients/described.py build/described/bin/schemathesis
+fi
 if installed build/router tests/clients/router_requirements.txt; then
     python3 tests/clients/router.py build/router/bin/vllm-router
     build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
