@@ -234,7 +234,7 @@ TEST_CASE("a row of a GEMM has the same bits whatever is computed beside it") {
         for (DType type : {DType::F16, DType::BF16, DType::F32, DType::Q2_K, DType::Q8_0, DType::Q4_0, DType::Q4_K,
                            DType::Q5_1, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4, DType::IQ3_XXS,
                            DType::IQ2_XS, DType::IQ2_S, DType::NVFP4})
-            for (int n : {3, 6, 27, 133}) {
+            for (int n : {2, 3, 5, 6, 8, 27, 133}) {
                 const int              cols = 256 * 3, rows = 43;
                 const auto             x      = noise(std::size_t(n * cols), 5);
                 const std::size_t      stride = row_bytes(type, cols);

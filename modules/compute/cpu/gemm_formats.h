@@ -337,6 +337,21 @@ struct FormatQ4_K {
         dot[0] = a + (b >> 8);
         dot[1] = (c >> 4) + d;
     }
+    // The dot products of tile j with N neighbouring tokens, multiplied as it is unpacked. The loop is not unrolled, as in dot_tiles().
+    template <int N>
+    INLINE void few_sums(const std::byte* p, int j, const std::int16_t* x, i32x16* dot) {
+        const int shift    = j % 2 * 4;
+        i32x16    chain[N] = {};
+#pragma clang loop unroll(disable)
+        for (int i = 0; i < 8; i++) {
+            u16x32 v;
+            LOAD16(v, p + 16 * (16 + j / 2 * 32) + 64 * i);
+            const auto even = (i16x32)(v >> shift & 15), odd = (i16x32)(v >> (8 + shift) & 15);
+            for (int t = 0; t < N; t++) DOT(chain[t], even, PAIR(x + 32 * t + 4 * i));
+            for (int t = 0; t < N; t++) DOT(chain[t], odd, PAIR(x + 32 * t + 4 * i + 2));
+        }
+        for (int t = 0; t < N; t++) dot[t] = chain[t];
+    }
     INLINE void tile_scales(int j, UnpackedTile& to) { scales.at(j, to.scale, to.second); }
 };
 

@@ -172,6 +172,50 @@ template <class Format, Prefetch Into>
     total = sum;
 }
 
+// Few tokens, N from `first` on, over 16 repacked rows. Where a tile does not fit the registers, writing it to memory and reading it again costs as
+// much as two or three tokens: so it is multiplied as it is unpacked, which is done once for N tokens.
+template <class Format, int N>
+[[gnu::noinline]] void few_repacked(const std::byte* p, const QuantisedRows& x, std::int64_t first, Prefetch prefetch,
+                                    f32x16* total) {
+    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
+    f32x16        sum[N] = {};
+    Format        format;
+    Tokens        at{x.integers, x.scales, x.sums, x.products};
+    at.move(first);
+    for (std::int64_t block = 0; block < x.k / Format::items; block++, p += bytes) {
+        format.header(p);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < tiles; j++) {
+            i32x16       dot[N];
+            UnpackedTile w;
+            format.template few_sums<N>(p, j, at.integers, dot);
+            prefetch_lines(p + prefetch_ahead + bytes / tiles * j, bytes / tiles, prefetch);
+            format.tile_scales(j, w);
+            for (int t = 0; t < N; t++) add_token<Format, false>(dot + t, w, at.scales[t], at.sums[t], sum[t]);
+            at.move(x.m);
+        }
+    }
+    for (int t = 0; t < N; t++) total[t] = sum[t];
+}
+
+constexpr std::int64_t few_at_once = 5, few_repacked_tokens = 8; // of one pass over the weights; of all
+
+template <class Format>
+void few_repacked(const std::byte* p, const QuantisedRows& x, std::int64_t first, std::int64_t n, Prefetch prefetch,
+                  f32x16* total) {
+    const std::int64_t half = n > few_at_once ? (n + 1) / 2 : n;
+    for (std::int64_t done = 0; done < n; done += half) {
+        const std::int64_t at = first + done;
+        switch (std::min(half, n - done)) {
+            case 1: few_repacked<Format, 1>(p, x, at, prefetch, total + done); break;
+            case 2: few_repacked<Format, 2>(p, x, at, prefetch, total + done); break;
+            case 3: few_repacked<Format, 3>(p, x, at, prefetch, total + done); break;
+            case 4: few_repacked<Format, 4>(p, x, at, prefetch, total + done); break;
+            default: few_repacked<Format, 5>(p, x, at, prefetch, total + done); break;
+        }
+    }
+}
+
 // R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. One: a single token, whose sums stay in registers.
 template <class Format, bool Repacked, int N, int R, bool One>
 [[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
@@ -430,6 +474,8 @@ void integer_gemm(const GemmTask& task) {
             else if (x.m == 1 && w.type == DType::Q4_K)
                 (task.prefetch == Prefetch::l1 ? gemv_repacked<FormatQ4_K, Prefetch::l1>
                                                : gemv_repacked<FormatQ4_K, Prefetch::l2>)(two[0].p, x, total[0][0]);
+            else if (DOT_TOKENS > 1 && w.type == DType::Q4_K && n > 1 && n <= few_repacked_tokens)
+                few_repacked<FormatQ4_K>(two[0].p, x, first, n, task.prefetch, total[0]);
             else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, two, x, first, n, total);
             else k_loop_of<1, 1, true>(w.type, two, x, first, 1, total);
             for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
