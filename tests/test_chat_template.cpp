@@ -70,6 +70,26 @@ std::string say(const ChatTemplate& t, const std::string& name, bool tools = fal
 
 } // namespace
 
+TEST_CASE("dates are variables where they are asked for, unless the request or the server sets them", "[template]") {
+    Result<ChatTemplate> t =
+        ChatTemplate::parse("{{ date_string if date_string is defined else 'none' }}, {{ datetime }}", "dates");
+    REQUIRE(t);
+    ChatInput input;
+    input.messages.push_back(Json{{"role", "user"}, {"content", "Hi"}});
+    const std::int64_t now   = *local_seconds("2024-07-26T10:00:00");
+    const auto         shown = [&](bool dates) {
+        const Result<MarkedText> text =
+            t->render(input, {.bos_token = "", .eos_token = "", .now = now, .dates = dates});
+        REQUIRE(text);
+        return text->bytes;
+    };
+    CHECK(shown(false) == "none, ");
+    CHECK(shown(true) == "26 Jul 2024, Jul 26 2024 10:00:00 GMT");
+    REQUIRE(t->set_defaults(R"({"datetime":"noon"})"));
+    input.variables["date_string"] = "today";
+    CHECK(shown(true) == "today, noon");
+}
+
 TEST_CASE("named templates: default, tool_use for tools, others by request or flag", "[template]") {
     const std::vector<std::pair<std::string, std::string>> all{
         {"", "plain"}, {".tool_use", "tools"}, {".rag", "rag {{ messages[0].content }}"}};

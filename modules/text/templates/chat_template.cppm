@@ -27,7 +27,8 @@ struct ChatInput {
 // Beside the conversation.
 struct ChatSurroundings {
     std::string_view bos_token, eos_token; // as text
-    std::int64_t     now = 0;              // of strftime_now, from local_seconds()
+    std::int64_t     now   = 0;            // of strftime_now, from local_seconds()
+    bool             dates = false;        // the variables date_string and datetime are there, as in llama.cpp
 };
 
 // Immutable, so any number of threads may use one.
@@ -338,6 +339,9 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
         if (!chosen->takes_null && (!m.contains("content") || m["content"].is_null())) m["content"] = "";
         messages.push_back(std::move(m));
     }
+    if (around.dates) // llama.cpp's forms: 26 Jul 2024, and Jul 26 2024 10:00:00 GMT
+        for (auto [name, form] : {std::pair("date_string", "%d %b %Y"), std::pair("datetime", "%b %d %Y %H:%M:%S GMT")})
+            if (chosen->jinja.names(name) && !variables.contains(name)) variables[name] = date_text(around.now, form);
     variables["messages"]  = std::move(messages);
     variables["tools"]     = has_tools ? input.tools : Json();
     variables["documents"] = input.documents.is_array() && !input.documents.empty() ? input.documents : Json();

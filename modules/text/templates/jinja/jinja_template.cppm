@@ -27,6 +27,8 @@ struct RenderContext {
 
 // RenderContext::now for `when`: 2024-07-26T10:00:00 (the seconds may be absent), or "" for this moment. Error: another text.
 Result<std::int64_t> local_seconds(const std::string& when);
+// Such a time as a text, by a format of strftime that is never empty; of at most 255 bytes.
+std::string date_text(std::int64_t local_seconds, const char* format);
 
 // Immutable, so any number of threads may use one.
 class JinjaTemplate {
@@ -64,6 +66,14 @@ Result<std::int64_t> local_seconds(const std::string& when) {
         if (end && *end == 0) return std::int64_t(timegm(&parts));
     }
     return fail("the time is ", quote(when), ", not like 2024-07-26T10:00:00");
+}
+
+std::string date_text(std::int64_t local_seconds, const char* format) {
+    const std::time_t time = local_seconds;
+    std::tm           parts{};
+    gmtime_r(&time, &parts);
+    char text[256];
+    return {text, std::strftime(text, sizeof text, format, &parts)}; // NOLINT: the caller's format
 }
 
 Result<JinjaTemplate> JinjaTemplate::parse(std::string_view source) {
