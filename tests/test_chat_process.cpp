@@ -72,7 +72,8 @@ TEST_CASE("one turn, then it leaves", "[chat]") {
 }
 
 TEST_CASE("a second turn prefills only what is new", "[chat]") {
-    for (const char* form : {"llama-3", "chatml", "llama-2", "mistral", "zephyr", "gemma", "phi-3", "plain"}) {
+    for (const char* form :
+         {"llama-3", "chatml", "llama-2", "mistral", "zephyr", "gemma", "phi-3", "command-r", "plain"}) {
         const Finished f = chat({"--chat-template", form, "--show-timings", "-sys", "Be brief.", "--ignore-eos"},
                                 "Hello, how are you?\nAnd now?\n");
         INFO(form << ' ' << f.err);

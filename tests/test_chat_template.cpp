@@ -34,6 +34,10 @@ TEST_CASE("built-in templates, parts of a content, the missing template", "[temp
     CHECK(ask("chatml", {hi}) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     CHECK(ask("llama2", {system, hi, hello}) == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello </s>");
     CHECK(ask("gemma", {system, hi}) == "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n");
+    CHECK(ask("command-r", {system, hi, hello}) ==
+          "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|>"
+          "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|>"
+          "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Hello<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>");
     const Json parts{
         {"role", "user"},
         {"content", Json::array({Json{{"type", "text"}, {"text", "a"}}, Json{{"type", "text"}, {"text", "b"}}})}};

@@ -67,7 +67,6 @@ OTHER_MODEL = [(name, "the words or the tokens of another model") for name in (
 # What quire does in another way: (tests, reason).
 DIFFERENT = [
     ("test_basic.py::test_server_model_aliases_and_tags", "/v1/models has one entry for each name, as in vLLM"),
-    ("test_chat_completion.py::test_apply_chat_template", "--chat-template has no name command-r"),
     ("test_chat_completion.py::test_chat_template_assistant_prefill[[]prefill1*", "an answer in parts is not continued"),
     ("test_chat_completion.py::test_context_size_exceeded*", "the error's type is OpenAI's"),
     ("test_completion.py::test_n_probs_post*", "probabilities are those before the samplers"),

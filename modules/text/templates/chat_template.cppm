@@ -93,7 +93,7 @@ struct BuiltIn {
     std::string_view name, jinja;
 };
 
-constexpr std::array<BuiltIn, 8> built_ins{{
+constexpr std::array<BuiltIn, 9> built_ins{{
     {"chatml", R"({% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %})"
                R"({% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})"},
     {"llama-2", R"({% set ns = namespace(system='') %}{% for m in messages %}{% if m.role == 'system' %})"
@@ -117,6 +117,10 @@ constexpr std::array<BuiltIn, 8> built_ins{{
     {"phi-3",
      R"({{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %})"
      R"({% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %})"},
+    {"command-r",
+     R"({% for m in messages %}{{ '<|START_OF_TURN_TOKEN|>' + ('<|SYSTEM_TOKEN|>' if m.role == 'system' else )"
+     R"('<|CHATBOT_TOKEN|>' if m.role == 'assistant' else '<|USER_TOKEN|>') + m.content.strip() + '<|END_OF_TURN_TOKEN|>' }}{% endfor %})"
+     R"({% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %})"},
     {"plain",
      R"({% for m in messages %}{% if m.role == 'user' %}{{ 'User: ' + m.content + '\n' }}{% elif m.role == 'assistant' %})"
      R"({{ 'Assistant: ' + m.content.strip() + '\n' }}{% else %}{{ m.content + '\n\n' }}{% endif %}{% endfor %})"
