@@ -242,6 +242,7 @@ TEST_CASE("requests choose a model by its name, in every dialect", "[models][ser
     const std::string metrics = s.get("/metrics").body;
     for (const char* name : {"llama", "qwen", "chat"})
         CHECK(has(metrics, "vllm:prompt_tokens_total{model_name=\"" + std::string(name) + "\""));
+    CHECK(has(metrics, "llamacpp:n_decode_total{model_name=\"qwen\"}"));
     CHECK(metrics.find("# TYPE vllm:prompt_tokens_total") == metrics.rfind("# TYPE vllm:prompt_tokens_total"));
     CHECK(!has(s.get("/metrics?model=qwen").body, "\"llama\""));
 

@@ -82,6 +82,10 @@ TEST_CASE("the log, the ids and the metrics", "[server]") {
     CHECK(plain("process_open_fds") > 5);
     CHECK(plain("process_max_fds") >= 1024);
     CHECK(std::abs(plain("process_start_time_seconds") - double(std::time(nullptr))) < 600);
+    CHECK(plain("llamacpp:tokens_predicted_total") == s.metric("vllm:generation_tokens_total"));
+    CHECK(plain("llamacpp:n_decode_total") > 0);
+    CHECK(plain("llamacpp:n_tokens_max") >= 6);
+    CHECK(plain("llamacpp:predicted_tokens_seconds") > 0);
     CHECK(s.metric("vllm:cache_config_info") == 1);
     for (const char* label :
          {"block_size=\"16\"", "num_gpu_blocks=\"", "gpu_memory_utilization=\"0.92\"", "cache_dtype=\"float16\""})
@@ -94,8 +98,8 @@ TEST_CASE("the log, the ids and the metrics", "[server]") {
             CHECK(typed.insert(row.substr(7, row.rfind(' ') - 7)).second); // each family once
             CHECK((row.ends_with(" gauge") ? row.find("_total ") : std::string::npos) == std::string::npos);
         } else if (!row.starts_with("#")) {
-            CHECK((row.find('{') != std::string::npos ||
-                   row.starts_with("process_"))); // as Prometheus's libraries have them
+            CHECK((row.find('{') != std::string::npos || row.starts_with("process_") ||
+                   row.starts_with("llamacpp:"))); // as Prometheus's libraries and llama-server have them
             char* end = nullptr;
             (void)std::strtod(row.c_str() + row.rfind(' ') + 1, &end);
             CHECK(*end == '\0');

@@ -86,6 +86,7 @@ struct ServiceMetrics {
     Histogram prompt_tokens, generation_tokens, max_generation_tokens, max_tokens, computed_prompt_tokens;
     Histogram n{{1, 2, 5, 10, 20}}, step_tokens{{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}};
     std::atomic<std::uint64_t> prompt = 0, cached = 0, generated = 0;
+    std::atomic<int>           longest = 0;                                   // tokens of a prompt and its answer
     std::atomic<std::uint64_t> stopped = 0, cut = 0, aborted = 0, failed = 0; // answers, by reason
     std::atomic<std::uint64_t> refused_full = 0, refused_draining = 0, refused_invalid = 0;
     explicit ServiceMetrics(int context)

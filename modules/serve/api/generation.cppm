@@ -404,13 +404,16 @@ void Generation::record(HttpFields& notes) {
             rate_seconds = std::max(rate_seconds, seconds_between(*a.first, *a.last));
         }
     }
-    int preempted = 0;
+    int preempted = 0, longest_prompt = 0;
     for (const PromptState& prompt : prompts_) {
         m.prompt_tokens.observe(prompt.n_tokens);
         m.computed_prompt_tokens.observe(prompt.n_tokens - prompt.cached);
         preempted += prompt.preempted;
+        longest_prompt = std::max(longest_prompt, prompt.n_tokens);
     }
     m.max_generation_tokens.observe(most);
+    for (int seen = m.longest, length = longest_prompt + most;
+         length > seen && !m.longest.compare_exchange_weak(seen, length);) {}
     m.n.observe(parsed_.request.n);
     if (parsed_.max_tokens) m.max_tokens.observe(*parsed_.max_tokens);
     m.prompt += std::uint64_t(usage_.prompt_tokens);

@@ -266,6 +266,37 @@ void write_model(MetricsText& t, Service& service) {
              {"sliding_window", "None"}});
 }
 
+// The families of llama-server for one model, under its names.
+void write_llama_cpp(MetricsText& t, Service& service) {
+    const ServiceMetrics& m      = service.metrics;
+    const EngineStats     s      = service.stats();
+    const auto            d      = [](auto v) { return double(v); };
+    const auto            rate   = [](double n, double of) { return of > 0 ? n / of : 0; };
+    const double          cached = d(m.cached.load()), computed = d(m.prompt.load()) - cached;
+    const double          made    = d(m.generated.load());
+    const double          reading = m.prefill.sum(), writing = m.decode.sum();
+    const auto            counter = [&](const char* name, const char* help, double v) {
+        t.counter(cat("llamacpp:", name), help, v);
+    };
+    const auto gauge = [&](const char* name, const char* help, double v) { t.gauge(cat("llamacpp:", name), help, v); };
+    counter("prompt_tokens_total", "Prompt tokens that were computed.", computed);
+    counter("prompt_tokens_cached_total", "Prompt tokens found in the cache.", cached);
+    counter("prompt_seconds_total", "Seconds from the first steps to the first tokens of requests.", reading);
+    counter("tokens_predicted_total", "Tokens generated.", made);
+    counter("tokens_predicted_seconds_total", "Seconds from the first tokens to the last of requests.", writing);
+    counter("n_decode_total", "Steps of the engine.", d(s.steps));
+    counter("n_tokens_max", "Tokens of the longest prompt with its answer.", m.longest);
+    counter("spec_decode_num_drafts_total", "Steps of sequences that checked guessed tokens.", d(s.memory.drafts));
+    counter("spec_decode_num_draft_tokens_total", "Guessed tokens that were checked.", d(s.memory.draft_tokens));
+    counter("spec_decode_num_accepted_tokens_total", "Of these, tokens that were right.", d(s.memory.accepted_tokens));
+    gauge("prompt_tokens_seconds", "Prompt tokens that a request computes in a second, on average.",
+          rate(computed, reading));
+    gauge("predicted_tokens_seconds", "Tokens that a request generates in a second, on average.", rate(made, writing));
+    gauge("requests_processing", "Requests in the running batch.", s.running);
+    gauge("requests_deferred", "Requests that wait to run.", std::max(service.in_flight() - s.running, s.waiting));
+    gauge("n_busy_slots_per_decode", "Tokens generated in a step, on average.", rate(made, d(s.steps)));
+}
+
 std::string metrics_text(std::span<const MeasuredModel> models, const HttpServer& server,
                          std::uint64_t dropped_log_lines) {
     MetricsText t;
@@ -278,6 +309,10 @@ std::string metrics_text(std::span<const MeasuredModel> models, const HttpServer
     t.gauge("quire:http_threads", "Threads that answer requests.", server.n_threads());
     t.counter("quire:dropped_log_lines_total", "Lines of the log that were dropped because nobody read them in time.",
               double(dropped_log_lines));
+    for (const MeasuredModel& model : models) { // of one model without labels, as llama-server writes them
+        t.label(models.size() == 1 ? MetricsText::Labels() : MetricsText::Labels{{"model_name", model.name}});
+        write_llama_cpp(t, *model.service);
+    }
     return t.take() + process_metrics();
 }
 

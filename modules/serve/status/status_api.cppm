@@ -139,7 +139,8 @@ void answer_metrics(ModelPool& pool, HttpExchange& e) {
     for (const ModelPool::Lease& model : *models) measured.push_back({&model.host().service(), model.id()});
     const auto& dropped = pool.shared().dropped_log_lines;
     e.response.type     = "text/plain; version=0.0.4; charset=utf-8";
-    e.response.body     = metrics_text(measured, *pool.shared().server, dropped ? dropped() : 0);
+    e.response.headers.emplace_back("Process-Start-Time-Unix", cat(pool.shared().started)); // as llama-server sends it
+    e.response.body = metrics_text(measured, *pool.shared().server, dropped ? dropped() : 0);
 }
 
 } // namespace quire
