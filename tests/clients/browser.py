@@ -73,7 +73,10 @@ class Browser:
         data = json.dumps(command).encode() + b"\0"
         while data:
             data = data[os.write(self.out, data):]
-        answer = box.get(timeout=60)
+        try:
+            answer = box.get(timeout=120)
+        except queue.Empty:
+            raise TimeoutError(f"{method}: no answer") from None
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
