@@ -182,6 +182,8 @@ int run(int argc, char** argv) {
     add_number(
         *speculate_command, "--check", speculation.check, 1, 1 << 24,
         "instead of a measurement: so many random requests of all methods, which guesses of all kinds must not change");
+    speculate_command->add_flag("--processor-time", speculation.processor_time,
+                                "measure the processor's time of one thread, for a machine that has other work");
     speculate_command->add_flag("--json", speculation.json, "print JSON instead of a Markdown table");
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");

@@ -47,7 +47,7 @@ struct SpeculateArguments {
     std::vector<double>      acceptance{0.8, 0};
     std::vector<int>         npl{1};
     int                      n_prompt = 64, n_tokens = 128, rounds = 3, check = 0;
-    bool                     json = false;
+    bool                     processor_time = false, json = false;
 };
 
 struct ServeArguments {

@@ -1,5 +1,7 @@
 // bench speculate: decoding with draft tokens beside plain decoding, by turns: guesses from the recorded answers, of which a given part is
 // right; or n-grams, on a text.
+#include <ctime>
+
 import quire.core.base;
 import quire.core.json;
 import quire.decode.drafting;
@@ -39,6 +41,15 @@ private:
     std::mt19937                   random_{1};
 };
 
+using Time = std::chrono::steady_clock::time_point;
+
+// The time that this process has had on a processor, in place of the time of the day.
+Time processor_time() {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return Time(std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec));
+}
+
 struct Decoded {
     std::vector<std::vector<Token>> answers;
     double                          rate     = 0; // tokens a second behind the first ones
@@ -61,10 +72,12 @@ Result<Decoded> decode(Engine& engine, std::span<const std::vector<Token>> promp
         if (!id) return std::unexpected(id.error());
         index[*id] = i;
     }
-    std::optional<Stopwatch> watch; // from the step on after which each answer has begun
-    std::uint64_t            first_step = 0;
-    std::size_t              first = 0, all = 0;
-    std::vector<Output>      events;
+    const auto          clock = engine.options().clock;
+    const auto          now   = [&] { return clock ? clock() : std::chrono::steady_clock::now(); };
+    std::optional<Time> since; // from the step on after which each answer has begun
+    std::uint64_t       first_step = 0;
+    std::size_t         first = 0, all = 0;
+    std::vector<Output> events;
     for (bool busy = true; busy;) {
         busy = engine.step(events);
         for (const Output& e : events) {
@@ -74,14 +87,14 @@ Result<Decoded> decode(Engine& engine, std::span<const std::vector<Token>> promp
             answer.insert(answer.end(), e.tokens.begin(), e.tokens.end());
         }
         events.clear();
-        if (watch || std::ranges::any_of(d.answers, [](const auto& a) { return a.empty(); })) continue;
-        watch.emplace();
+        if (since || std::ranges::any_of(d.answers, [](const auto& a) { return a.empty(); })) continue;
+        since      = now();
         first_step = engine.stats().steps;
         for (const auto& a : d.answers) first += a.size();
     }
     for (const auto& a : d.answers) all += a.size();
-    if (!watch || all == first) return fail("the answers end with their first tokens; nothing can be measured");
-    d.rate     = double(all - first) / watch->seconds();
+    if (!since || all == first) return fail("the answers end with their first tokens; nothing can be measured");
+    d.rate     = double(all - first) / std::chrono::duration<double>(now() - *since).count();
     d.per_step = double(all - first) / double(engine.stats().steps - first_step) / double(prompts.size());
     return d;
 }
@@ -164,6 +177,7 @@ int speculate(const SpeculateArguments& a) {
     o.swap_blocks         = 0;
     o.prefix_cache        = false;
     o.drafts.on           = true;
+    if (a.processor_time) o.threads = 1, o.clock = processor_time;
     o.drafts.guesser = [guesses, range = o.drafts.ngram](const Request& r) { return BenchGuesser(guesses, r, range); };
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
