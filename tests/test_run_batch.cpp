@@ -41,7 +41,8 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
         std::ofstream file(in);
         const Json    chat{{"messages", user("Hi")}, {"max_tokens", 4}, {"temperature", 0}};
         for (int i = 0; i < 5; i++) file << line("c" + std::to_string(i), "/v1/chat/completions", chat).dump() << "\n";
-        file << line("t", "/v1/completions", {{"prompt", "a"}, {"max_tokens", 3}, {"ignore_eos", true}}).dump() << "\n\n";
+        file << line("t", "/v1/completions", {{"prompt", "a"}, {"max_tokens", 3}, {"ignore_eos", true}}).dump()
+             << "\n\n";
         file << line("e", "/v1/embeddings", {{"input", "a"}}).dump() << "\n";
         file << line("bad", "/v1/completions", {{"prompt", "a"}, {"max_tokens", "x"}}).dump() << "\n";
         file << line("t", "/v1/completions", {{"prompt", "b"}}).dump() << "\n";

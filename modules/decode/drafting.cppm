@@ -167,7 +167,9 @@ void judge_guess(Sequence& s, std::size_t n_known) {
     for (std::size_t i = 0; i < s.guess.size() && n_known + i < s.tokens.size(); i++) {
         const bool hit  = s.guess[i] == s.tokens[n_known + i];
         double&    hits = int(i) < s.n_forced ? s.forced_hits : s.hits;
-        hits            = 0.9 * (hits < 0 ? usual_hits : hits) + (hit ? 0.1 : 0);
+        // Its first guess says most: a sequence whose guesses are all wrong stops after one or two, which is what short answers pay.
+        const double weight = hits < 0 ? 0.5 : 0.1;
+        hits                = (1 - weight) * (hits < 0 ? usual_hits : hits) + weight * hit;
         if (!hit) break;
     }
     s.guess.clear();

@@ -31,7 +31,7 @@ PLAIN = (rb"BT /F 12 Tf 72 700 Td (The first line) Tj 0 -14 Td (has \(brackets\)
          rb"0 -40 Td <412070617261677261706820> Tj (of hex.) Tj ET")
 PLAIN_SAYS = "The first line\nhas (brackets), äöü and\nkerned words\n\nA paragraph of hex."
 
-# What stands in a stream of objects; a font without names of its letters but for a map of its own; one with the names of glyphs.
+# A PDF with objects in a stream, a font whose letters have a map in place of names, and a font with the names of glyphs.
 PACKED = ["<</Type /Catalog /Pages 12 0 R>>", "<</Type /Pages /Kids [13 0 R 16 0 R] /Count 2>>",
           "<</Type /Page /Parent 12 0 R /Contents [20 0 R 21 0 R] /Resources <</Font <</A 14 0 R /B 15 0 R>>>>>>",
           "<</Type /Font /Subtype /Type0 /Encoding /Identity-H /DescendantFonts [<</Type /Font /DW 500 /W [1 [600 600] 3 9 500]>>] /ToUnicode 22 0 R>>",
@@ -100,7 +100,7 @@ def a_pdf_becomes_text(browser, server):
     for line in ("The title of it", "price of 5 €.", "first item", "second item", "left right", "On another page."):
         check(line in said, repr(line), "is not in", repr(said))
     check("bold and slanted words, fine ligatures – äöüß – and" in " ".join(said.split()), said)
-    # What cannot be read is said in a sentence, and soon.
+    # An unreadable file gets one sentence within seconds.
     for what, (data, sentence) in BAD.items():
         attach(page, "x.pdf", data)
         told = page.run("document.querySelector('.toast').innerText")
@@ -110,7 +110,7 @@ def a_pdf_becomes_text(browser, server):
     text_of(page, pdf(page_of(b"BT /F 12 Tf (Once) Tj ET /X Do", more=LOOP, rest="/XObject <</X 24 0 R>>")))
     check(page.run("performance.now()") - begun < 10000, "a form that draws itself")
     check(text_of(page, pdf(page_of(b"BI /W 1 /H 1 ID (((\xff EI BT /F 12 Tf (Behind) Tj ET"))) == "Behind", "a picture hides the text")
-    # It goes with a message, as other files do; dropped as well as chosen.
+    # A PDF goes with a message as other files do, dropped or chosen.
     page.run(f"""(() => {{ attached = []; const data = new DataTransfer(), bytes = Uint8Array.from(atob({json.dumps(base64.b64encode(pdf(page_of(PLAIN))).decode())}), c => c.charCodeAt(0));
         data.items.add(new File([bytes], 'notes.pdf'));
         document.body.dispatchEvent(new DragEvent('drop', {{bubbles: true, cancelable: true, dataTransfer: data}})); }})()""")

@@ -118,7 +118,7 @@ ATTACKS = """<script>window.hit = 1</script>
 """
 
 
-# What is too wide, too deep, or turned round: it stays in its place.
+# Texts that are too wide, too deep or turned round stay in their place.
 UNRULY = "\n\n".join([
     "w" * 3000, "`" + "c" * 3000 + "`", "# " + "T" * 500, "- " * 200 + "deep", "> " * 200 + "quoted", "|" + "wide cell|" * 60 + "\n|" + "-|" * 60 + "\n|" + "x|" * 60,
     "https://example.org/" + "long/" * 400, "\u202eturned round\u202c and on", "Z" + "\u0300\u0323" * 300, "```\n" + "wide " * 400 + "\n```", r"\[ " + "x + " * 400 + r"y \]", "&lt;b&gt; \0 \ufffe"])

@@ -198,7 +198,7 @@ class PdfFile {
     return bytesAsText(bytes);
   }
 
-  // What came before an error counts.
+  // The text before an error is kept.
   async inflate(bytes) {
     const parts = [], reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")).getReader();
     let n = 0;
