@@ -678,3 +678,9 @@ TEST_CASE("what follows a block that is not written is not cached before it") {
     m.publish(first, text(8), 8);
     CHECK(m.n_readable(last, 8) == 8);
 }
+
+TEST_CASE("markers are as many as the running texts need, and bounded for very long contexts", "[paging]") {
+    CHECK(markers_for(100, 16, 4, 1024) == 2 * 4 * (64 + 2) + 2 * 100);
+    CHECK(markers_for(100, 16, 64, 1 << 20) == (1 << 18) + 2 * 100);
+    CHECK(markers_for(100, 1, 4096, 1 << 30) == (1 << 18) + 2 * 100); // the product is more than an int
+}

@@ -131,8 +131,10 @@ TEST_CASE("a constraint goes on as it was after a preemption", "[engine]") {
 }
 
 TEST_CASE("what a constraint leaves no choice about is not sampled", "[engine]") {
-    const bool        pipeline = GENERATE(false, true);
-    Engine            fast = load(pipeline), plain = load(pipeline, 128, {.fast_forward = 0});
+    const bool    pipeline = GENERATE(false, true);
+    EngineOptions one_by_one_only;
+    one_by_one_only.fast_forward = 0, one_by_one_only.drafts.forced = false;
+    Engine            fast = load(pipeline), plain = load(pipeline, 128, one_by_one_only);
     const std::string text = "The answer to all of the questions is forty-two, and nothing else.";
     ConstraintSpec    spec{.kind = ConstraintSpec::Kind::choice};
     spec.choices          = {text};

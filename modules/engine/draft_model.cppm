@@ -153,9 +153,8 @@ DraftModel::DraftModel(Gguf file, EngineOptions options, ModelConfig config, std
       blocks_({.n_blocks   = options_.kv_blocks,
                .block_size = options_.block_size,
                .layout     = options_.layout,
-               // For entries without memory, of all texts.
                .n_markers =
-                   2 * options_.kv_blocks + 2 * options_.max_sequences * (options_.context / options_.block_size + 2)}),
+                   markers_for(options_.kv_blocks, options_.block_size, options_.max_sequences, options_.context)}),
       target_vocab_(target_vocab), vocab_(std::min(config_.vocab_size, target_vocab)), pace_(options_.max_batch_tokens),
       sampler_(target_vocab) {}
 

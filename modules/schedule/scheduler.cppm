@@ -216,11 +216,6 @@ CacheLayout layout_of(const SchedulerOptions& options) {
     return layout;
 }
 
-// Entries without memory: for the running sequences and their forks, and for the other texts in the pool.
-int markers_of(const SchedulerOptions& o) {
-    return 2 * o.max_sequences * ((o.context + o.block_size - 1) / o.block_size + 1) + 2 * o.n_blocks;
-}
-
 // In whole blocks of tokens. Without a cache a request could find its own states after a preemption only: they are not worth their memory.
 int checkpoint_interval_of(const SchedulerOptions& o) {
     if (!o.layout.keeps_state() || !o.prefix_cache) return 0;
@@ -230,8 +225,8 @@ int checkpoint_interval_of(const SchedulerOptions& o) {
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash, layout_of(options),
-               markers_of(options), options.prefix_cache && !options.reservations ? options.n_tier : 0,
-               options.for_files}),
+               markers_for(options.n_blocks, options.block_size, options.max_sequences, options.context),
+               options.prefix_cache && !options.reservations ? options.n_tier : 0, options.for_files}),
       lists_(options.max_sequences), limit_{.context = options.context, .shifts = !options.reservations},
       checkpoints_{checkpoint_interval_of(options), options.block_size},
       reservations_(options.reservations ? options.reservations(options.n_blocks, options.block_size, options.context)

@@ -40,6 +40,10 @@ struct BlockManagerOptions {
     ForFiles for_files = ForFiles::none;
 };
 
+// BlockManagerOptions::n_markers where so many sequences run at once, each of at most `context` tokens: one for each entry of their tables and
+// of their forks' and two for each block; of very long contexts fewer, since a marker takes some 300 bytes.
+int markers_for(int n_blocks, int block_size, int max_sequences, int context);
+
 struct LaneTable {
     std::vector<BlockId> blocks;         // all lanes of a table have as many
     int                  n_released = 0; // leading entries that are released_block
@@ -184,6 +188,11 @@ std::array<int, most_lanes> bundles_of(std::span<const Lane> lanes) {
     bundles.fill(1);
     for (std::size_t i = 0; i < lanes.size(); i++) bundles[i] = lanes[i].blocks;
     return bundles;
+}
+
+int markers_for(int n_blocks, int block_size, int max_sequences, int context) {
+    constexpr std::int64_t most = 1 << 18; // of the running sequences
+    return int(std::min(most, std::int64_t(2) * max_sequences * (context / block_size + 2))) + 2 * n_blocks;
 }
 
 int markers_of(const BlockManagerOptions& o) {
