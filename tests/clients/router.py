@@ -145,7 +145,9 @@ def lose_one(how, policy):
     one, two = (Server(*flags) for flags in server_flags)
     try:
         flags = router_flags([one.url, two.url]) if policy == "kv_aware" else []
-        with Router([one, two], policy, "--retry-max-retries", "8", "--retry-initial-backoff-ms", "20", *flags) as router:
+        # A policy with affinity sends each retry of a prompt to one replica until its circuit breaker opens: after 10 failures if unsaid.
+        flags += ["--retry-max-retries", "8", "--retry-initial-backoff-ms", "20", "--cb-failure-threshold", "3"]
+        with Router([one, two], policy, *flags) as router:
             done, cut, lost, lock, begun, gone = 0, 0, [], threading.Lock(), threading.Semaphore(0), []
 
             def client(i, tokens=48, stream=None, go=lambda: None):

@@ -31,15 +31,18 @@ python3 tests/clients/open_responses.py
 if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/described tests/clients/described_requirements.txt; then
     python3 tests/clients/described.py build/described/bin/schemathesis
 fi
-if installed build/router tests/clients/router_requirements.txt; then
-    python3 tests/clients/router.py build/router/bin/vllm-router
-    build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
-    build/router/bin/python tests/clients/scale_out.py build/router/bin/vllm-router
-fi
-# Of dynamo the indexer alone, which needs few of its packages: those of the list.
-if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then build/indexer/bin/python tests/clients/indexer.py; fi
-if installed build/masks tests/clients/masks_requirements.txt; then build/masks/bin/python tests/clients/masks.py; fi
+# Other people's programs before and beside servers: QUIRE_CLIENTS=few leaves them out.
 if [ "${QUIRE_CLIENTS:-all}" = all ]; then
+    if installed build/router tests/clients/router_requirements.txt; then
+        python3 tests/clients/router.py build/router/bin/vllm-router
+        build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
+        build/router/bin/python tests/clients/scale_out.py build/router/bin/vllm-router
+    fi
+    # Of dynamo the indexer alone, which needs few of its packages: those of the list.
+    if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then
+        build/indexer/bin/python tests/clients/indexer.py
+    fi
+    if installed build/masks tests/clients/masks_requirements.txt; then build/masks/bin/python tests/clients/masks.py; fi
     hub_python=python3
     if installed build/hub tests/clients/hub_requirements.txt; then hub_python=build/hub/bin/python; fi
     $hub_python tests/clients/hub_client.py
