@@ -1,4 +1,4 @@
-// Shared by the tests of the scheduler: small options, requests, a step with a model that always answers 7.
+// Shared by the tests of the scheduler: small options, requests, steps with a model that always answers 7.
 // Include after the imports of quire.core.base, quire.core.std, quire.paging.block, quire.schedule.scheduler and quire.step.plan.
 #pragma once
 
@@ -64,6 +64,55 @@ inline std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
     for (RequestId id : done) s.remove(id);
     s.check_invariants();
     return done;
+}
+
+// Steps until all requests are over; their ids in the order of their ends.
+inline std::vector<RequestId> run_all(Scheduler& s, int most_steps = 200) {
+    StepPlan               plan;
+    std::vector<RequestId> done;
+    for (int i = 0; i < most_steps && !s.idle(); i++)
+        for (RequestId id : run_step(s, plan)) done.push_back(id);
+    CHECK(s.idle());
+    CHECK(s.blocks().n_used() == 0);
+    return done;
+}
+
+// As run_step(), but what comes out is chosen by `token`, 0 being an end, and the next step is prepared before.
+// Says whether the step had been prepared.
+inline bool run_prepared(Scheduler& s, StepPlan& plan, StepPlan& next, bool prepares,
+                         const std::function<Token(const Scheduled&)>& token, bool& prepared) {
+    std::span<const Scheduled> items;
+    if (std::exchange(prepared, false)) items = s.adopt(next);
+    const bool adopted = !items.empty();
+    if (adopted) std::swap(plan, next);
+    else items = s.schedule(plan);
+    if (!items.empty()) check_readable(plan, s.blocks().block_size());
+    prepared = prepares && s.prepare(next);
+    s.commit();
+    std::vector<RequestId> done;
+    for (const Scheduled& item : items) {
+        if (!item.samples) continue;
+        item.group->prompt_done = true;
+        const Token t           = token(item);
+        s.append(*item.sequence, t);
+        if (const FinishReason why = s.ending(*item.group, *item.sequence, t == 0); why != FinishReason::none)
+            s.free(*item.group, *item.sequence, why);
+        if (item.group->sequences.empty()) done.push_back(item.group->id);
+    }
+    for (const Ended& e : s.take_ended()) done.push_back(e.id);
+    for (RequestId id : done) s.remove(id);
+    s.check_invariants();
+    return adopted;
+}
+
+// The steps until the request has its first token.
+inline int steps_to_first_token(Scheduler& s, RequestId id, StepPlan& plan) {
+    for (int n = 1; n < 1000; n++) {
+        run_step(s, plan);
+        const SequenceGroup* group = s.find(id);
+        if (!group || group->prompt_done) return n;
+    }
+    return 1000;
 }
 
 } // namespace quire::testing
