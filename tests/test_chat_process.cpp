@@ -720,7 +720,7 @@ TEST_CASE("README shows what chat prints", "[chat]") {
 
     constexpr int columns = 500;
     setenv("XDG_STATE_HOME", "/dev/null", 1);
-    Pty c(QUIRE_BIN "/chat", {"--device", "cpu"}, columns);
+    Pty c(QUIRE_BIN "/chat", {"--device", "cpu", "-m", QUIRE_ROOT "/models/quire-14m-q8_0.gguf"}, columns);
     if (c.child < 0) return;
     for (const std::string& question : questions) {
         REQUIRE(c.until("\x1b[J> \r\x1b[2C"));
