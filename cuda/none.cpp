@@ -1,4 +1,5 @@
 // Implements kernels.h in a build without CUDA: there is no device, so no other function is ever called.
+#include "adapters.h"
 #include "kernels.h"
 #include "ranks/ranks.h"
 
@@ -60,6 +61,7 @@ void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, 
 void gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
 void causal_conv(const CausalConv&, const States&, Context&) {}
 void recurrence(const Recurrence&, const States&, Context&) {}
+void lora_add(const LoraAdd&, const LoraStep&, std::int64_t, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
 void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}
 void soft_cap(float*, float, std::int64_t, Context&) {}

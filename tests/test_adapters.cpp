@@ -126,6 +126,11 @@ TEST_CASE("adapters have the same bits in any batch, chunk and preemption", "[ad
         CHECK(engine.stats().preemptions > 0);
     }
     EngineOptions o = with_adapters("llama3-gqa", small_blocks(false, 128, 8));
+    o.deterministic = true;
+    {
+        Engine engine = load(reference(llama), o);
+        same(engine);
+    }
     o.drafts.on = o.drafts.always = true;
     Engine engine                 = load(reference(llama), o);
     same(engine);

@@ -13,10 +13,12 @@ export namespace quire {
 
 // How the operations read a weight.
 enum class WeightUse : std::uint8_t {
-    plain,  // in a GEMM, an embedding or a norm
-    stack,  // some matrices of one shape of several that stand one after the other
-    f32,    // in float32: a small matrix, of the router or of the experts' biases
-    lookup, // only in Embed, a row at a time
+    plain,        // in a GEMM, an embedding or a norm
+    stack,        // some matrices of one shape of several that stand one after the other
+    f32,          // in float32: a small matrix, of the router or of the experts' biases
+    lookup,       // only in Embed, a row at a time
+    adapter,      // in LoraAdd: a matrix of an adapter
+    adapter_rows, // in LoraAdd, a row at a time: that of the embedding
 };
 
 // A value of the program in a step: a row-major matrix in device memory.

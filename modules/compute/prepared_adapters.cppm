@@ -63,11 +63,11 @@ Result<void> PreparedAdapters::add_pair(std::size_t adapter, std::size_t tensor,
     const AdaptedTensor& t    = adapters_[adapter].tensors[tensor];
     Changed&             mine = changed_[adapter][tensor];
     if (!mine.a) {
-        const Result<WeightHandle> a = prepare_(t.a, t.embedding ? WeightUse::lookup : WeightUse::plain, 1);
+        const Result<WeightHandle> a = prepare_(t.a, t.embedding ? WeightUse::adapter_rows : WeightUse::adapter, 1);
         if (!a) return std::unexpected(a.error());
         mine.a = *a;
     }
-    const Result<WeightHandle> ready = prepare_(b, WeightUse::plain, 1);
+    const Result<WeightHandle> ready = prepare_(b, WeightUse::adapter, 1);
     if (!ready) return std::unexpected(ready.error());
     to.push_back({{mine.a, *ready, int(adapter), adapters_[adapter].scale_of(t)}, tensor});
     return {};

@@ -198,12 +198,13 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
                                                       const std::shared_ptr<ProcessGroup>& processes,
                                                       std::span<const Adapter>             adapters) {
     if (o.tensor_parallel < 1) return fail("a model runs on at least 1 rank, not on ", o.tensor_parallel);
-    Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, o.deterministic);
+    // Adapters run on one rank, so their model has no bits to share with more ranks.
+    const bool                     exact  = o.deterministic && adapters.empty();
+    Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, exact);
     if (!shapes) return std::unexpected(shapes.error());
     Result<Devices> devices = choose_devices(path, o, config, processes);
     if (!devices) return std::unexpected(devices.error());
     if (!adapters.empty()) {
-        if (o.device != "cpu") return fail(adapters[0].file.path(), ": adapters run on a CPU only: --device cpu");
         if (o.tensor_parallel > 1)
             return fail(adapters[0].file.path(), ": adapters are for a model that runs on one rank");
         const int context = o.context > 0 ? o.context : config.context_length;

@@ -289,7 +289,7 @@ void add_adapter_flags(CLI::App& app, EngineOptions& options) {
                 return std::string();
             });
         },
-        "FILE,...", "LoRA adapters (GGUF) that are applied to requests that name none; on a CPU");
+        "FILE,...", "LoRA adapters (GGUF) that are applied to requests that name none");
     add(
         "--lora-scaled",
         [&adapters](const Lists& lists) {

@@ -64,7 +64,7 @@ namespace quire {
 Result<WeightHandle> CpuWeights::prepare(const TensorView& tensor, WeightUse use, int n) {
     Weight weight;
     weight.rows = tensor;
-    if (use == WeightUse::lookup) {
+    if (use == WeightUse::lookup || use == WeightUse::adapter_rows) {
         weight.pages = pages_around(tensor.data);
     } else if (tensor.rows == 1 && tensor.type == DType::F32) {
         const auto* from = static_cast<const float*>(tensor.data);

@@ -9,6 +9,7 @@ module;
 export module quire.compute.cuda.backend;
 
 export import quire.compute.backend;
+import quire.compute.cuda.adapters;
 import quire.compute.cuda.attention_plan;
 import quire.compute.cuda.block_copies;
 import quire.compute.cuda.experts;
@@ -70,7 +71,8 @@ public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
         : options_(options), info_(info), gpu_(gpu), rank_(*gpu, options.deterministic), memory_(*gpu),
           weights_(*gpu, memory_, info.total), gemm_(*gpu, options.deterministic),
-          experts_(*gpu, options.deterministic), step_(*gpu, options.deterministic), sampling_(*gpu), copies_(*gpu) {}
+          experts_(*gpu, options.deterministic), step_(*gpu, options.deterministic), adapters_(*gpu), sampling_(*gpu),
+          copies_(*gpu) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
@@ -135,12 +137,14 @@ private:
     std::size_t                                    n_stacks_         = 0;
     bool                                           has_layer_kernel_ = false;
     StepUpload                                     step_;
+    DeviceAdapters                                 adapters_;
     DeviceSampling                                 sampling_;
     BlockCopies                                    copies_;
 
     StepLimits limits_;
     using GraphKey =
-        std::pair<std::array<int, 11>, bool>; // StepUpload::key(); whether this backend is alone on the device
+        std::tuple<std::array<int, 11>, bool,
+                   bool>; // StepUpload::key(); adapters in use; whether this backend is alone on the device
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
@@ -198,8 +202,8 @@ private:
     void execute(const AllReduce& reduce, const LoweredOperation& op) { rank_.run(reduce, op); }
     void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
-    void execute(const LoraAdd&, const LoweredOperation&) {} // lower() knows none
-    void execute(const Carry&, const LoweredOperation&) {}   // no program of a GPU has them
+    void execute(const LoraAdd&, const LoweredOperation& op) { adapters_.run(op, step_.plan().tokens); }
+    void execute(const Carry&, const LoweredOperation&) {} // no program of a GPU has them
     void execute(const PutColumns&, const LoweredOperation&) {}
 
     float*        partial_    = nullptr; // of split-KV attention
@@ -275,7 +279,8 @@ std::size_t CudaBackend::memory_for_cache() const {
 
 Result<WeightHandle> CudaBackend::prepare(const TensorView& tensor, WeightUse use, int) {
     cuda::use(*gpu_);
-    if (use == WeightUse::f32) return weights_.prepare_f32(tensor);
+    if (use == WeightUse::f32 || use == WeightUse::adapter || use == WeightUse::adapter_rows)
+        return weights_.prepare_f32(tensor);
     Result<WeightHandle> ready = weights_.prepare(tensor);
     if (use == WeightUse::stack) n_stacks_++; // no GEMM reads the whole stack
     if (ready && use == WeightUse::plain) gemm_.add(weights_.of(*ready));
@@ -338,8 +343,9 @@ void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
     const bool alone = cuda::begin_launches(*gpu_);
     // NCCL across processes is not captured. Making a graph waits for the device, and so for the ranks that share the device.
-    const bool     decoding = step_.send(plan) && !rank_.spans_processes() && !options_.shares_device;
-    const GraphKey key{step_.key(), alone};
+    const bool decoding = step_.send(plan) && !rank_.spans_processes() && !options_.shares_device;
+    adapters_.send(plan, step_.shape());
+    const GraphKey key{step_.key(), adapters_.in_use(), alone};
     if (!decoding) {
         run_operations();
     } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
@@ -431,6 +437,8 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     values_  = &values;
     step_.compile(program, layers);
     lowered_ = lower(program, values, layers, step_.attentions(), step_.first_tables(), weights_, memory_, *gpu_);
+    check(adapters_.compile(program, limits_, weights_, values, lowered_, memory_, pinned_),
+          "no memory for the adapters of a step");
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());

@@ -2,6 +2,7 @@
 // GPU needed; owns nothing.
 module;
 
+#include "../../../cuda/adapters.h"
 #include "../../../cuda/kernels.h"
 #include "../../../cuda/ranks/ranks.h"
 
@@ -17,21 +18,22 @@ struct LoweredOperation {
     cuda::Operation     device;          // rows: of one row of the step
     bool                known   = true;  // `device` says all of it
     bool                fusible = false; // the layer kernel or the prefill GEMM may run it: whole rows, one per token
-    bool                logit_rows   = false;          // its rows are logit rows
-    const float*        norm_bias    = nullptr;        // LayerNorm's
-    int                 norm_weights = 1;              // Norm: that its rows take in turn
-    cuda::Bias          x_bias;                        // Norm, Activate: what the GEMM before has left to it
-    cuda::HeadGemm      heads;                         // HeadGemm
-    cuda::CausalConv    conv;                          // CausalConv
-    cuda::Recurrence    recurrence;                    // Recurrence
-    int                 items     = 0;                 // of attention: the step's lists for its kind
-    int                 tables    = 0;                 // RopeAndStore, attention: which of the step's block tables
-    const cuda::Weight* positions = nullptr;           // Embed's, learned
-    cuda::Route         route;                         // Route
-    cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm
-    bool        grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
-    bool        wgmma_experts = false;                 // in tiles by wgmma
-    cuda::Parts parts;                                 // AllReduce
+    bool                logit_rows   = false;   // its rows are logit rows
+    const float*        norm_bias    = nullptr; // LayerNorm's
+    int                 norm_weights = 1;       // Norm: that its rows take in turn
+    cuda::Bias          x_bias;                 // Norm, Activate: what the GEMM before has left to it
+    cuda::HeadGemm      heads;                  // HeadGemm
+    cuda::CausalConv    conv;                   // CausalConv
+    cuda::Recurrence    recurrence;             // Recurrence
+    int                 items     = 0;          // of attention: the step's lists for its kind
+    int                 tables    = 0;          // RopeAndStore, attention: which of the step's block tables
+    const cuda::Weight* positions = nullptr;    // Embed's, learned
+    cuda::Route         route;                  // Route
+    cuda::ExpertGemm    experts;                // ExpertGatedGemm, ExpertCombineGemm
+    bool grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
+    bool wgmma_experts = false;                 // in tiles by wgmma
+    cuda::LoraAdd     lora;                     // LoraAdd; quire.compute.cuda.adapters fills it in
+    cuda::Parts       parts;                    // AllReduce
     cuda::AllReduce   reduce;          // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
     cuda::RankColumns columns;         // AllGather; filled in later
     bool              f32   = false;   // AllGather, TakeColumns, Add: of float32, else of fp16

@@ -349,9 +349,10 @@ public:
         return to;
     }
 
-    LoweredOperation lower(const LoraAdd&) {
-        check(false, "lora_add: make_local_executor() refuses adapters on a GPU");
-        return {};
+    LoweredOperation lower(const LoraAdd& op) {
+        LoweredOperation to = of_one_row(false);
+        to.logit_rows       = program_[op.out].logit_rows;
+        return to;
     }
 
 private:
