@@ -39,6 +39,8 @@ enum class DType : std::uint32_t {
     // Codes of quantised K and V, each row with a scale; no tensor of a file has these types. F8 is e4m3 without a number in GGUF.
     I8 = 24,
     F8 = 0x10000,
+    // Token ids, in the one tensor of a file that holds no weights: "d2t" of a draft of EAGLE-3.
+    I64 = 27,
 };
 
 // A type stores `items` neighbouring elements of a row in one block of `bytes` bytes.
@@ -62,7 +64,8 @@ inline constexpr std::array<DTypeInfo, 29> dtype_table{{
     {DType::Q2_0, "Q2_0", 64, 18},      {DType::Q8_K, "Q8_K", 256, 292},
 }};
 
-inline constexpr std::array<DTypeInfo, 2> code_dtypes{{{DType::I8, "I8", 1, 1}, {DType::F8, "F8", 1, 1}}};
+inline constexpr std::array<DTypeInfo, 3> other_dtypes{
+    {{DType::I8, "I8", 1, 1}, {DType::F8, "F8", 1, 1}, {DType::I64, "I64", 1, 8}}};
 
 // The entry of a type id read from a file, or nullptr.
 const DTypeInfo* dtype_find(std::uint32_t id);
@@ -125,8 +128,8 @@ std::string dtype_refusal(std::uint32_t id) {
 
 const DTypeInfo& dtype_info(DType type) {
     const DTypeInfo* info = dtype_find(std::uint32_t(type));
-    for (const DTypeInfo& code : code_dtypes)
-        if (code.type == type) info = &code;
+    for (const DTypeInfo& other : other_dtypes)
+        if (other.type == type) info = &other;
     check(info != nullptr, "a DType outside the table");
     return *info;
 }

@@ -315,7 +315,8 @@ void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
     const auto type = r.scalar<std::uint32_t>(what);
     offset          = r.scalar<std::uint64_t>(what);
     if (r.failed()) return;
-    const DTypeInfo* info = dtype_find(type);
+    const bool       ids  = t.name == "d2t" && DType(type) == DType::I64;
+    const DTypeInfo* info = ids ? &dtype_info(DType::I64) : dtype_find(type);
     if (!info) return r.set_error(cat(what, " has type ", dtype_refusal(type)));
     t.type = info->type;
     if (t.dims[0] % info->items != 0)
