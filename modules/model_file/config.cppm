@@ -78,6 +78,14 @@ struct LayerConfig {
     bool keeps_state() const { return state.floats() > 0; }
 };
 
+// What a draft of EAGLE-3 (Li et al. 2025) reads of another model, its target: the residual before three of its layers.
+struct EagleConfig {
+    std::array<int, 3> target_layers{}; // the number of the target's layers: the residual behind the last one
+    int                target_hidden_size   = 0;
+    bool               norm_before_fc       = false; // the three are normed together before they are projected
+    bool               norm_before_residual = false; // the layer's residual begins with the normed state
+};
+
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
 struct ModelConfig {
     const Family* family = nullptr;
@@ -120,6 +128,9 @@ struct ModelConfig {
     std::optional<LatentConfig> latent;
     RecurrentConfig             recurrent; // of the layers that recur
     std::vector<LayerConfig>    layers;
+    std::optional<EagleConfig>  eagle; // of a draft
+    // The draft of EAGLE-3 that guesses for this model; its layer stands behind the n_layers in `layers`. Null: none.
+    std::shared_ptr<const ModelConfig> draft;
 };
 
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.
@@ -128,6 +139,11 @@ bool is_foreign_architecture(std::string_view name);
 // `mtp`: with the layer for multi-token prediction. Error: the first key that is missing, of the wrong type, or makes no sense, with its
 // value; or that the file has no such layer.
 Result<ModelConfig> read_config(const Gguf& file, bool mtp = false);
+
+// True for a draft of EAGLE-3 (general.architecture "eagle3"), which is no model of its own.
+bool is_eagle_draft(const Gguf& file);
+// The config of such a draft, with `eagle` and without a vocabulary, which is its target's. Error: as of read_config().
+Result<ModelConfig> read_eagle_config(const Gguf& file);
 
 } // namespace quire
 
@@ -140,7 +156,7 @@ constexpr std::array<std::string_view, 8> other_names{"falcon",  "starcoder", "m
                                                       "gptneox", "mamba",     "rwkv", "bert"};
 
 bool is_foreign_architecture(std::string_view name) {
-    return std::ranges::find(other_names, name) != other_names.end();
+    return std::ranges::find(other_names, name) != other_names.end() || name == eagle3_family().name;
 }
 
 void read_rope(Keys& keys, ModelConfig& c, int longest) {
@@ -446,22 +462,8 @@ void check_mtp(Keys& keys, const ModelConfig& c) {
         keys.refuse(cat("quire does not run the layer for multi-token prediction of the family ", f.name));
 }
 
-Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
-    ModelConfig              c;
-    Result<std::string_view> name = file.text("general.architecture");
-    if (!name) return std::unexpected(name.error());
-    c.family = find_family(*name);
-    if (!c.family) {
-        std::string list;
-        for (const Family& f : families()) list += cat(list.empty() ? "" : ", ", f.name);
-        return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list,
-                    "); the nearest is ", nearest_family(*name));
-    }
-    if (file.tensors().empty())
-        return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
-    c.architecture_name = *name;
-
-    Keys                     keys(file, c.architecture_name + ".");
+// All but the vocabulary, of a config whose family is known.
+Result<void> read_keys(const Gguf& file, Keys& keys, ModelConfig& c) {
     Result<std::string_view> title = file.text("general.name", "");
     if (!title) return std::unexpected(title.error());
     c.name = title->empty() ? std::filesystem::path(file.path()).stem().string() : std::string(*title);
@@ -478,8 +480,7 @@ Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
         keys.by_layer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, least,
                       1 << 24, c.n_layers + c.n_extra_layers);
     c.input_size = keys.integer("embedding_length_per_layer_input", 0, 0, 1 << 16);
-    c.mtp        = mtp;
-    if (mtp) check_mtp(keys, c);
+    if (c.mtp) check_mtp(keys, c);
     // Some files keep the epsilon of RMS norms under the name of the other norm's.
     const bool other_name = c.family->norm == NormKind::layer ||
                             (!keys.has("attention.layer_norm_rms_epsilon") && keys.has("attention.layer_norm_epsilon"));
@@ -511,11 +512,33 @@ Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
     if (c.pooling == Pooling::rank && named && int(std::min<std::size_t>(named->size(), 1 << 20)) != c.classes)
         keys.refuse(cat(keys.full("classifier.output_labels"), " has ", named->size(),
                         " labels; a reranker of this family has ", c.classes));
+    return keys.error() ? Result<void>(std::unexpected(*keys.error())) : Result<void>();
+}
+
+Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
+    ModelConfig              c;
+    Result<std::string_view> name = file.text("general.architecture");
+    if (!name) return std::unexpected(name.error());
+    if (is_eagle_draft(file))
+        return fail(file.path(),
+                    ": it is a draft of EAGLE-3, no model: it guesses tokens for one (--spec-draft-model)");
+    c.family = find_family(*name);
+    if (!c.family) {
+        std::string list;
+        for (const Family& f : families()) list += cat(list.empty() ? "" : ", ", f.name);
+        return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list,
+                    "); the nearest is ", nearest_family(*name));
+    }
+    if (file.tensors().empty())
+        return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
+    c.architecture_name = *name;
+    c.mtp               = mtp;
+    Keys keys(file, c.architecture_name + ".");
+    if (auto ok = read_keys(file, keys, c); !ok) return std::unexpected(ok.error());
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");
-    if (!keys.error() && !embedding) keys.refuse("tensor token_embd.weight is missing");
-    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
+    if (!embedding) return fail(file.path(), ": tensor token_embd.weight is missing");
     const std::int64_t rows = embedding->view().rows;
     if (rows > 1 << 28) return fail(file.path(), ": token_embd.weight has ", rows, " rows, more than any vocabulary");
     c.vocab_size = int(rows);
@@ -526,6 +549,33 @@ Result<ModelConfig> read_config(const Gguf& file, bool mtp) {
     if (list && list->size() > std::size_t(rows))
         return fail(file.path(), ": the vocabulary has ", list->size(), " tokens, token_embd.weight only ", rows,
                     " rows");
+    return c;
+}
+
+bool is_eagle_draft(const Gguf& file) {
+    const Result<std::string_view> name = file.text("general.architecture");
+    return name && *name == eagle3_family().name;
+}
+
+Result<ModelConfig> read_eagle_config(const Gguf& file) {
+    ModelConfig c;
+    c.family            = &eagle3_family();
+    c.architecture_name = c.family->name;
+    if (file.tensors().empty()) return fail(file.path(), ": it has no tensors");
+    Keys keys(file, c.architecture_name + ".");
+    if (auto ok = read_keys(file, keys, c); !ok) return std::unexpected(ok.error());
+    EagleConfig& e = c.eagle.emplace();
+    if (c.n_layers != 1 || c.n_extra_layers > 0)
+        keys.refuse(
+            cat(keys.full("block_count"), " is ", c.n_layers + c.n_extra_layers, "; a draft of EAGLE-3 has 1 layer"));
+    else if (c.experts.n > 0 || c.layers[0].window > 0 || c.layers[0].n_kv_heads == 0 || c.input_size > 0)
+        keys.refuse("quire runs a draft of EAGLE-3 with attention over all tokens and one feed-forward network only");
+    const std::vector<int> layers = keys.by_layer("target_layers", {}, 0, 1 << 20, int(e.target_layers.size()));
+    if (layers.size() == e.target_layers.size()) std::ranges::copy(layers, e.target_layers.begin());
+    e.target_hidden_size   = keys.integer("target_hidden_size", {}, 1, 1 << 20);
+    e.norm_before_fc       = keys.flag("norm_before_fc", false);
+    e.norm_before_residual = keys.flag("norm_before_residual", false);
+    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
     return c;
 }
 

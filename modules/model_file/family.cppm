@@ -118,6 +118,8 @@ struct Family {
 // Alphabetical.
 std::span<const Family> families();
 const Family*           find_family(std::string_view name); // or nullptr
+// Of a draft of EAGLE-3: a layer of Llama's kind, which runs beside another model only. families() does not have it.
+const Family& eagle3_family();
 
 } // namespace quire
 
@@ -199,7 +201,11 @@ constexpr std::array table{
 };
 // clang-format on
 
+constexpr Family eagle3{.name = "eagle3", .rope = interleaved};
+
 std::span<const Family> families() { return table; }
+
+const Family& eagle3_family() { return eagle3; }
 
 const Family* find_family(std::string_view name) {
     const auto found = std::ranges::find(table, name, &Family::name);

@@ -94,6 +94,25 @@ struct MtpTensorsOf {
     LinearOf<T> output;
 };
 
+// A draft of EAGLE-3 (EagleConfig), whose hidden size is not its target's.
+template <class T>
+struct EagleTensorsOf {
+    T           states_norm;                // [3*target hidden], of the target's three residuals together, or empty
+    LinearOf<T> join;                       // [hidden × 3*target hidden]: these → the state of a position
+    T           embedding_norm, state_norm; // [hidden], of a token's embedding and of the state before it
+    LinearOf<T> attn_q, attn_k,
+        attn_v;              // [heads*head_dim × 2*hidden] and so on: they read both norms, one behind the other
+    LinearOf<T> attn_output; // [hidden × heads*head_dim]
+    T           ffn_norm;    // [hidden]
+    LinearOf<T> ffn_gate, ffn_up, ffn_down;
+    T           output_norm; // [hidden]
+    T           token_embd;  // [target's vocab × hidden]; empty: the target's
+    LinearOf<T> output;      // [draft's vocab × hidden]; empty: the target's
+    // The host reads the others in the file.
+    TensorView rope_freqs; // as the model's
+    TensorView tokens;     // I64: the target's token for each one of the draft's vocabulary; empty: it is the target's
+};
+
 template <class T>
 struct ModelTensorsOf {
     T           token_embd;    // [vocab × hidden]
@@ -101,13 +120,14 @@ struct ModelTensorsOf {
     T           token_types;   // [types × hidden], or empty: the type of a token is added to its embedding
     LinearOf<T> embd_norm;     // [hidden], of the embeddings, or empty
     // A token's numbers for each layer: [vocab × layers*input], plus the normed projection [layers*input × hidden] of its embedding.
-    T                              layer_embd;
-    LinearOf<T>                    layer_proj;
-    T                              layer_proj_norm; // [input]
-    LinearOf<T>                    output_norm;     // [hidden]
-    LinearOf<T>                    output;          // [vocab × hidden]; the embedding again when tied
-    std::vector<LayerTensorsOf<T>> layers;          // with ModelConfig::mtp one more than n_layers
-    std::optional<MtpTensorsOf<T>> mtp;
+    T                                layer_embd;
+    LinearOf<T>                      layer_proj;
+    T                                layer_proj_norm; // [input]
+    LinearOf<T>                      output_norm;     // [hidden]
+    LinearOf<T>                      output;          // [vocab × hidden]; the embedding again when tied
+    std::vector<LayerTensorsOf<T>>   layers;          // with ModelConfig::mtp one more than n_layers
+    std::optional<MtpTensorsOf<T>>   mtp;
+    std::optional<EagleTensorsOf<T>> eagle; // of the draft that guesses for the model (ModelConfig::draft)
     // The host reads the others in the file.
     // A reranker's head: out · tanh(classifier · state); the first may be missing.
     LinearOf<TensorView> classifier, classifier_out;
@@ -121,10 +141,13 @@ using LatentTensors    = LatentTensorsOf<TensorView>;
 using RecurrentTensors = RecurrentTensorsOf<TensorView>;
 using LayerTensors     = LayerTensorsOf<TensorView>;
 using MtpTensors       = MtpTensorsOf<TensorView>;
+using EagleTensors     = EagleTensorsOf<TensorView>;
 using ModelTensors     = ModelTensorsOf<TensorView>;
 
 // Error: the first tensor that is missing or of another shape, with both shapes; or that nothing here computes with.
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& config);
+// Likewise of a draft of EAGLE-3, for its target; or a token in `tokens` that is none of the target's.
+Result<EagleTensors> bind_eagle_tensors(const Gguf& file, const ModelConfig& draft, const ModelConfig& target);
 
 } // namespace quire
 
@@ -494,6 +517,55 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     if (!bind.error()) bind.refuse_others(c);
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;
+}
+
+// The tokens of a draft's vocabulary.
+TensorView bind_tokens(Binder& bind, const ModelConfig& target) {
+    const GgufTensor* t = bind.find("d2t");
+    if (!t) return {};
+    const TensorView view = bind.matrix("d2t", 1, t->view().cols);
+    if (view.type != DType::I64) bind.refuse(cat("tensor d2t has type ", dtype_info(view.type).name, ", not I64"));
+    for (std::int64_t i = 0; i < view.cols && !bind.error(); i++) {
+        std::int64_t token = 0;
+        std::memcpy(&token, static_cast<const std::byte*>(view.data) + std::size_t(i) * sizeof token, sizeof token);
+        if (token < 0 || token >= target.vocab_size)
+            bind.refuse(cat("tensor d2t has the token ", token, ", none of the ", target.vocab_size, " of the model"));
+    }
+    return view;
+}
+
+Result<EagleTensors> bind_eagle_tensors(const Gguf& file, const ModelConfig& c, const ModelConfig& target) {
+    Binder             bind(file);
+    EagleTensors       t;
+    const LayerConfig& layer = c.layers.at(0);
+    const std::int64_t h = c.hidden_size, states = std::int64_t(3) * c.eagle->target_hidden_size,
+                       q  = std::int64_t(c.n_heads) * layer.head_dim,
+                       kv = std::int64_t(layer.n_kv_heads) * layer.head_dim;
+    const auto name       = [](const char* part) { return cat("blk.0.", part); };
+    if (c.eagle->norm_before_fc) t.states_norm = bind.vector("enc.output_norm.weight", states);
+    t.join           = bind.linear("fc", h, states);
+    t.embedding_norm = bind.vector(name("attn_norm.weight"), h);
+    t.state_norm     = bind.vector(name("attn_norm_2.weight"), h);
+    t.attn_q         = bind.linear(name("attn_q"), q, 2 * h);
+    t.attn_k         = bind.linear(name("attn_k"), kv, 2 * h);
+    t.attn_v         = bind.linear(name("attn_v"), kv, 2 * h);
+    t.attn_output    = bind.linear(name("attn_output"), h, q);
+    t.ffn_norm       = bind.vector(name("ffn_norm.weight"), h);
+    t.ffn_gate       = bind.linear(name("ffn_gate"), layer.ff_size, h);
+    t.ffn_up         = bind.linear(name("ffn_up"), layer.ff_size, h);
+    t.ffn_down       = bind.linear(name("ffn_down"), h, layer.ff_size);
+    t.output_norm    = bind.vector("output_norm.weight", h);
+    t.token_embd     = bind.matrix("token_embd.weight", target.vocab_size, h, false);
+    t.tokens         = bind_tokens(bind, target);
+    t.output         = bind.linear("output", t.tokens ? t.tokens.cols : target.vocab_size, h, false, false);
+    t.rope_freqs     = bind_divisors(bind, "rope_freqs.weight", c);
+    if (!t.output && t.tokens) bind.refuse("tensor d2t names the tokens of an output that is the model's own");
+    if ((!t.token_embd || !t.output) && h != target.hidden_size)
+        bind.refuse(cat("tensor ", t.token_embd ? "output.weight" : "token_embd.weight",
+                        " is missing, and the model's has ", target.hidden_size, " columns, not ", h));
+    if (!bind.error()) bind.refuse_others(c);
+    if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
+    return t;
 }
 
 } // namespace quire
