@@ -4,6 +4,7 @@
 export module quire.compute.model;
 
 import quire.compute.backend;
+import quire.compute.eagle;
 import quire.compute.prepared_adapters;
 import quire.compute.ranks.shards;
 import quire.core.base;
@@ -103,8 +104,7 @@ class ProgramBuilder {
 public:
     ProgramBuilder(const RankShape& shape, const PreparedModel& weights, std::span<const PreparedLeaves> leaves,
                    int context, PreparedAdapters& adapters)
-        : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves), adapters_(adapters),
-          neox_(shape.config.family->rope == RopePairs::neox) {
+        : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves), adapters_(adapters) {
         const std::int64_t heads = c_.n_heads, hidden = c_.hidden_size;
         x_     = value("x", hidden, {.f32 = true});
         h_     = value("h", hidden);
@@ -163,20 +163,14 @@ public:
             (e.n > 0 && c_.family->dense_beside))
             other_ = value("other", hidden);
 
-        const auto add_rope = [&](bool local) {
-            const TensorView&      factors = !w_.rope_long                        ? w_.rope_freqs
-                                             : context > c_.rope_original_context ? w_.rope_long
-                                                                                  : w_.rope_short;
-            std::span<const float> divisors;
-            if (factors && !local) divisors = {static_cast<const float*>(factors.data), std::size_t(factors.cols)};
-            Rope rope;
-            p_.frequencies.push_back(rope_frequencies(c_, local, divisors, rope.scale));
-            rope.inv_freq = p_.frequencies.back();
-            rope.neox     = neox_;
-            return rope;
-        };
-        if (c_.family->rope != RopePairs::none) rope_ = add_rope(false);
-        if (std::ranges::any_of(c_.layers, &LayerConfig::local_rope)) local_rope_ = add_rope(true);
+        const TensorView& factors = !w_.rope_long                        ? w_.rope_freqs
+                                    : context > c_.rope_original_context ? w_.rope_long
+                                                                         : w_.rope_short;
+        if (c_.family->rope != RopePairs::none) rope_ = add_rope(c_, false, factors);
+        if (std::ranges::any_of(c_.layers, &LayerConfig::local_rope)) local_rope_ = add_rope(c_, true, {});
+        if (c_.draft)
+            eagle_.emplace(p_, *c_.draft, *w_.eagle, int(c_.layers.size()) - 1,
+                           add_rope(*c_.draft, false, w_.eagle->rope_freqs));
     }
 
     Program build() && {
@@ -193,10 +187,21 @@ public:
         head();
         p_.guesses = p_.operations.size();
         if (w_.mtp) guesses();
+        if (eagle_) eagle_->guesses(p_.logits);
         return std::move(p_);
     }
 
 private:
+    Rope add_rope(const ModelConfig& config, bool local, const TensorView& factors) {
+        std::span<const float> divisors;
+        if (factors) divisors = {static_cast<const float*>(factors.data), std::size_t(factors.cols)};
+        Rope rope;
+        p_.frequencies.push_back(rope_frequencies(config, local, divisors, rope.scale));
+        rope.inv_freq = p_.frequencies.back();
+        rope.neox     = config.family->rope == RopePairs::neox;
+        return rope;
+    }
+
     // The values of layers that keep a state.
     void add_recurrent(const RecurrentConfig& r) {
         conv_in_    = value("conv_in", r.channels);
@@ -326,6 +331,7 @@ private:
         const LayerConfig& layer = c_.layers[std::size_t(i)];
         if (layer.mixer != Mixer::none) {
             norm_residual(l.attn_norm);
+            if (eagle_) eagle_->read_target(i, x_); // the norm has added all that comes before
             if (l.recurrent) recurrent(i, *l.recurrent);
             else if (l.latent) latent_attention(i, l);
             else attention(i, l);
@@ -334,6 +340,7 @@ private:
         }
         if (!layer.feed_forward) return;
         if (!parallel) norm_residual(l.ffn_norm);
+        if (eagle_ && layer.mixer == Mixer::none) eagle_->read_target(i, x_);
         const ValueId out = parallel ? other_ : delta_;
         if (l.experts && l.ffn_up) dense_and_experts(i, l);
         else if (l.experts) experts(l, out);
@@ -546,9 +553,11 @@ private:
         const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true});
         p_.selected            = selected;
         if (w_.mtp) mtp_keys();
+        if (eagle_) eagle_keys();
         p_.head = p_.operations.size();
         if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
         emit(SelectRows{x_, selected});
+        if (eagle_) eagle_->keep_states();
         if (c_.family->encoder) return; // an encoder's result is its hidden states
         if (last_ == none) last_ = value("last", c_.hidden_size, {.logit_rows = true});
         p_.logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
@@ -600,6 +609,13 @@ private:
         x_ = x;
     }
 
+    void eagle_keys() {
+        p_.layers.push_back(p_.operations.size());
+        if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
+        eagle_->read_target(c_.n_layers, x_);
+        eagle_->keys();
+    }
+
     // The whole layer on the tokens of a plan with `guesses`, and the logits of the tokens behind them.
     void guesses() {
         const MtpTensorsOf<WeightHandle>& t = *w_.mtp;
@@ -617,9 +633,9 @@ private:
     const PreparedModel&            w_;
     std::span<const PreparedLeaves> leaves_;
     PreparedAdapters&               adapters_;
-    bool                            neox_;
     Program                         p_;
     Rope                            rope_, local_rope_;
+    std::optional<EagleProgram>     eagle_;
     ValueId                         waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
             q_gate_ = none, gate_of_attention_ = none, conv_in_ = none, conv_out_ = none, factor_ = none,
@@ -704,6 +720,21 @@ public:
         }
         return to;
     }
+    // `model`: whose embedding and output a draft may share.
+    EagleTensorsOf<WeightHandle> operator()(const EagleTensors& t, const PreparedModel& model) {
+        EagleTensorsOf<WeightHandle> to;
+        each(t, to, [](auto& e) {
+            return std::array{&e.join,        &e.attn_q,   &e.attn_k, &e.attn_v,
+                              &e.attn_output, &e.ffn_gate, &e.ffn_up, &e.ffn_down};
+        });
+        each(t, to, [](auto& e) {
+            return std::array{&e.states_norm, &e.embedding_norm, &e.state_norm, &e.ffn_norm, &e.output_norm};
+        });
+        to.token_embd = t.token_embd ? (*this)(t.token_embd, WeightUse::lookup) : model.token_embd;
+        to.output     = t.output ? (*this)(t.output) : model.output;
+        to.rope_freqs = t.rope_freqs, to.tokens = t.tokens;
+        return to;
+    }
     const std::optional<Error>& error() const { return error_; }
 
 private:
@@ -750,6 +781,7 @@ static PreparedModel prepare_ends(const ModelTensors& m, Preparer& prepare) {
         mtp.token_embd                  = prepare(m.mtp->token_embd, WeightUse::lookup);
         mtp.output                      = prepare(m.mtp->output);
     }
+    if (m.eagle) to.eagle = prepare(*m.eagle, to);
     to.rope_freqs = m.rope_freqs, to.rope_long = m.rope_long, to.rope_short = m.rope_short;
     return to;
 }

@@ -1,5 +1,5 @@
 // quire.compute.program: the transformer as a list of operations, emitted once at load and compiled by a backend. Plain values;
-// owns the RoPE frequencies.
+// owns the RoPE frequencies and the tokens of drafts.
 export module quire.compute.program;
 
 import quire.core.base;
@@ -264,7 +264,7 @@ struct TakeColumns {
     std::int64_t groups = 1;
 };
 
-// The hidden state before each token, for an MTP layer. First the rows that the plan keeps go from `steps`, or from `guesses`, to `memory`, both
+// The hidden state before each token, for an MTP layer or a draft of EAGLE-3. First the rows that the plan keeps go from `steps`, or from `guesses`, to `memory`, both
 // with out's width: `memory` is several times as wide, and a row of it holds several. Then out[t] = x[t - 1] if that is a row of t's sequence;
 // for a sequence's first token, and for all without x, the row of memory that the plan names, or zeros. `memory` outlives the step.
 struct Carry {
@@ -277,10 +277,16 @@ struct PutColumns {
     std::int64_t first = 0;
 };
 
+// out = -infinity, but column columns[i] = x's column i; both float32.
+struct ScatterColumns {
+    ValueId                x = none, out = none;
+    std::span<const Token> columns; // as many as x has
+};
+
 using Operation =
     std::variant<Embed, Norm, Gemm, GatedGemm, Gate, Activate, HeadGemm, RopeAndStore, PositionScale, Attention,
                  CausalConv, Recurrence, Route, ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows,
-                 Argmax, AllReduce, AllGather, TakeColumns, Carry, PutColumns, LoraAdd>;
+                 Argmax, AllReduce, AllGather, TakeColumns, Carry, PutColumns, ScatterColumns, LoraAdd>;
 
 struct Program {
     Program()                              = default;
@@ -296,6 +302,7 @@ struct Program {
     std::size_t              guesses  = 0; // operations from here on run in place of a step, where the plan says so
     ValueId                  selected = none, logits = none; // the residual of the logit rows; their logits, if any
     std::vector<std::vector<float>> frequencies;             // Rope::inv_freq points there
+    std::vector<std::vector<Token>> tokens;                  // ScatterColumns::columns likewise
 
     ValueId value(const Value& v) {
         values.push_back(v);
@@ -367,6 +374,7 @@ struct AccessOf {
         return {given({o.x, o.steps, o.guesses, o.memory}), {o.memory, o.out}};
     }
     ValueAccess operator()(const PutColumns& o) const { return {{o.x, o.out}, {o.out}}; }
+    ValueAccess operator()(const ScatterColumns& o) const { return {{o.x}, {o.out}}; }
 
 private:
     static std::vector<ValueId> given(std::initializer_list<ValueId> ids) {
@@ -389,7 +397,7 @@ std::string_view kind_of(const Operation& operation) {
         "embed",          "norm",           "gemm",      "gated_gemm",  "gate",        "activate", "head_gemm",
         "rope_and_store", "position_scale", "attention", "causal_conv", "recurrence",  "route",    "expert_gated",
         "expert_combine", "gate_rows",      "soft_cap",  "add",         "select_rows", "argmax",   "all_reduce",
-        "all_gather",     "take_columns",   "carry",     "put_columns", "lora_add"};
+        "all_gather",     "take_columns",   "carry",     "put_columns", "scatter",     "lora_add"};
     return names[operation.index()];
 }
 
@@ -511,6 +519,10 @@ std::string describe(const Program& program, const Operation& operation) {
             },
             [&](const PutColumns& o) {
                 return cat(name(o.x), " → ", name(o.out), "  (columns from ", o.first, " on)");
+            },
+            [&](const ScatterColumns& o) {
+                return cat(name(o.x), " → ", name(o.out), "  (", o.columns.size(), " of ", program[o.out].cols,
+                            " columns)");
             }},
         operation);
     std::string kind(kind_of(operation));

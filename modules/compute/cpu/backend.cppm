@@ -118,6 +118,7 @@ private:
     void execute(const LoraAdd& op) { adapters_.run(op, given(op.x), at(op.out), (*program_)[op.out].logit_rows); }
     void execute(const Carry& op);
     void execute(const PutColumns& op);
+    void execute(const ScatterColumns& op);
     template <class Source>
     void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
@@ -552,6 +553,18 @@ void CpuBackend::execute(const PutColumns& op) {
     check(op.first + x.cols <= out.cols, "put_columns: shapes");
     for (std::int64_t t = 0; t < x.rows; t++)
         std::memcpy(floats(out) + t * out.cols + op.first, floats(x) + t * x.cols, std::size_t(x.cols) * sizeof(float));
+}
+
+void CpuBackend::execute(const ScatterColumns& op) {
+    const Tensor x = at(op.x), out = at(op.out);
+    check(std::int64_t(op.columns.size()) == x.cols && x.rows == out.rows, "scatter: shapes");
+    std::fill_n(floats(out), out.rows * out.cols, -std::numeric_limits<float>::infinity());
+    for (std::int64_t t = 0; t < x.rows; t++)
+        for (std::int64_t i = 0; i < x.cols; i++) {
+            const Token column = op.columns[std::size_t(i)];
+            check(column >= 0 && column < out.cols, "scatter: a column that there is not");
+            floats(out)[t * out.cols + column] = floats(x)[t * x.cols + i];
+        }
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,

@@ -205,6 +205,7 @@ private:
     void execute(const LoraAdd&, const LoweredOperation& op) { adapters_.run(op, step_.plan().tokens); }
     void execute(const Carry&, const LoweredOperation&) {} // no program of a GPU has them
     void execute(const PutColumns&, const LoweredOperation&) {}
+    void execute(const ScatterColumns&, const LoweredOperation&) {}
 
     float*        partial_    = nullptr; // of split-KV attention
     std::int32_t* arrivals_   = nullptr;

@@ -332,9 +332,10 @@ public:
         return to;
     }
 
-    // MTP layers run on a CPU: quire.engine.local_executor refuses them here.
+    // MTP layers and drafts of EAGLE-3 run on a CPU: quire.engine.local_executor refuses them here.
     LoweredOperation        lower(const Carry&) { return none_here(); }
     LoweredOperation        lower(const PutColumns&) { return none_here(); }
+    LoweredOperation        lower(const ScatterColumns&) { return none_here(); }
     static LoweredOperation none_here() {
         check(false, "an operation of a CPU");
         return {};
