@@ -8,6 +8,7 @@
 import quire.compute.kv_cache;
 import quire.core.base;
 import quire.core.std;
+import quire.engine.eagle_draft;
 import quire.engine.engine;
 import quire.engine.executor;
 import quire.engine.load_estimate;
@@ -17,6 +18,7 @@ import quire.model_file.weights;
 import quire.schedule.scheduler;
 
 #include "engine_tools.h"
+#include "guess_tools.h"
 #include "npy.h"
 #include "process.h"
 #include "schedule_tools.h"
@@ -28,120 +30,16 @@ namespace {
 
 const std::string tiny = QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf";
 
-nlohmann::json read_json(const std::string& path) {
-    std::ifstream file(path);
-    REQUIRE(file);
-    return nlohmann::json::parse(file);
-}
-
-// One text on a model with its MTP layer, without an engine.
-class Text {
-public:
-    explicit Text(const std::string& path)
-        : file_(value_of(Gguf::open(path))), config_(value_of(read_config(file_, true))),
-          tensors_(value_of(bind_tensors(file_, config_))) {
-        options_.device           = "cpu";
-        options_.threads          = 1;
-        options_.kv_type          = DType::F32;
-        options_.context          = 400;
-        options_.kv_blocks        = 60;
-        options_.max_batch_tokens = 400;
-        executor_                 = value_of(make_local_executor(path, options_, config_, tensors_, 400, {}));
-        blocks_.emplace(BlockManagerOptions{.n_blocks   = options_.kv_blocks,
-                                            .block_size = options_.block_size,
-                                            .layout     = options_.layout,
-                                            .n_markers  = 200});
-    }
-
-    // Computes all tokens but the last one, in steps of these sizes.
-    void begin(const std::vector<Token>& tokens, const std::vector<int>& steps) {
-        if (text_.table >= 0) blocks_->close_table(text_.table, true);
-        text_.tokens     = tokens;
-        text_.n_computed = 0;
-        text_.table      = blocks_->open_table();
-        REQUIRE(blocks_->allocate(text_.table, tokens, 0, false));
-        REQUIRE(blocks_->allocate_slots(text_.table, 0, int(tokens.size()) - 1));
-        for (int n : steps) {
-            Scheduled item{nullptr, &text_, text_.n_computed, n, 0, n};
-            run(std::span(&item, 1), text_.n_computed > 0 ? std::vector{1} : std::vector<std::int32_t>());
-            text_.n_computed += n;
-            if (blocks_->blocks_per_unit() > 0) blocks_->advance(text_.table, text_.n_computed);
-            to_keep_ = {{n - 1, 1}}; // the last state, for the next step
-            first_   = text_.n_computed - n;
-        }
-        REQUIRE(text_.n_computed == int(tokens.size()) - 1);
-        REQUIRE(blocks_->allocate_slots(text_.table, text_.n_computed, 4));
-    }
-    // The layer's logits for what follows the token at `position`, a row of the last step or the one behind it.
-    std::vector<float> guess(int position) {
-        to_keep_ = {{position - 1 - first_, 0}};
-        return guess_from(position);
-    }
-    // Likewise, for the token behind the one that was guessed last.
-    std::vector<float> guess_next(Token guessed) {
-        text_.tokens.push_back(guessed);
-        to_keep_ = {{0, 0, true}};
-        return guess_from(int(text_.tokens.size()) - 1);
-    }
-
-private:
-    std::vector<float> guess_from(int position) {
-        Scheduled item{nullptr, &text_, position, 1, 0, 1};
-        return run(std::span(&item, 1), {0}, true);
-    }
-    std::vector<float> run(std::span<Scheduled> items, std::vector<std::int32_t> carried, bool guesses = false) {
-        StepPlan plan;
-        plan_items(items, *blocks_, plan);
-        plan.carried = std::move(carried);
-        plan.kept    = std::exchange(to_keep_, {});
-        plan.guesses = guesses;
-        executor_->launch(plan);
-        const std::span<const float> rows = executor_->results().rows();
-        return {rows.begin(), rows.end()};
-    }
-
-    Gguf                           file_;
-    ModelConfig                    config_;
-    ModelTensors                   tensors_;
-    EngineOptions                  options_;
-    std::unique_ptr<Executor>      executor_;
-    std::optional<BlockManager>    blocks_;
-    Sequence                       text_;
-    std::vector<StepPlan::KeptRow> to_keep_;
-    int                            first_ = 0; // of the last step
-};
-
-Token best(std::span<const float> row) { return Token(std::ranges::max_element(row) - row.begin()); }
-
 } // namespace
 
 TEST_CASE("an MTP layer's logits are those of the reference, also of guesses behind guesses") {
-    Text text(tiny);
-    for (const auto& c : read_json(QUIRE_ROOT "/tests/data/mtp/tiny-mtp.json")) {
-        const auto tokens   = c["tokens"].get<std::vector<Token>>();
-        const auto expected = c["logits"].get<std::vector<std::vector<float>>>();
-        const int  n        = int(tokens.size()) - 1;
-        const auto tops     = c["top"].get<std::vector<Token>>();
-        for (const std::vector<int>& steps : {std::vector{n}, std::vector{n - n / 3, n / 3}}) {
-            if (steps.back() == 0) continue;
-            CAPTURE(n, steps.size());
-            text.begin(tokens, steps);
-            for (int p = n - steps.back() + 1; p <= n; p++) CHECK(best(text.guess(p)) == tops[std::size_t(p) - 1]);
-            std::vector<float> row = text.guess(n);
-            for (std::size_t i = 0;; i++) {
-                float most = 0;
-                for (std::size_t j = 0; j < row.size(); j++) most = std::max(most, std::abs(row[j] - expected[i][j]));
-                CHECK(most < 1e-3f);
-                if (i + 1 == expected.size()) break;
-                row = text.guess_next(best(row));
-            }
-        }
-    }
+    GuessedText text(tiny);
+    check_recorded(text, QUIRE_ROOT "/tests/data/mtp/tiny-mtp.json");
 }
 
 TEST_CASE("an MTP layer's logits are those of the full reference") {
     if (!has_reference("models/qwen35-mtp-F16.gguf")) return;
-    Text        text(reference("models/qwen35-mtp-F16.gguf"));
+    GuessedText text(reference("models/qwen35-mtp-F16.gguf"));
     const auto  logits    = read_npy(reference("logits/qwen35-mtp/mtp_logits.npy"));
     const auto  all       = read_json(reference("logits/qwen35-mtp/mtp.json"))["prompts"];
     const auto  prompts   = read_json(reference("logits/qwen35-mtp/expected.json"))["prompts"];

@@ -239,6 +239,39 @@ TEST_CASE("an MTP layer changes no token, no log-probability and no finish reaso
     if (path.contains("tiny")) CHECK(stats.accepted_tokens > 0);
 }
 
+TEST_CASE("a draft of EAGLE-3 changes no token, no log-probability and no finish reason") {
+    const std::string folder = QUIRE_ROOT "/tests/data/eagle/", target = folder + "tiny-target-F16.gguf";
+    const std::string kind    = GENERATE("small", "wide", "shared");
+    EngineOptions     o       = roomy_options();
+    const bool        crowded = GENERATE(false, true);
+    INFO(kind << (crowded ? ", crowded" : ""));
+    const auto           number = number_constraint();
+    std::vector<Answers> expected;
+    {
+        Engine plain = load(target, o);
+        expected     = run_all(plain, many_requests(plain, number));
+    }
+    o.drafts = {.on       = true,
+                .most     = kind == "wide" ? 1 : 4,
+                .always   = true,
+                .by_model = true,
+                .model    = folder + "tiny-eagle-" + kind + "-F16.gguf"};
+    if (crowded) { // requests are preempted, computed again or swapped
+        o.max_batch_tokens = 20;
+        o.kv_blocks        = 20;
+        o.max_sequences    = 8;
+        o.swap_blocks      = kind == "small" ? 0 : 60;
+        o.pipeline         = kind == "wide";
+    }
+    Engine     engine = load(target, o);
+    const auto tasks  = many_requests(engine, number);
+    check_two_rounds(engine, tasks, expected);
+    const auto stats = engine.stats().memory;
+    CHECK(stats.accepted_tokens > stats.draft_tokens / 20);
+    CHECK(stats.accepted_tokens < stats.draft_tokens);
+    CHECK((engine.stats().preemptions > 0) == crowded);
+}
+
 TEST_CASE("a draft model that is the model itself guesses every token, also where tokens are drawn") {
     EngineOptions o = small_blocks(false, 200, 4);
     o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};

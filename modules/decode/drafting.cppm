@@ -24,6 +24,8 @@ struct DraftOptions {
     // Or from a smaller model with the same vocabulary: a GGUF file (quire.engine.draft_model).
     bool        by_model = false;
     std::string model    = {};
+    // Likewise, but the file has to be a draft of EAGLE-3, which reads the model's hidden states. An engine's options() say which one it is.
+    bool by_eagle = false;
     // Or from the layer for multi-token prediction of the model itself (quire.engine.mtp_guesses).
     bool by_mtp = false;
     // Makes the guesser of a request in place of this; for tests and measurements.
@@ -129,8 +131,9 @@ std::string fault_of(const DraftOptions& o) {
     if (o.most < 1 || o.most > most_drafts) return cat(o.most, " draft tokens in a step are not in 1..", most_drafts);
     if (o.least < 1 || o.least > o.most)
         return cat("at least ", o.least, " draft tokens are not in 1..", o.most, ", which is the most of a step");
-    if (o.by_model && o.by_mtp) return "guesses come from a draft model or from the model's MTP layer, not from both";
-    if (o.by_model && o.model.empty()) return "guesses of a draft model need its file: --spec-draft-model";
+    const bool by_file = o.by_model || o.by_eagle;
+    if (by_file && o.by_mtp) return "guesses come from a draft model or from the model's MTP layer, not from both";
+    if (by_file && o.model.empty()) return "guesses of a draft model need its file: --spec-draft-model";
     if (o.ngram.least < 1 || o.ngram.least > o.ngram.most || o.ngram.most > most_ngram)
         return cat("n-grams of ", o.ngram.least, " to ", o.ngram.most, " tokens are not in 1..", most_ngram);
     return "";

@@ -19,6 +19,9 @@ import quire.text.tokens.tokenizer;
 
 export namespace quire {
 
+// Error: the first token in which the vocabulary of a draft, whose file is `path`, is not that of the model that it guesses for.
+Result<void> check_vocabulary(const std::string& path, const Tokenizer& mine, const Tokenizer& target);
+
 class DraftModel final : public BatchGuesser {
 public:
     // Reads drafts.model of the options, and allocates its memory: before the target model's, of whose part of the memory for blocks it takes

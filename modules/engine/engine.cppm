@@ -10,6 +10,7 @@ import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
 import quire.engine.draft_model;
+import quire.engine.eagle_draft;
 import quire.engine.executor;
 export import quire.engine.files.disk_requests; // SegmentStats
 import quire.engine.fingerprint;
@@ -155,6 +156,7 @@ constexpr int default_logit_rows = 64; // so that prompt log-probabilities come 
 struct Engine::Impl {
     EngineOptions                 options;
     Gguf                          file;
+    std::optional<Gguf>           eagle_file;    // of a draft of EAGLE-3
     std::vector<Adapter>          adapter_files; // as options.adapters
     ModelConfig                   config;
     Tokenizer                     tokenizer;
@@ -188,17 +190,18 @@ struct Engine::Impl {
     RequestId                                  next_id = 1;
     std::vector<AdapterUse>                    usual_adapters; // of requests that name none
 
-    Impl(EngineOptions options_, Gguf file_, std::vector<Adapter> adapters_, ModelConfig config_, Tokenizer tokenizer_,
-         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler,
-         std::unique_ptr<DraftModel> draft_model_)
-        : options(std::move(options_)), file(std::move(file_)), adapter_files(std::move(adapters_)),
-          config(std::move(config_)), tokenizer(std::move(tokenizer_)), executor(std::move(executor_)),
-          scheduler(scheduling), decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler),
-                                         options.fast_forward, options.clock),
+    Impl(EngineOptions options_, Gguf file_, std::optional<Gguf> eagle_file_, std::vector<Adapter> adapters_,
+         ModelConfig config_, Tokenizer tokenizer_, std::unique_ptr<Executor> executor_,
+         const SchedulerOptions& scheduling, Pooler pooler, std::unique_ptr<DraftModel> draft_model_)
+        : options(std::move(options_)), file(std::move(file_)), eagle_file(std::move(eagle_file_)),
+          adapter_files(std::move(adapters_)), config(std::move(config_)), tokenizer(std::move(tokenizer_)),
+          executor(std::move(executor_)), scheduler(scheduling),
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
+                  options.clock),
           draft_model(std::move(draft_model_)),
-          mtp(config.mtp ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(), config.vocab_size,
-                                                        scheduling.max_logit_rows)
-                         : nullptr),
+          mtp(config.mtp || config.draft ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(),
+                                                                        config.vocab_size, scheduling.max_logit_rows)
+                                         : nullptr),
           drafting(options.drafts, mtp ? static_cast<BatchGuesser*>(mtp.get()) : draft_model.get(),
                    [this](const SequenceGroup& group, Sequence& s, int n, std::vector<Token>& guess) {
                        decoder.guess_forced(group, s, n, guess);
@@ -278,7 +281,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
     if (o.reservations) o.drafts.on = o.drafts.forced = false;
-    if (!o.drafts.on) o.drafts.by_model = o.drafts.by_mtp = false;
+    if (!o.drafts.on) o.drafts.by_model = o.drafts.by_mtp = o.drafts.by_eagle = false;
 
     std::optional<Cipher> cipher; // of files
     if (!o.kv_key.empty()) {
@@ -298,6 +301,12 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tokenizer) return std::unexpected(tokenizer.error());
     Result<std::vector<Adapter>> adapters = read_adapters(o, *file);
     if (!adapters) return std::unexpected(adapters.error());
+    Result<std::optional<Gguf>> eagle = open_eagle_draft(o.drafts);
+    if (!eagle) return std::unexpected(eagle.error());
+    if (*eagle) {
+        if (auto ok = add_eagle_draft(**eagle, *tokenizer, *config, *tensors); !ok) return std::unexpected(ok.error());
+        (*eagle)->prefetch();
+    }
     file->prefetch();
 
     int logit_rows = std::max(o.max_sequences, default_logit_rows);
@@ -363,9 +372,9 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
-    auto              impl =
-        std::make_unique<Impl>(o, std::move(*file), std::move(*adapters), std::move(*config), std::move(*tokenizer),
-                               std::move(*executor), scheduling, Pooler(pooled, *tensors), std::move(draft_model));
+    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*eagle), std::move(*adapters), std::move(*config),
+                                       std::move(*tokenizer), std::move(*executor), scheduling,
+                                       Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
     if (o.keeps_files())
@@ -445,7 +454,9 @@ std::string Engine::chat_template() const {
 
 std::string Engine::describe() const {
     return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context,
-               impl_->draft_model ? "; " + impl_->draft_model->describe() : std::string());
+               impl_->draft_model  ? "; " + impl_->draft_model->describe()
+               : impl_->eagle_file ? "; draft " + impl_->eagle_file->path()
+                                   : std::string());
 }
 
 std::string Engine::tuning() const { return impl_->executor->tuning(); }
@@ -582,7 +593,9 @@ Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cip
     Result<std::unique_ptr<SegmentFiles>> segments =
         options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
     if (!segments) return std::unexpected(segments.error());
-    const std::uint64_t model = hash_bytes(basis_of_kv(file, options, executor->numerics()));
+    std::string basis = basis_of_kv(file, options, executor->numerics());
+    if (eagle_file) basis += cat(", draft ", fingerprint(*eagle_file)); // blocks have its K and V, too
+    const std::uint64_t model = hash_bytes(basis);
     files                     = std::make_unique<DiskRequests>(
         SegmentOptions{std::uint64_t(options.kv_disk_bytes), model, options.block_size, std::move(cipher),
                        options.device == "cuda" ? std::min(8, physical_cores()) : 1},

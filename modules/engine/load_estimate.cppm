@@ -83,10 +83,10 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
 
 // A draft model runs beside the model, and its blocks have room for as many tokens.
 static Result<void> add_draft_model(LoadEstimate& estimate, const EngineOptions& o) {
-    if (!o.drafts.on || !o.drafts.by_model) return {};
+    if (!o.drafts.on || !(o.drafts.by_model || o.drafts.by_eagle)) return {};
     const Result<Gguf> file = Gguf::open(o.drafts.model);
     if (!file) return std::unexpected(file.error());
-    const Result<ModelConfig> config = read_config(*file);
+    const Result<ModelConfig> config = is_eagle_draft(*file) ? read_eagle_config(*file) : read_config(*file);
     if (!config) return std::unexpected(config.error());
     for (const GgufTensor& t : file->tensors()) estimate.draft_bytes += t.bytes;
     estimate.draft_kv_bytes_per_token = KvCache::bytes_per_token(*config, o.kv_type);

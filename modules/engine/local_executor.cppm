@@ -212,6 +212,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     }
     if (config.mtp && (o.device == "cuda" || o.tensor_parallel > 1))
         return fail(path, ": --spec mtp is for a model on a CPU (--device cpu) in one rank so far");
+    if (config.draft && (o.device == "cuda" || o.tensor_parallel > 1))
+        return fail(o.drafts.model, ": a draft of EAGLE-3 is for a model on a CPU (--device cpu) in one rank so far");
     const std::shared_ptr<RankGroup> group = devices->group;
     std::vector<Rank>                ranks(devices->backends.size());
     std::vector<Backend*>            backends;

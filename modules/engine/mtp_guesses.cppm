@@ -1,5 +1,5 @@
-// quire.engine.mtp_guesses: the model's layer for multi-token prediction (MTP) guesses the next tokens of the running sequences. Its K and V
-// lie in the model's own blocks. **Owns** the list of the hidden states that the device keeps for the sequences.
+// quire.engine.mtp_guesses: a layer behind the model, which reads its hidden states, guesses the next tokens of the running sequences: the model's
+// own layer for multi-token prediction (MTP), or a draft of EAGLE-3. Its K and V lie in the model's own blocks. **Owns** the list of the hidden states that the device keeps for the sequences.
 export module quire.engine.mtp_guesses;
 
 import quire.core.base;
@@ -13,7 +13,7 @@ export namespace quire {
 
 class MtpGuesses final : public BatchGuesser {
 public:
-    // The executor's model has an MTP layer (ModelConfig::mtp), and steps of up to max_logit_rows logit rows. Both references outlive this.
+    // The executor's model has such a layer (ModelConfig::mtp or draft), and steps of up to max_logit_rows logit rows. Both references outlive this.
     MtpGuesses(Executor& executor, BlockManager& blocks, int vocab_size, int max_logit_rows)
         : executor_(executor), blocks_(blocks), sampler_(vocab_size), vocab_size_(vocab_size),
           n_places_(max_logit_rows) {}

@@ -137,7 +137,7 @@ ModelHost::ModelHost(Engine engine, ModelSetup setup, SharedContext& shared)
     bytes_ = setup_.endpoints.model.bytes + block * std::size_t(o.kv_blocks) +
              (o.device == "cpu" ? block * std::size_t(o.host_blocks()) : 0) + draft;
     std::error_code missing;
-    if (draft > 0)
+    if (o.drafts.by_model || o.drafts.by_eagle)
         if (const auto weights = std::filesystem::file_size(o.drafts.model, missing); !missing) bytes_ += weights;
     service_ = std::make_unique<Service>(std::move(engine), setup_.service);
     api_     = std::make_unique<ApiContext>(*service_, setup_.endpoints, shared);
