@@ -139,3 +139,24 @@ TEST_CASE("an EAGLE-3 draft has blocks in the model's pool, and is counted in th
     CHECK(engine.explain().contains("scatter") == false); // its output is the whole vocabulary
     CHECK(engine.describe().contains("tiny-eagle-wide"));
 }
+
+TEST_CASE("the flags of llama.cpp and of vLLM name a draft of EAGLE-3") {
+    const std::string model = QUIRE_ROOT "/tests/data/models/llama3-gqa-Q8_0.gguf";
+    const auto        run   = [&](std::vector<std::string> words) {
+        words.insert(words.begin(), {"-m", target, "--device", "cpu"});
+        return run_program("server", words);
+    };
+    const std::string vllm = R"({"method": "eagle3", "num_speculative_tokens": 3)";
+    for (const std::vector<std::string>& words :
+         std::vector<std::vector<std::string>>{{"--spec-type", "draft-eagle3", "-md", model},
+                                               {"-md", model, "--spec", "eagle3"},
+                                               {"--speculative-config", vllm + R"(, "model": ")" + model + R"("})"}}) {
+        const Finished f = run(words);
+        INFO(f.err);
+        CHECK(f.code == 1);
+        CHECK(f.err.contains("it is no draft of EAGLE-3"));
+    }
+    const Finished f = run({"--speculative-config", vllm + "}"});
+    CHECK(f.code == 2);
+    CHECK(f.err.contains("the method \"eagle3\" needs a \"model\""));
+}

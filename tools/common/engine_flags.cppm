@@ -207,10 +207,11 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
         if (name == "method") {
             // vLLM has a name for each family, such as deepseek_mtp.
             read.by_mtp = value.is_string() && (value == "mtp" || value.get<std::string>().ends_with("_mtp"));
-            if (value != "ngram" && value != "draft_model" && !read.by_mtp)
+            if (value != "ngram" && value != "draft_model" && value != "eagle3" && !read.by_mtp)
                 return cat("the method ", json_dump(value),
-                           " is none of \"ngram\", \"draft_model\" and \"mtp\", which quire has");
+                           " is none of \"ngram\", \"draft_model\", \"eagle3\" and \"mtp\", which quire has");
             read.by_model = value == "draft_model";
+            read.by_eagle = value == "eagle3";
         } else if (name == "model") {
             if (!value.is_string()) return cat(json_dump(value), " is not the name of a draft model's file");
             read.model = value.get<std::string>();
@@ -225,6 +226,7 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
     if (!json->contains("method") && !json->contains("model")) return "it names no method";
     if (!json->contains("method")) read.by_model = true;
     if (read.by_model && read.model.empty()) return "the method \"draft_model\" needs a \"model\"";
+    if (read.by_eagle && read.model.empty()) return "the method \"eagle3\" needs a \"model\"";
     if (read.most == 0) return "it names no num_speculative_tokens";
     drafts = std::move(read);
     return "";
@@ -235,18 +237,23 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     app.add_option_function<std::string>(
            "--spec-draft-model",
            [&drafts](const std::string& file) { drafts.model = file, drafts.on = drafts.by_model = true; },
-           "GGUF file of a smaller model with the same vocabulary, which guesses tokens: --spec draft (short: -md)")
+           "GGUF file of a smaller model with the same vocabulary, or of a draft of EAGLE-3 for the model, which "
+           "guesses "
+           "tokens: --spec draft (short: -md)")
         ->type_name("FILE");
     app.add_option_function<std::string>(
            "--spec",
            [&drafts](const std::string& method) {
                drafts.on       = method != "none";
                drafts.by_model = method == "draft";
+               drafts.by_eagle = method == "eagle3";
                drafts.by_mtp   = method == "mtp";
            },
            "a step checks several guessed tokens where that saves time; the answers stay the same. ngram: guesses from "
-           "the text itself; draft: from --spec-draft-model; mtp: from the file's own layer for them, on a CPU")
-        ->check(CLI::IsMember({"none", "ngram", "draft", "mtp"}))
+           "the text itself; draft: from --spec-draft-model; eagle3: likewise, which has to be a draft of EAGLE-3, on "
+           "a "
+           "CPU; mtp: from the file's own layer for them, on a CPU")
+        ->check(CLI::IsMember({"none", "ngram", "draft", "eagle3", "mtp"}))
         ->default_str("none");
     add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");

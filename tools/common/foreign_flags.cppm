@@ -70,6 +70,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--spec-type", 1, "ngram-cache", Fate::renamed, "--spec ngram"},
     {talkers, "--spec-type", 1, "draft", Fate::renamed, "--spec draft"},
     {talkers, "--spec-type", 1, "draft-simple", Fate::renamed, "--spec draft"},
+    {talkers, "--spec-type", 1, "draft-eagle3", Fate::renamed, "--spec eagle3"},
     {talkers, "--spec-type", 1, "draft-mtp", Fate::renamed, "--spec mtp"},
     {talkers, "-md --model-draft", 1, "", Fate::renamed, "--spec-draft-model ="},
     {all, "-ctk", 1, "", Fate::renamed, "--cache-type-k ="},
@@ -160,7 +161,9 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--control-vector --control-vector-scaled", 1, "", Fate::refused, "quire has no control vectors"},
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
     {talkers, "--spec-type", 1, "", Fate::refused,
-     "quire guesses tokens by n-grams, a draft model or the model's MTP layer: --spec ngram, draft, mtp"},
+     "quire guesses tokens by n-grams, a draft model, a draft of EAGLE-3 or the model's MTP layer: --spec ngram, "
+     "draft, "
+     "eagle3, mtp"},
     {talkers, "-hfd --hf-repo-draft", 1, "", Fate::refused, "a draft model is a file: --spec-draft-model"},
     {talkers, "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "", Fate::refused,
      "quire guesses tokens from the text itself or by a draft model: --spec ngram, draft"},
