@@ -129,6 +129,8 @@ int run(int argc, char** argv) {
         ->check(existing_file());
     make_command->add_option("--mtp", a.mtp, "layers for multi-token prediction behind these; default: none")
         ->check(CLI::Range(0, 4));
+    make_command->add_flag("--eagle3", a.eagle,
+                           "not the model, but a draft of EAGLE-3 for it, which guesses right where it is --counting");
     make_command->add_flag("--counting", a.counts,
                            "token t + 1 follows token t whatever was before: answers that do not depend on rounding");
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();

@@ -20,7 +20,8 @@ struct Arguments {
     std::string      model, shape = "llama-1b", type = "f16", out, lengths, only, system = "quire", vocabulary;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     bool             counts = false; // make-model
-    int              mtp    = 0;     // likewise
+    bool             eagle  = false; // likewise, as what follows
+    int              mtp    = 0;
     int repetitions = 5, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000, max_sequences = 256;
     int npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;

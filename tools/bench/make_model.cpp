@@ -1,4 +1,4 @@
-// bench make-model: writes a model file with random weights.
+// bench make-model: writes a model file with random weights, or a draft for such a model.
 import quire.core.base;
 import quire.core.output_file;
 import quire.model_file.gguf;
@@ -21,6 +21,10 @@ int make_model(const Arguments& a) {
     ModelShape wanted = *shape;
     if (a.layers > 0) wanted.n_layers = a.layers;
     wanted.mtp = a.mtp;
+    if (a.eagle) {
+        const auto ok = write_random_draft(a.out, wanted, type->type, a.vocabulary);
+        return ok ? 0 : complain(ok.error());
+    }
     int  shown = -1;
     auto ok    = write_random_model(
         a.out, wanted, type->type,

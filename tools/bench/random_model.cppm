@@ -1,4 +1,4 @@
-// quire.tools.bench.random_model: writes model files with random weights, of any shape and type, for benchmarks. Owns nothing.
+// quire.tools.bench.random_model: writes model files with random weights, of any shape and type, and drafts for them, for benchmarks. Owns nothing.
 export module quire.tools.bench.random_model;
 
 import quire.core.base;
@@ -39,6 +39,11 @@ std::string                 shape_names(); // "tiny, llama-1b, ..."
 Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
                                 const std::function<void(double)>& progress = {}, const std::string& vocabulary = {},
                                 bool counts = false);
+
+// A draft of EAGLE-3 for a model of that shape and vocabulary: one layer whose attention looks at the last token, which is what a model that
+// counts goes by, with a feed-forward network of `type`. Error: as above.
+Result<void> write_random_draft(const std::string& path, ModelShape shape, DType type,
+                                const std::string& vocabulary = {});
 
 } // namespace quire
 
@@ -182,13 +187,16 @@ std::string shape_names() {
     return text;
 }
 
+bool type_is_known(DType type) {
+    constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q8_0,
+                               DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::MXFP4};
+    return std::ranges::find(known, type) != std::end(known);
+}
+
 Result<void> write_random_model(const std::string& path, ModelShape s, DType type,
                                 const std::function<void(double)>& progress, const std::string& vocabulary,
                                 bool counts) {
-    constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q8_0,
-                               DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::MXFP4};
-    if (std::ranges::find(known, type) == std::end(known))
-        return fail("a random model of type ", dtype_info(type).name, " cannot be made");
+    if (!type_is_known(type)) return fail("a random model of type ", dtype_info(type).name, " cannot be made");
     if (counts && (s.family == "opt" || s.family == "gemma4"))
         return fail("the shape ", s.name, " has no output matrix, and cannot count");
     if (s.mtp > 0 && (s.family == "opt" || s.family == "gemma4" || s.family == "gpt-oss"))
@@ -447,6 +455,57 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         bias(biased("ffn_up_exps"), s.ff_size, s.experts);
         bias(biased("ffn_down_exps"), s.hidden_size, s.experts);
     }
+    return w.write(path);
+}
+
+Result<void> write_random_draft(const std::string& path, ModelShape s, DType type, const std::string& vocabulary) {
+    GgufWriter w;
+    if (vocabulary.empty()) add_vocabulary(w, s.vocab_size);
+    else if (const Result<int> n = copy_vocabulary(w, vocabulary); !n) return std::unexpected(n.error());
+    else s.vocab_size = *n;
+    const int hidden = s.hidden_size, dim = std::min(128, 1 << std::countr_zero(unsigned(hidden))), ff = s.ff_size;
+    if (const int items = dtype_info(type).items; !type_is_known(type) || ff % items != 0 || hidden % items != 0)
+        return fail("a draft of type ", dtype_info(type).name, " cannot be made for the shape ", s.name);
+    const auto number = [&](const char* name, int value) { w.set(cat("eagle3.", name), std::uint32_t(value)); };
+    w.set("general.architecture", "eagle3");
+    w.set("general.name", cat("draft for random ", s.name));
+    number("context_length", s.context_length);
+    number("embedding_length", hidden);
+    number("block_count", 1);
+    number("feed_forward_length", ff);
+    number("attention.head_count", hidden / dim);
+    number("attention.key_length", dim);
+    number("attention.value_length", dim);
+    number("rope.dimension_count", dim);
+    number("vocab_size", s.vocab_size);
+    number("target_hidden_size", hidden);
+    w.set("eagle3.target_layers",
+          std::vector<std::int32_t>{std::min(2, s.n_layers), s.n_layers / 2, std::max(s.n_layers - 3, 0)});
+    w.set("eagle3.norm_before_residual", true);
+    w.set("eagle3.attention.layer_norm_rms_epsilon", 1e-5f);
+    w.set("eagle3.rope.freq_base", 10000.0f);
+
+    const std::vector<float> ones(std::size_t(hidden), 1.0f);
+    for (const char* name : {"blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm", "output_norm"})
+        w.add_tensor(cat(name, ".weight"), DType::F32, {hidden}, std::as_bytes(std::span(ones)));
+    // `factor` times its first columns.
+    const auto copies = [&](const char* name, int cols, float factor) {
+        std::vector<std::uint16_t> values(std::size_t(hidden) * std::size_t(cols));
+        for (int i = 0; i < hidden; i++) values[std::size_t(i) * std::size_t(cols + 1)] = f32_to_f16(factor);
+        w.add_tensor(cat(name, ".weight"), DType::F16, {cols, hidden}, std::as_bytes(std::span(values)));
+    };
+    copies("fc", 3 * hidden, 0); // the states say nothing: the embedding of the last token counts
+    copies("blk.0.attn_q", 2 * hidden, 2);
+    copies("blk.0.attn_k", 2 * hidden, 2);
+    copies("blk.0.attn_v", 2 * hidden, 1);
+    copies("blk.0.attn_output", hidden, 1000); // outweighs the feed-forward network
+    const std::vector<std::byte> pattern = random_blocks(type);
+    for (const auto& [name, rows, cols] : {std::tuple("gate", ff, hidden), {"up", ff, hidden}, {"down", hidden, ff}})
+        w.add_tensor(cat("blk.0.ffn_", name, ".weight"), type, {cols, rows},
+                     [&](std::span<std::byte> piece, std::uint64_t offset) {
+                         for (std::size_t i = 0; i < piece.size(); i++)
+                             piece[i] = pattern[std::size_t(offset + i) % pattern.size()];
+                     });
     return w.write(path);
 }
 
