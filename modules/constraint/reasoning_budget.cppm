@@ -70,6 +70,7 @@ ReasoningMarks::ReasoningMarks(std::string_view begin, std::string_view end, con
     check(!begin.empty() && !end.empty() && std::max(begin.size(), end.size()) < 256,
           "a mark without bytes, or too long");
     std::vector<std::string> tokens;
+    tokens.reserve(vocab_);
     for (Token t = 0; t < tokenizer.vocab_size(); t++) tokens.push_back(tokenizer.bytes(t, true));
     begin_ = mark_of(begin, tokens);
     end_   = mark_of(end, tokens);
@@ -146,8 +147,8 @@ void ReasoningBudget::accept(Token token) {
     }
     if (state_ == State::closing) return;
     used_++;
-    const int open = m.open_[std::size_t(token)];
-    open_          = open >= 0 ? open : std::max(open_ + open, 0);
+    const auto open = m.open_[std::size_t(token)];
+    open_           = open >= 0 ? open : std::max(open_ + open, 0);
     check_budget();
 }
 

@@ -314,7 +314,6 @@ void Decoder::sample_next(std::span<const Scheduled> items, std::vector<Output>&
                 goes_on =
                     goes_on && sampling_.has_result(item, row) && (!item.sequence->constraint || constrain(item, row));
         if (!goes_on) break;
-        goes_on     = false;
         int n_right = most_drafts;
         for (const Scheduled& item : items) {
             if (has_end(item)) continue;
