@@ -459,6 +459,34 @@ TEST_CASE("an idle model sleeps, and wakes for a request", "[models][server]") {
     CHECK(many.post("/v1/completions", completion("qwen")).status == 400);
 }
 
+TEST_CASE("Ollama's keep_alive says how long one of many models stays", "[models][server]") {
+    const Models models;
+    const Server s   = models.serve({"--models-max", "3"});
+    const auto   ask = [&](const Json& keep, const char* prompt = "The") {
+        return s.ask("/api/generate", {{"model", "qwen"},
+                                       {"prompt", prompt},
+                                       {"stream", false},
+                                       {"options", {{"num_predict", 2}}},
+                                       {"keep_alive", keep}});
+    };
+    CHECK(ask("5m", "")["done_reason"] == "load");
+    CHECK(s.ask_get("/api/ps")["models"].size() == 1);
+    const std::string expires = s.ask_get("/api/ps")["models"][0]["expires_at"].get<std::string>();
+    CHECK(expires < "2999");
+    CHECK(ask(-1)["done"] == true);
+    CHECK(s.ask_get("/api/ps")["models"][0]["expires_at"] == "2999-12-31T00:00:00Z");
+    const Json answer = ask(0);
+    CHECK(answer["response"] == ask("1h30m")["response"]); // it slept, and has come back
+    CHECK(ask(0, "")["done_reason"] == "unload");
+    until_status(s, "qwen", "sleeping");
+    CHECK(s.ask_get("/api/ps")["models"].empty());
+    for (const Json& odd : {Json("5"), Json("m"), Json("1.2.3s"), Json(true), Json("5 m")}) {
+        const Json refused =
+            Json::parse(s.post("/api/generate", {{"model", "qwen"}, {"prompt", "The"}, {"keep_alive", odd}}).body);
+        CHECK(refused["error"] == R"(keep_alive has to be a number of seconds or a duration such as "5m")");
+    }
+}
+
 TEST_CASE("a model's prefix cache in files outlives its leaving", "[models][server]") {
     const Models   models;
     const fs::path folder = temporary();

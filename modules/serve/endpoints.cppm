@@ -112,8 +112,10 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
         return refuse(e, model.error());
     }
     if (pool_.many()) e.notes.emplace_back("model", model->id());
-    ApiContext& api = model->host().api();
-    e.model         = std::make_shared<ModelPool::Lease>(std::move(*model));
+    ApiContext& api   = model->host().api();
+    const auto  lease = std::make_shared<ModelPool::Lease>(std::move(*model));
+    e.model           = lease;
+    if (pool_.many()) e.keep_model = [&lease = *lease](double seconds) { lease.keep(seconds); };
     if (posted && !reserve_memory(e)) return;
     std::get<Handler>(route)(api, e);
 }

@@ -45,10 +45,12 @@ struct HttpResponse {
 
 struct HttpExchange {
     std::shared_ptr<void> model; // is in use by this exchange; let go last
-    HttpRequest           request;
-    HttpResponse          response;
-    HttpPeer*             peer = nullptr;
-    HttpFields            notes; // of the handlers, for the log
+    // How many seconds without a request that model stays loaded, < 0: for ever. Empty: requests do not decide that.
+    std::function<void(double)> keep_model;
+    HttpRequest                 request;
+    HttpResponse                response;
+    HttpPeer*                   peer = nullptr;
+    HttpFields                  notes; // of the handlers, for the log
     // An object that lives until the handler returns; the handler may release it earlier.
     std::shared_ptr<void> held;
 };

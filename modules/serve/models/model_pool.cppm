@@ -39,6 +39,7 @@ struct ModelView {
     int                                in_flight = 0; // requests in the engine
     std::string                        asleep;        // of a model that sleeps: its description
     std::string                        device;        // of a loaded model
+    std::optional<double>              sleeps_in;     // seconds, if nobody asks a loaded model; nothing: it stays
     std::shared_ptr<const ModelCard>   card;          // null: not known so far
 };
 
@@ -73,6 +74,8 @@ public:
         ~Lease();
         ModelHost&         host() const { return *host_; }
         const std::string& id() const { return host_->setup().id; }
+        // From now on the model sleeps after so many seconds without a request, in place of PoolOptions::sleep_seconds; < 0: never.
+        void keep(double seconds) const;
 
     private:
         ModelPool* pool_;
@@ -131,6 +134,7 @@ private:
     void                  add_event(const Entry& e, Json data);
     void                  engine_failed(Entry& e);
     std::optional<double> seconds_to_sleep(TimePoint now);
+    std::optional<double> left_awake(const Entry& e, TimePoint now) const;
     ModelView             view_of(const Entry& e) const;
 
     const PoolOptions                   options_;
@@ -169,6 +173,7 @@ struct ModelPool::Entry {
     std::uint64_t                    last_use = 0, failures = 0; // the number of its last use; failed loads so far
     TimePoint                        idle_since{};
     std::optional<ApiError>          failure; // of the last load, or of the engine
+    std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
 };
 
 // Ends a load from inside.
@@ -200,6 +205,12 @@ ModelPool::Lease::~Lease() {
         entry_->idle_since = std::chrono::steady_clock::now();
     }
     if (entry_->users > 0) return;
+    pool_->work_.notify_all();
+}
+
+void ModelPool::Lease::keep(double seconds) const {
+    const std::scoped_lock lock(pool_->mutex_);
+    entry_->keep = seconds;
     pool_->work_.notify_all();
 }
 
@@ -362,16 +373,22 @@ void ModelPool::run() {
     }
 }
 
+// The seconds until a model that nobody asks from now on sleeps. Nothing: it never does.
+std::optional<double> ModelPool::left_awake(const Entry& e, TimePoint now) const {
+    const double keep = e.keep.value_or(options_.sleep_seconds);
+    if (keep < 0) return std::nullopt;
+    return keep - (e.users > 0 ? 0 : std::chrono::duration<double>(now - e.idle_since).count());
+}
+
 // Marks the models that have been idle for long enough. The seconds until the next one may be; nothing: one is marked.
 std::optional<double> ModelPool::seconds_to_sleep(TimePoint now) {
     double next = 3600;
-    if (options_.sleep_seconds < 0) return next;
-    bool any = false;
+    bool   any  = false;
     for (const auto& e : entries_) {
         if (!e->host || e->leaving || e->users > 0) continue;
-        const double left = options_.sleep_seconds - std::chrono::duration<double>(now - e->idle_since).count();
-        if (left <= 0) any = e->leaving = e->to_sleep = true;
-        else next = std::min(next, left + 0.001);
+        const std::optional<double> left = left_awake(*e, now);
+        if (left && *left <= 0) any = e->leaving = e->to_sleep = true;
+        else if (left) next = std::min(next, *left + 0.001);
     }
     return any ? std::nullopt : std::optional(next);
 }
@@ -506,7 +523,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         set_status(e, ModelStatus::unloaded);
         return std::unexpected(*e.failure);
     }
-    e.host    = std::move(host);
+    e.host = std::move(host);
+    e.keep.reset();
     e.leaving = e.to_sleep = false;
     e.last_use             = ++last_use_;
     e.idle_since           = std::chrono::steady_clock::now();
@@ -598,6 +616,7 @@ ModelView ModelPool::view_of(const Entry& e) const {
     if (e.host) {
         view.in_flight = e.host->service().in_flight();
         view.device    = e.host->service().engine_options().device;
+        view.sleeps_in = left_awake(e, std::chrono::steady_clock::now());
     }
     return view;
 }

@@ -49,10 +49,17 @@ std::string time_text(std::int64_t microseconds) {
     return text;
 }
 
-std::string now_text() {
-    return time_text(
-        std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
-            .count());
+std::int64_t now_microseconds() {
+    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+
+std::string now_text() { return time_text(now_microseconds()); }
+
+// When a model leaves memory if nobody asks it.
+std::string expiry_text(std::optional<double> seconds) {
+    if (!seconds || *seconds > 1e9) return "2999-12-31T00:00:00Z"; // it stays
+    return time_text(now_microseconds() + std::int64_t(std::max(*seconds, 0.0) * 1e6));
 }
 
 std::int64_t nanoseconds(double milliseconds) { return std::int64_t(milliseconds * 1e6); }
@@ -180,14 +187,19 @@ std::unique_ptr<AnswerRenderer> ollama_renderer(ResponseHead head, bool messages
 
 // -- routes
 
+void keep_model(const HttpExchange& e, std::optional<double> seconds) {
+    if (seconds && e.keep_model) e.keep_model(*seconds);
+}
+
 void answer_generation(ApiContext& api, HttpExchange& e, Parsed<OllamaRequest> parsed, bool messages) {
     if (!parsed) return api.refuse(e, parsed.error());
+    keep_model(e, parsed->keep_alive);
     if (parsed->empty) {
         Json body{{"model", api.model_name(parsed->model)}, {"created_at", now_text()}};
         if (messages) body["message"] = {{"role", "assistant"}, {"content", ""}};
         else body["response"] = "";
         body["done"]        = true;
-        body["done_reason"] = "load";
+        body["done_reason"] = parsed->keep_alive == 0 && e.keep_model ? "unload" : "load";
         return answer_json(e, std::move(body));
     }
     generate(api, e, std::move(parsed->generation), messages ? "messages" : "prompt",
@@ -207,11 +219,12 @@ void answer_ollama_generate(ApiContext& api, HttpExchange& e) {
 
 // The vectors of the texts in the field `param`. False: the request was refused.
 bool embed_field(ApiContext& api, HttpExchange& e, const std::string& param, std::string& model, Embedded& out) {
-    const Parsed<EmbeddingRequest> request =
+    const Parsed<OllamaEmbedding> parsed =
         parse_ollama_embed(std::exchange(e.request.body, {}), param, api.options.limits);
-    if (!request) return api.refuse(e, request.error()), false;
-    model = api.model_name(request->model);
-    return embed_inputs(api, e, *request, param, out);
+    if (!parsed) return api.refuse(e, parsed.error()), false;
+    keep_model(e, parsed->keep_alive);
+    model = api.model_name(parsed->request.model);
+    return embed_inputs(api, e, parsed->request, param, out);
 }
 
 void answer_ollama_embed(ApiContext& api, HttpExchange& e) {
@@ -278,7 +291,7 @@ void answer_ollama_ps(ModelPool& pool, HttpExchange& e) {
     for (const ModelView& view : pool.views()) {
         if (view.status != ModelStatus::loaded || !view.card) continue;
         Json model              = listed_model(pool, view, view.id);
-        model["expires_at"]     = "2999-12-31T00:00:00Z"; // it stays
+        model["expires_at"]     = expiry_text(view.sleeps_in);
         model["size_vram"]      = view.device == "cuda" ? view.card->facts.bytes : 0;
         model["context_length"] = view.card->context;
         models.push_back(std::move(model));

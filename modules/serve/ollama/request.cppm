@@ -15,13 +15,20 @@ struct OllamaRequest {
     GenerationRequest generation;
     bool              empty = false; // nothing is asked: the client wants the model loaded, or unloaded
     std::string       model;         // the name that was asked for
+    // Seconds without a request that the model stays loaded; < 0: for ever. Nothing: as the server has it.
+    std::optional<double> keep_alive;
+};
+
+struct OllamaEmbedding {
+    EmbeddingRequest      request;
+    std::optional<double> keep_alive; // as OllamaRequest has it
 };
 
 Parsed<OllamaRequest> parse_ollama_chat(std::string_view json, const ApiLimits& limits);
 Parsed<OllamaRequest> parse_ollama_generate(std::string_view json, const ApiLimits& limits);
 
 // The body of /api/embed, with its texts in `input`, or of /api/embeddings, with a text in `prompt`. `field`: which of them.
-Parsed<EmbeddingRequest> parse_ollama_embed(std::string_view json, const std::string& field, const ApiLimits& limits);
+Parsed<OllamaEmbedding> parse_ollama_embed(std::string_view json, const std::string& field, const ApiLimits& limits);
 // The body of /api/show: the model's name.
 Parsed<std::string> parse_ollama_show(std::string_view json, const ApiLimits& limits);
 // The server's name for a model that a request names: Ollama adds the tag ":latest".
@@ -40,6 +47,40 @@ std::string without_tag(const std::string& name, const ApiLimits& limits) {
 }
 
 constexpr std::size_t longest_model = 256; // bytes of a name
+
+// A duration as Go writes them: "5m", "1h30m", "-1s", "0". Nothing: it is none.
+std::optional<double> seconds_of(std::string_view text) {
+    constexpr std::pair<std::string_view, double> units[]  = {{"ns", 1e-9}, {"us", 1e-6}, {"µs", 1e-6}, {"ms", 1e-3},
+                                                              {"s", 1},     {"m", 60},    {"h", 3600}};
+    const bool                                    negative = text.starts_with('-');
+    if (negative || text.starts_with('+')) text.remove_prefix(1);
+    if (text == "0") return 0;
+    if (text.empty()) return std::nullopt;
+    double seconds = 0;
+    while (!text.empty()) {
+        const std::size_t           digits = std::min(text.find_first_not_of("0123456789."), text.size());
+        const std::optional<double> number = to_number<double>(text.substr(0, digits));
+        text.remove_prefix(digits);
+        const std::string_view unit = text.substr(0, std::min(text.find_first_of("0123456789."), text.size()));
+        const auto*            of   = std::ranges::find(units, unit, &std::pair<std::string_view, double>::first);
+        if (!number || of == std::end(units)) return std::nullopt;
+        seconds += *number * of->second;
+        text.remove_prefix(unit.size());
+    }
+    return negative ? -seconds : seconds;
+}
+
+std::optional<double> read_keep_alive(JsonFields& f) {
+    const Json* keep = f.find("keep_alive");
+    f.describe("keep_alive", R"({"type":["number","string"]})");
+    if (!keep || *keep == "") return std::nullopt;
+    const std::optional<double> seconds = keep->is_number()   ? std::optional(keep->get<double>())
+                                          : keep->is_string() ? seconds_of(keep->get_ref<const std::string&>())
+                                                              : std::nullopt;
+    if (!seconds || !std::isfinite(*seconds))
+        f.fail("keep_alive", "keep_alive has to be a number of seconds or a duration such as \"5m\"");
+    return seconds;
+}
 
 class OllamaReader {
 public:
@@ -200,7 +241,8 @@ private:
             if (chat) request_["logprobs"] = true, request_["top_logprobs"] = top;
             else request_["logprobs"] = top;
         }
-        for (const char* name : {"keep_alive", "top_logprobs", "shift"}) (void)f_.find(name);
+        out_.keep_alive = read_keep_alive(f_);
+        for (const char* name : {"top_logprobs", "shift"}) (void)f_.find(name);
         for (const std::string& name : f_.unknown()) unknown_.push_back(name);
         if (f_.failed()) return f_.error();
         if (out_.empty) { // only the model's name is looked at
@@ -240,21 +282,23 @@ Parsed<OllamaRequest> parse_ollama_generate(std::string_view text, const ApiLimi
     return OllamaReader(*body, limits).generate();
 }
 
-Parsed<EmbeddingRequest> parse_ollama_embed(std::string_view text, const std::string& field, const ApiLimits& limits) {
+Parsed<OllamaEmbedding> parse_ollama_embed(std::string_view text, const std::string& field, const ApiLimits& limits) {
     Parsed<JsonDocument> body = parse_object(text, limits);
     if (!body) return std::unexpected(body.error());
-    JsonFields       f(*body);
-    EmbeddingRequest out;
-    out.model = f.text("model", longest_model);
+    JsonFields        f(*body);
+    OllamaEmbedding   ollama;
+    EmbeddingRequest& out = ollama.request;
+    out.model             = f.text("model", longest_model);
     const Json name{{"model", without_tag(out.model, limits)}};
     JsonFields named(name);
     parse_model(named, limits);
     out.inputs   = parse_prompts(f, field, limits);
     out.truncate = f.boolean("truncate", true);
     if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
+    ollama.keep_alive = read_keep_alive(f);
     if (named.failed()) return named.error();
     if (f.failed()) return f.error();
-    return out;
+    return ollama;
 }
 
 Parsed<std::string> parse_ollama_show(std::string_view text, const ApiLimits& limits) {
