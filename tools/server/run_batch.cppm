@@ -41,11 +41,16 @@ public:
 
 private:
     Result<void> read_done();
-    bool         next(std::string& line);
-    void         answer_lines();
-    Json         answer(const std::string& line);
-    Json         ask(const std::string& url, Json body);
-    void         write(const Json& line, bool good);
+    // A line on its way: what will be written of it, and its request. No request: `out` says all. `out` is null: it was answered before.
+    struct Line {
+        Json out, request;
+    };
+    bool next(Line& line);
+    Line begin(const std::string& text);
+    void answer_lines();
+    Json answer(Line line);
+    Json ask(const std::string& url, Json body);
+    void write(const Json& line, bool good);
 
     Endpoints&            endpoints_;
     const BatchOptions&   o_;
@@ -97,32 +102,31 @@ Result<void> BatchRun::run() {
     return {};
 }
 
-bool BatchRun::next(std::string& line) {
+bool BatchRun::next(Line& line) {
     const std::scoped_lock lock(mutex_);
-    while (!broken_ && std::getline(in_, line))
-        if (!line.empty()) return true;
+    for (std::string text; !broken_ && std::getline(in_, text);) {
+        if (text.empty()) continue;
+        line = begin(text);
+        return true;
+    }
     return false;
 }
 
 void BatchRun::answer_lines() {
-    for (std::string line; next(line);) {
-        const Json out  = answer(line);
+    for (Line line; next(line);) {
+        const Json out  = answer(std::move(line));
         const bool good = !out.is_null() && out["response"].is_object() && out["response"]["status_code"] == 200;
         write(out, good);
     }
 }
 
-// Null: it was answered before.
-Json BatchRun::answer(const std::string& line) {
-    Json       out{{"id", ""}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
+// Under the lock, in the order of the file: of equal custom_ids the first line has the answer.
+BatchRun::Line BatchRun::begin(const std::string& line) {
+    Json out{{"id", cat("batch_req_", ++n_asked_)}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
     const auto wrong = [&](const std::string& why) {
         out["error"] = {{"code", "invalid_request"}, {"message", why}};
-        return out;
+        return Line{out, {}};
     };
-    {
-        const std::scoped_lock lock(mutex_);
-        out["id"] = cat("batch_req_", ++n_asked_);
-    }
     if (line.size() > o_.line_bytes) return wrong(cat("the line has more than ", o_.line_bytes, " bytes"));
     Result<Json> json = json_parse(line);
     if (!json || !json->is_object()) return wrong("the line is no JSON object");
@@ -133,11 +137,8 @@ Json BatchRun::answer(const std::string& line) {
     const std::string id = text("custom_id");
     if (id.empty()) return wrong("custom_id is missing");
     out["custom_id"] = id;
-    {
-        const std::scoped_lock lock(mutex_);
-        if (done_.contains(id)) return nullptr;
-        if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");
-    }
+    if (done_.contains(id)) return {};
+    if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");
     if (text("method") != "POST") return wrong("method has to be POST");
     const auto body = json->find("body");
     if (body == json->end() || !body->is_object()) return wrong("body has to be an object");
@@ -145,8 +146,13 @@ Json BatchRun::answer(const std::string& line) {
         return wrong("a batch has no streams: stream is true");
     if (!Endpoints::in_batches(text("url")))
         return wrong(cat("url is ", quote(text("url")), ", which no batch can ask"));
-    out["response"] = ask(text("url"), std::move(*body));
-    return out;
+    return {std::move(out), std::move(*json)};
+}
+
+Json BatchRun::answer(Line line) {
+    if (!line.request.is_null())
+        line.out["response"] = ask(line.request["url"].get<std::string>(), std::move(line.request["body"]));
+    return std::move(line.out);
 }
 
 Json BatchRun::ask(const std::string& url, Json body) {
