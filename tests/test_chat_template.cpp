@@ -83,7 +83,7 @@ TEST_CASE("dates are variables where they are asked for, unless the request or t
     const std::int64_t now   = *local_seconds("2024-07-26T10:00:00");
     const auto         shown = [&](bool dates) {
         const Result<MarkedText> text =
-            t->render(input, {.bos_token = "", .eos_token = "", .now = now, .dates = dates});
+            t->render(input, {.bos_token = "", .eos_token = "", .now = now, .llama_cpp = dates});
         REQUIRE(text);
         return text->bytes;
     };
@@ -92,6 +92,24 @@ TEST_CASE("dates are variables where they are asked for, unless the request or t
     REQUIRE(t->set_defaults(R"({"datetime":"noon"})"));
     input.variables["date_string"] = "today";
     CHECK(shown(true) == "today, noon");
+}
+
+TEST_CASE("a template that names functions gets the tools as text", "[template]") {
+    Result<ChatTemplate> t = ChatTemplate::parse("{{ 'Functions: ' + functions + '.' }}", "functions");
+    REQUIRE(t);
+    ChatInput  input;
+    const auto shown = [&] {
+        const Result<MarkedText> text =
+            t->render(input, {.bos_token = "", .eos_token = "", .now = 0, .llama_cpp = true});
+        REQUIRE(text);
+        return text->bytes;
+    };
+    input.messages.push_back(Json{{"role", "user"}, {"content", "Hi"}});
+    CHECK(shown() == "Functions: .");
+    input.tools = Json::array({Json{{"type", "function"}}});
+    CHECK(shown() == R"(Functions: [{"type":"function"}].)");
+    input.variables["functions"] = "none";
+    CHECK(shown() == "Functions: none.");
 }
 
 TEST_CASE("named templates: default, tool_use for tools, others by request or flag", "[template]") {

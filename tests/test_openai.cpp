@@ -531,6 +531,10 @@ TEST_CASE("conversations", "[openai]") {
     const std::string begun = R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
     CHECK(talk(begun)->conversation.continue_final);
     CHECK(!talk(begun, R"(,"add_generation_prompt":true)")->conversation.continue_final);
+    const auto in_parts = talk(R"([{"role":"user","content":"a"},
+        {"role":"assistant","content":[{"type":"text","text":"b"},{"type":"text","text":"c"}]}])");
+    CHECK(in_parts->conversation.continue_final);
+    CHECK(in_parts->conversation.input.messages[1]["content"] == "b\n\nc"); // as in llama.cpp
     CHECK(wrong_field(talk(begun, R"(,"add_generation_prompt":true,"continue_final_message":true)")) ==
           "continue_final_message");
     CHECK(wrong_field(talk(R"([{"role":"user","content":"a"}])", R"(,"continue_final_message":true)")) ==

@@ -105,8 +105,8 @@ struct Chat::Impl {
         const Tokenizer& t = engine_.tokenizer();
         if (t.bos() >= 0) around.bos_token = t.piece(t.bos());
         if (t.eos() >= 0) around.eos_token = t.piece(t.eos());
-        around.now   = local_seconds(arguments_.now).value_or(0);
-        around.dates = true;
+        around.now       = local_seconds(arguments_.now).value_or(0);
+        around.llama_cpp = true;
         ChatInput input;
         input.messages = messages;
         return template_.render(input, around);

@@ -166,7 +166,7 @@ Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const
     if (t.bos() >= 0) around.bos_token = t.piece(t.bos());
     if (t.eos() >= 0) around.eos_token = t.piece(t.eos());
     around.now        = local_seconds(now_).value_or(0);
-    around.dates      = true;
+    around.llama_cpp  = true;
     ChatInput   input = conversation.input;
     std::string begun; // of the answer
     if (conversation.continue_final) {

@@ -47,6 +47,21 @@ bool check_content(JsonFields& f, Json& message, const std::string& where) {
     return true;
 }
 
+// The text of a message that an answer may go on from: one by the assistant, without calls. Its parts are separated by an empty line, as in
+// llama.cpp.
+std::optional<std::string> begun_answer(const Json& message) {
+    if (message["role"] != "assistant" || !message.contains("content") ||
+        (message.contains("tool_calls") && !message["tool_calls"].empty()))
+        return std::nullopt;
+    const Json& content = message["content"];
+    if (content.is_string()) return content.get<std::string>();
+    if (!content.is_array() || content.empty()) return std::nullopt;
+    std::string text;
+    for (const Json& part : content)
+        text += cat(text.empty() ? "" : "\n\n", part["text"].get_ref<const std::string&>());
+    return text;
+}
+
 Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     Conversation out;
     const Json*  v = f.find("messages");
@@ -107,12 +122,12 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         if (const Json* given = f.list(name)) *list = *given;
     if (f.failed()) return out;
     // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
-    const std::vector<Json>& messages = out.input.messages;
-    const bool last_is_answer         = messages.back()["role"] == "assistant" && messages.back().contains("content") &&
-                                messages.back()["content"].is_string() &&
-                                (!messages.back().contains("tool_calls") || messages.back()["tool_calls"].empty());
-    const bool add     = f.boolean("add_generation_prompt", true);
+    std::vector<Json>&               messages       = out.input.messages;
+    const std::optional<std::string> begun          = begun_answer(messages.back());
+    const bool                       last_is_answer = begun.has_value();
+    const bool                       add            = f.boolean("add_generation_prompt", true);
     out.continue_final = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
+    if (out.continue_final && begun) messages.back()["content"] = *begun;
     out.input.add_generation_prompt = add;
     if (out.continue_final && f.has("add_generation_prompt") && add)
         f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");

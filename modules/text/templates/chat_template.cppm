@@ -27,8 +27,8 @@ struct ChatInput {
 // Beside the conversation.
 struct ChatSurroundings {
     std::string_view bos_token, eos_token; // as text
-    std::int64_t     now   = 0;            // of strftime_now, from local_seconds()
-    bool             dates = false;        // the variables date_string and datetime are there, as in llama.cpp
+    std::int64_t     now = 0;              // of strftime_now, from local_seconds()
+    bool llama_cpp = false; // llama.cpp's variables are there: date_string, datetime, and functions, the tools as text
 };
 
 // Immutable, so any number of threads may use one.
@@ -343,9 +343,14 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
         if (!chosen->takes_null && (!m.contains("content") || m["content"].is_null())) m["content"] = "";
         messages.push_back(std::move(m));
     }
-    if (around.dates) // llama.cpp's forms: 26 Jul 2024, and Jul 26 2024 10:00:00 GMT
-        for (auto [name, form] : {std::pair("date_string", "%d %b %Y"), std::pair("datetime", "%b %d %Y %H:%M:%S GMT")})
-            if (chosen->jinja.names(name) && !variables.contains(name)) variables[name] = date_text(around.now, form);
+    if (around.llama_cpp) {
+        const auto add = [&](const char* name, const auto& value) {
+            if (chosen->jinja.names(name) && !variables.contains(name)) variables[name] = value();
+        };
+        add("date_string", [&] { return date_text(around.now, "%d %b %Y"); });           // 26 Jul 2024
+        add("datetime", [&] { return date_text(around.now, "%b %d %Y %H:%M:%S GMT"); }); // Jul 26 2024 10:00:00 GMT
+        add("functions", [&] { return has_tools ? json_dump(input.tools) : std::string(); });
+    }
     variables["messages"]  = std::move(messages);
     variables["tools"]     = has_tools ? input.tools : Json();
     variables["documents"] = input.documents.is_array() && !input.documents.empty() ? input.documents : Json();
