@@ -116,7 +116,7 @@ def run(stage):
     question = json.dumps({"messages": [{"role": "user", "content": "What is a quire?"}], "max_tokens": 40})
     script = f"""set -eu
 test "$(id -u)" != 0
-{shlex.join(stage.entry)} &
+{shlex.join(stage.entry)} >&2 &
 for i in $(seq 100); do sleep 0.2; if {shlex.join(stage.health)}; then break; fi; done
 {shlex.join(stage.health)}
 curl -fsS http://127.0.0.1:$QUIRE_PORT/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(question)}
