@@ -24,12 +24,13 @@ struct LoraAdd {
     std::int64_t        in = 0, cols = 0;
     float*              low = nullptr; // [rows × ranks], scratch
 };
-// What the sequences of a step run with.
+// The factors of a step: of each adapter, for each sequence. All arrays are in device memory, sent up before the step.
 struct LoraStep {
     const float*        factors    = nullptr; // [sequences × n_adapters]; 0: without that adapter
     const std::int32_t* sequences  = nullptr; // of each row of the operation
     int                 n_adapters = 0;
 };
+// Two launches; each waits for its inputs first: x and out are the results of kernels of this step, and low is that of the first launch.
 // A row's bits depend on that row, its factors and the shapes alone; a row without adapters is not touched.
 void lora_add(const LoraAdd& op, const LoraStep& step, std::int64_t rows, Context& gpu);
 

@@ -78,7 +78,7 @@ struct LayerConfig {
     bool keeps_state() const { return state.floats() > 0; }
 };
 
-// What a draft of EAGLE-3 (Li et al. 2025) reads of another model, its target: the residual before three of its layers.
+// The inputs of an EAGLE-3 draft (Li et al. 2025) from another model, its target: the residual before three of its layers.
 struct EagleConfig {
     std::array<int, 3> target_layers{}; // the number of the target's layers: the residual behind the last one
     int                target_hidden_size   = 0;

@@ -34,10 +34,9 @@ private:
     cuda::LoraPair* pairs_of(const LoraAdd& op, const DeviceWeights& weights, int& ranks, DeviceMemory& memory);
 
     cuda::Context& gpu_;
-    StepLimits     limits_;
     int            n_adapters_ = 0; // 0: the program has none
     bool           in_use_     = false;
-    // [max_sequences + 1 × n_adapters] factors, the last row zeros; then the sequence of each token, and of each logit row.
+    // [max_sequences + 1 × n_adapters] factors, those behind the last sequence of the step 0; then the sequence of each token, and of each logit row.
     float *     host_ = nullptr, *device_ = nullptr, *low_ = nullptr;
     std::size_t at_tokens_ = 0, at_logits_ = 0, size_ = 0;
 };
@@ -73,7 +72,6 @@ cuda::LoraPair* DeviceAdapters::pairs_of(const LoraAdd& op, const DeviceWeights&
 bool DeviceAdapters::compile(const Program& program, const StepLimits& limits, const DeviceWeights& weights,
                              const Activations& values, std::vector<LoweredOperation>& lowered, DeviceMemory& memory,
                              PinnedMemory& pinned) {
-    limits_        = limits;
     int  most      = 0; // ranks of an operation
     bool no_memory = false;
     for (std::size_t i = 0; i < lowered.size(); i++) {
