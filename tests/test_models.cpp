@@ -479,6 +479,10 @@ TEST_CASE("Ollama's keep_alive says how long one of many models stays", "[models
     CHECK(answer["response"] == ask("1h30m")["response"]); // it slept, and has come back
     CHECK(ask(0, "")["done_reason"] == "unload");
     until_status(s, "qwen", "sleeping");
+    CHECK(ask(0, "")["done_reason"] == "unload"); // without waking it
+    CHECK(s.ask("/api/chat", {{"model", "mistral"}, {"keep_alive", 0}})["done_reason"] == "unload");
+    CHECK(status_of(s, "qwen") == "sleeping");
+    CHECK(status_of(s, "mistral") == "unloaded");
     CHECK(s.ask_get("/api/ps")["models"].empty());
     for (const Json& odd : {Json("5"), Json("m"), Json("1.2.3s"), Json(true), Json("5 m")}) {
         const Json refused =

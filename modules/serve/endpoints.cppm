@@ -96,6 +96,7 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
     wanted.answers = posted; // who looks at a model does not keep it
     wanted.gone    = [&e] { return e.peer->gone(); };
     if (pool_.many()) {
+        if (posted && answer_unloaded(pool_, e)) return;
         const std::string_view autoload = find_field(e.request.query, "autoload");
         wanted.autoload = autoload.empty() ? pool_.options().autoload : autoload == "true" || autoload == "1";
         if (posted) wanted.name = model_field(e.request.body);

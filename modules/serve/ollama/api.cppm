@@ -18,6 +18,8 @@ import quire.serve.status.embedding_api;
 
 export namespace quire {
 
+// Answers a request that wants a model to leave, if the model is not loaded: nothing is loaded for it. False: it is another request.
+bool answer_unloaded(ModelPool& pool, HttpExchange& e);
 void answer_ollama_chat(ApiContext& api, HttpExchange& e);
 void answer_ollama_generate(ApiContext& api, HttpExchange& e);
 void answer_ollama_embed(ApiContext& api, HttpExchange& e);      // /api/embed
@@ -187,6 +189,28 @@ std::unique_ptr<AnswerRenderer> ollama_renderer(ResponseHead head, bool messages
 
 // -- routes
 
+void answer_without_text(HttpExchange& e, const std::string& model, bool messages, const char* reason) {
+    Json body{{"model", model}, {"created_at", now_text()}};
+    if (messages) body["message"] = {{"role", "assistant"}, {"content", ""}};
+    else body["response"] = "";
+    body["done"]        = true;
+    body["done_reason"] = reason;
+    answer_json(e, std::move(body));
+}
+
+bool answer_unloaded(ModelPool& pool, HttpExchange& e) {
+    constexpr std::size_t longest  = 4096; // bytes of a body without a text
+    const bool            messages = e.request.path == "/api/chat";
+    if (e.request.body.size() > longest || (!messages && e.request.path != "/api/generate")) return false;
+    const Parsed<OllamaRequest> parsed =
+        messages ? parse_ollama_chat(e.request.body, {}) : parse_ollama_generate(e.request.body, {});
+    if (!parsed || !parsed->empty || parsed->keep_alive != 0) return false;
+    const std::optional<ModelView> view = pool.view(parsed->model);
+    if (!view || (view->status != ModelStatus::unloaded && view->status != ModelStatus::sleeping)) return false;
+    answer_without_text(e, parsed->model, messages, "unload");
+    return true;
+}
+
 void keep_model(const HttpExchange& e, std::optional<double> seconds) {
     if (seconds && e.keep_model) e.keep_model(*seconds);
 }
@@ -194,14 +218,9 @@ void keep_model(const HttpExchange& e, std::optional<double> seconds) {
 void answer_generation(ApiContext& api, HttpExchange& e, Parsed<OllamaRequest> parsed, bool messages) {
     if (!parsed) return api.refuse(e, parsed.error());
     keep_model(e, parsed->keep_alive);
-    if (parsed->empty) {
-        Json body{{"model", api.model_name(parsed->model)}, {"created_at", now_text()}};
-        if (messages) body["message"] = {{"role", "assistant"}, {"content", ""}};
-        else body["response"] = "";
-        body["done"]        = true;
-        body["done_reason"] = parsed->keep_alive == 0 && e.keep_model ? "unload" : "load";
-        return answer_json(e, std::move(body));
-    }
+    if (parsed->empty)
+        return answer_without_text(e, api.model_name(parsed->model), messages,
+                                   parsed->keep_alive == 0 && e.keep_model ? "unload" : "load");
     generate(api, e, std::move(parsed->generation), messages ? "messages" : "prompt",
              [&](ResponseHead head, const GenerationRequest&, const std::vector<std::string>&) {
                  head.model = api.model_name(parsed->model);
