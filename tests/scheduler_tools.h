@@ -46,17 +46,18 @@ inline void check_readable(const StepPlan& plan, int block_size) {
     }
 }
 
-// One step with a model that always answers 7; finished sequences leave. Returns the ids of the requests that are over.
-inline std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
+// A step is done, and `token` says what comes out of a row, 0 being an end; finished sequences leave. Returns the ids of the requests that
+// are over.
+inline std::vector<RequestId> take_tokens(Scheduler& s, std::span<const Scheduled> items,
+                                          const std::function<Token(const Scheduled&)>& token) {
     std::vector<RequestId> done;
-    auto                   items = s.schedule(plan);
-    if (!items.empty()) check_readable(plan, s.blocks().block_size());
     s.commit();
     for (const Scheduled& item : items) {
         if (!item.samples) continue;
         item.group->prompt_done = true;
-        s.append(*item.sequence, 7);
-        if (const FinishReason why = s.ending(*item.group, *item.sequence, false); why != FinishReason::none)
+        const Token t           = token(item);
+        s.append(*item.sequence, t);
+        if (const FinishReason why = s.ending(*item.group, *item.sequence, t == 0); why != FinishReason::none)
             s.free(*item.group, *item.sequence, why);
         if (item.group->sequences.empty()) done.push_back(item.group->id);
     }
@@ -64,6 +65,13 @@ inline std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
     for (RequestId id : done) s.remove(id);
     s.check_invariants();
     return done;
+}
+
+// One step with a model that always answers 7. Returns the ids of the requests that are over.
+inline std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
+    const std::span<const Scheduled> items = s.schedule(plan);
+    if (!items.empty()) check_readable(plan, s.blocks().block_size());
+    return take_tokens(s, items, [](const Scheduled&) { return Token(7); });
 }
 
 // Steps until all requests are over; their ids in the order of their ends.
@@ -77,8 +85,7 @@ inline std::vector<RequestId> run_all(Scheduler& s, int most_steps = 200) {
     return done;
 }
 
-// As run_step(), but what comes out is chosen by `token`, 0 being an end, and the next step is prepared before.
-// Says whether the step had been prepared.
+// As run_step(), but `token` chooses what comes out, and the next step is prepared before. Says whether the step had been prepared.
 inline bool run_prepared(Scheduler& s, StepPlan& plan, StepPlan& next, bool prepares,
                          const std::function<Token(const Scheduled&)>& token, bool& prepared) {
     std::span<const Scheduled> items;
@@ -88,20 +95,7 @@ inline bool run_prepared(Scheduler& s, StepPlan& plan, StepPlan& next, bool prep
     else items = s.schedule(plan);
     if (!items.empty()) check_readable(plan, s.blocks().block_size());
     prepared = prepares && s.prepare(next);
-    s.commit();
-    std::vector<RequestId> done;
-    for (const Scheduled& item : items) {
-        if (!item.samples) continue;
-        item.group->prompt_done = true;
-        const Token t           = token(item);
-        s.append(*item.sequence, t);
-        if (const FinishReason why = s.ending(*item.group, *item.sequence, t == 0); why != FinishReason::none)
-            s.free(*item.group, *item.sequence, why);
-        if (item.group->sequences.empty()) done.push_back(item.group->id);
-    }
-    for (const Ended& e : s.take_ended()) done.push_back(e.id);
-    for (RequestId id : done) s.remove(id);
-    s.check_invariants();
+    take_tokens(s, items, token);
     return adopted;
 }
 
