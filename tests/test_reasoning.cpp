@@ -145,11 +145,13 @@ TEST_CASE("another request ends the reasoning of an answer that runs", "[server]
                      {"request_id", "one"}};
     const auto answer = [&](bool armed, bool& stopped) {
         asked["reasoning_control"] = armed;
-        Plain       reply;
-        std::thread client([&] { reply = s.ask("/v1/chat/completions", asked); });
+        Reply       answered;
+        std::thread client([&] { answered = s.post("/v1/chat/completions", asked); }); // only one thread may assert
         while (s.metric("vllm:num_requests_running") == 0) nap();
         stopped = control("chatcmpl-one")["success"].get<bool>();
         client.join();
+        REQUIRE(answered.status == 200);
+        const Plain reply = Plain::parse(answered.body);
         CHECK(reply["id"] == "chatcmpl-one");
         return reply["choices"][0]["message"];
     };
