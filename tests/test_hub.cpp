@@ -47,8 +47,8 @@ public:
     TestHub() {
         storage_.Get("/(.+)/(part-.+)", [this](const httplib::Request& req, httplib::Response& res) {
             const std::scoped_lock lock(mutex_);
-            if (req.has_header("Authorization")) token_leaked = true;
-            ranges.push_back(req.get_header_value("Range"));
+            if (req.has_header("Authorization")) token_leaked_ = true;
+            ranges_.push_back(req.get_header_value("Range"));
             const std::string text = contents(req.matches[2]);
             res.set_content(req.matches[1] == "wrong" ? std::string(text.size(), '?') : text, "text/plain");
         });
@@ -78,14 +78,23 @@ public:
     }
     static std::string contents(const std::string& name) { return name + std::string(10000, 'x'); }
 
-    std::string              url;
-    bool                     token_leaked = false;
-    std::vector<std::string> ranges;
+    bool token_leaked() const {
+        const std::scoped_lock lock(mutex_);
+        return token_leaked_;
+    }
+    std::vector<std::string> ranges() const { // that the storage was asked for; "": a whole file
+        const std::scoped_lock lock(mutex_);
+        return ranges_;
+    }
+
+    std::string url;
 
 private:
     httplib::Server          hub_, storage_;
     int                      storage_port_ = 0;
-    std::mutex               mutex_;
+    mutable std::mutex       mutex_; // of the next two
+    bool                     token_leaked_ = false;
+    std::vector<std::string> ranges_;
     std::vector<std::thread> threads_;
 };
 
@@ -150,13 +159,13 @@ TEST_CASE("a model comes from a hub into the cache", "[hub]") {
     CHECK(fs::read_symlink(repo.file(commit, second)) == "../../blobs/" + digest);
     CHECK(repo.commit_of("main") == commit);
     CHECK(done == std::int64_t(TestHub::contents(second).size()));
-    CHECK(hub.ranges == std::vector<std::string>{"", "bytes=5000-"});
-    CHECK_FALSE(hub.token_leaked);
+    CHECK(hub.ranges() == std::vector<std::string>{"", "bytes=5000-"});
+    CHECK_FALSE(hub.token_leaked());
     // What is there is not fetched again; nothing is asked with --offline.
     CHECK(hub_file(model, report));
     model.offline = true;
     CHECK(hub_file(model, report));
-    CHECK(hub.ranges.size() == 2);
+    CHECK(hub.ranges().size() == 2);
     CHECK(cached_models(cache).size() == 1);
 
     model.offline = false, model.repo = "user/wrong";
