@@ -1,5 +1,6 @@
 // Implements kernels.h in a build without CUDA: there is no device, so no other function is ever called.
 #include "adapters.h"
+#include "guesses.h"
 #include "kernels.h"
 #include "ranks/ranks.h"
 
@@ -62,6 +63,9 @@ void gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
 void causal_conv(const CausalConv&, const States&, Context&) {}
 void recurrence(const Recurrence&, const States&, Context&) {}
 void lora_add(const LoraAdd&, const LoraStep&, std::int64_t, Context&) {}
+void carry(const Carry&, const CarryStep&, std::int64_t, Context&) {}
+void put_columns(const void*, bool, std::int64_t, std::int64_t, void*, bool, std::int64_t, std::int64_t, Context&) {}
+void gather_columns(const float*, std::int64_t, std::int64_t, const std::int32_t*, float*, std::int64_t, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
 void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}
 void soft_cap(float*, float, std::int64_t, Context&) {}

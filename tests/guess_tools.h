@@ -14,18 +14,18 @@ inline nlohmann::json read_json(const std::string& path) {
 // One text on a model with a layer that guesses, without an engine: its MTP layer, or the draft of EAGLE-3 in the file `draft`.
 class GuessedText {
 public:
-    explicit GuessedText(const std::string& path, const std::string& draft = "")
+    // `how`: the device, and whether it is deterministic.
+    explicit GuessedText(const std::string& path, const std::string& draft = "",
+                         const EngineOptions& how = {.device = "cpu", .kv_type = DType::F32})
         : file_(value_of(Gguf::open(path))), config_(value_of(read_config(file_, draft.empty()))),
-          tensors_(value_of(bind_tensors(file_, config_))) {
+          tensors_(value_of(bind_tensors(file_, config_))), options_(how) {
         if (!draft.empty()) {
             draft_.emplace(value_of(Gguf::open(draft)));
             const auto added = add_eagle_draft(*draft_, value_of(Tokenizer::load(file_)), config_, tensors_);
             INFO((added ? "" : added.error().message));
             REQUIRE(added.has_value());
         }
-        options_.device           = "cpu";
         options_.threads          = 1;
-        options_.kv_type          = DType::F32;
         options_.context          = 400;
         options_.kv_blocks        = 60;
         options_.max_batch_tokens = 400;
@@ -97,8 +97,8 @@ private:
 
 inline Token best(std::span<const float> row) { return Token(std::ranges::max_element(row) - row.begin()); }
 
-// Compares a layer's logits with those that an independent computation has recorded in a file, in one step and in two.
-inline void check_recorded(GuessedText& text, const std::string& path) {
+// Compares a layer's logits with those that an independent computation has recorded in a file, in one step and in two; `most_error`: of a logit.
+inline void check_recorded(GuessedText& text, const std::string& path, float most_error = 1e-3f) {
     for (const auto& c : read_json(path)) {
         const auto tokens   = c["tokens"].get<std::vector<Token>>();
         const auto expected = c["logits"].get<std::vector<std::vector<float>>>();
@@ -108,7 +108,10 @@ inline void check_recorded(GuessedText& text, const std::string& path) {
             if (steps.back() == 0) continue;
             CAPTURE(n, steps.size());
             text.begin(tokens, steps);
-            for (int p = n - steps.back() + 1; p <= n; p++) CHECK(best(text.guess(p)) == tops[std::size_t(p) - 1]);
+            for (int p = n - steps.back() + 1; p <= n; p++) {
+                const Token top = best(text.guess(p));
+                if (most_error <= 1e-3f) CHECK(top == tops[std::size_t(p) - 1]); // else two tokens may be too close
+            }
             std::vector<float> row = text.guess(n);
             for (std::size_t i = 0;; i++) {
                 REQUIRE(row.size() == expected[i].size());
@@ -116,9 +119,9 @@ inline void check_recorded(GuessedText& text, const std::string& path) {
                 for (std::size_t j = 0; j < row.size(); j++)
                     if (expected[i][j] > -1e29f) most = std::max(most, std::abs(row[j] - expected[i][j]));
                     else CHECK(row[j] == -std::numeric_limits<float>::infinity()); // JSON has no such number
-                CHECK(most < 1e-3f);
+                CHECK(most < most_error);
                 if (i + 1 == expected.size()) break;
-                row = text.guess_next(best(row));
+                row = text.guess_next(best(expected[i]));
             }
         }
     }

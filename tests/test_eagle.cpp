@@ -89,7 +89,7 @@ TEST_CASE("an EAGLE-3 draft is for one model, and the file says for which") {
     CHECK(refused(with("embedding_length", 64)).contains("tensor fc.weight is [32 × 96], the model needs [64 × 96]"));
     const int hidden = value_of(read_config(value_of(Gguf::open(deepseek)))).hidden_size;
     CHECK(refused(with("target_hidden_size", hidden), deepseek).contains("latent attention"));
-    CHECK(refused(draft("small"), target, 2).contains("in one rank so far"));
+    CHECK(refused(draft("small"), target, 2).contains("runs on one rank"));
 
     const auto none = [](GgufWriter&) {};
     CHECK(refused(changed(none, "fc.weight")).contains("tensor fc.weight is missing"));

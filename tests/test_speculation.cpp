@@ -287,6 +287,23 @@ TEST_CASE("a draft model that is the model itself guesses every token, also wher
     CHECK(stats.draft_tokens > 8 * 12); // of at most 16 each: five tokens a step behind the first one
 }
 
+TEST_CASE("a request without drafts has none, and one with fewer has no more") {
+    EngineOptions o = small_blocks(false, 200, 4);
+    o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
+    Engine  engine  = load(model("llama3-gqa-Q8_0.gguf"), o);
+    Request r       = greedy(prompt_of(9), 21);
+    r.most_drafts   = 0;
+    const Answers plain = run_one(engine, r);
+    CHECK(engine.stats().memory.draft_tokens == 0);
+    const auto before = engine.stats().steps;
+    r.most_drafts     = 1;
+    CHECK(identical(run_one(engine, r), plain));
+    const auto drafts =
+        engine.stats().memory.draft_tokens; // one a step at most, and the first token comes with the prompt
+    CHECK((drafts > 6 && drafts <= 10));
+    CHECK(engine.stats().steps - before >= 11);
+}
+
 TEST_CASE("a draft model has the vocabulary of the model, and no state") {
     const auto error_of = [](const char* file, const char* draft) {
         EngineOptions o;
@@ -340,6 +357,45 @@ TEST_CASE("GPU, deterministic: draft tokens change no token, no log-probability 
             CHECK(stats.draft_tokens > 0);
             if (how == Guesses::right) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
         }
+}
+
+TEST_CASE("GPU, deterministic: a layer that guesses changes no token, no log-probability and no finish reason",
+          "[cuda]") {
+    if (no_gpu()) return;
+    const auto        number = number_constraint();
+    const std::string folder = QUIRE_ROOT "/tests/data/";
+    for (const std::string draft : {"", "small", "wide", "shared"}) {
+        const std::string path = folder + (draft.empty() ? "mtp/tiny-mtp-F16.gguf" : "eagle/tiny-target-F16.gguf");
+        EngineOptions     o;
+        o.device                        = "cuda";
+        o.deterministic                 = true;
+        o.kv_blocks                     = 400;
+        o.context                       = 96;
+        const std::vector<Answers> want = [&] {
+            Engine plain = load(path, o);
+            return run_all(plain, many_requests(plain, number));
+        }();
+        for (const bool crowded : {false, true}) { // requests are preempted, computed again or swapped
+            CAPTURE(draft, crowded);
+            o.drafts = {.on       = true,
+                        .most     = draft == "wide" ? 1 : 4,
+                        .always   = true,
+                        .by_model = !draft.empty(),
+                        .model    = draft.empty() ? "" : folder + "eagle/tiny-eagle-" + draft + "-F16.gguf",
+                        .by_mtp   = draft.empty()};
+            if (crowded) {
+                o.max_batch_tokens = 40;
+                o.kv_blocks        = 12;
+                o.max_sequences    = 8;
+                o.swap_blocks      = draft == "small" ? 0 : 60;
+            }
+            Engine engine = load(path, o);
+            check_two_rounds(engine, many_requests(engine, number), want);
+            const auto stats = engine.stats().memory;
+            CHECK(stats.draft_tokens > 0);
+            CHECK(stats.accepted_tokens < stats.draft_tokens);
+        }
+    }
 }
 
 TEST_CASE("the blocks of an answer with drafts are found as those of an answer without") {

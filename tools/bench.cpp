@@ -172,6 +172,7 @@ int run(int argc, char** argv) {
         ->add_option("--text", speculation.texts, "files with a prompt each, whose answers n-grams guess instead")
         ->delimiter(',')
         ->check(existing_file());
+    add_guesser_flags(*speculate_command, speculation.engine);
     add_number(*speculate_command, "-k,--spec-draft-n-max", speculation.engine.drafts.most, 1, most_drafts,
                "most draft tokens of a sequence in a step");
     speculate_command->add_option("--npl", speculation.npl, "numbers of sequences")

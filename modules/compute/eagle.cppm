@@ -63,7 +63,7 @@ EagleProgram::EagleProgram(Program& program, const ModelConfig& draft, const Eag
     targets_                    = value("residuals", w_.join.weight.cols);
     states_                     = value("draft_states", h, false, true);
     before_                     = value("draft_x", h, false, true);
-    normed_                     = value("draft_normed", h, false, true);
+    normed_                     = value("draft_normed", h);
     embedding_                  = value("draft_embedding", h, false, true);
     h_                          = value("draft_h", h);
     joined_                     = value("embedding_and_state", 2 * h);
@@ -76,7 +76,7 @@ EagleProgram::EagleProgram(Program& program, const ModelConfig& draft, const Eag
     up_                         = value("draft_up", l.ff_size);
     kept_                       = value("step_states", h, true, true);
     guessed_                    = value("guess_states", h, true, true);
-    memory_                     = value("states", mtp_states * h, true);
+    memory_                     = value("states", mtp_states * h, true, true);
     last_                       = value("draft_last", h, true);
     if (w_.tokens) logits_ = value("draft_logits", w_.output.weight.rows, true, true);
 }
@@ -121,13 +121,13 @@ void EagleProgram::keep_states() { emit(SelectRows{states_, kept_}); }
 void EagleProgram::guesses(ValueId logits) {
     input(none);
     attention(false);
-    const ValueId residual = c_.eagle->norm_before_residual ? normed_ : before_;
-    emit(Norm{delta_, residual, h_, w_.ffn_norm, {}, c_.norm_eps, c_.hidden_size, NormKind::rms});
+    if (c_.eagle->norm_before_residual) emit(PutColumns{normed_, before_, 0}); // the residual
+    emit(Norm{delta_, before_, h_, w_.ffn_norm, {}, c_.norm_eps, c_.hidden_size, NormKind::rms});
     emit(GatedGemm{
         h_, {w_.ffn_gate.weight, w_.ffn_gate.bias, gate_}, {w_.ffn_up.weight, w_.ffn_up.bias, up_}, Activation::silu});
     emit(Gemm{gate_, {{w_.ffn_down.weight, w_.ffn_down.bias, delta_}}});
-    emit(Add{residual, delta_});
-    emit(SelectRows{residual, guessed_});
+    emit(Add{before_, delta_});
+    emit(SelectRows{before_, guessed_});
     norm(guessed_, last_, w_.output_norm);
     emit(Gemm{last_, {{w_.output.weight, w_.output.bias, w_.tokens ? logits_ : logits}}});
     if (w_.tokens) {

@@ -187,8 +187,9 @@ int Drafting::most_for(const SequenceGroup& group, const Sequence& s, int contex
     if (r.width() > 1 && (options_.device_samples || group.n_generated(s) == 0)) return 0;
     const SamplingParams& p = r.sampling;
     if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return 0;
+    const int of_request = r.most_drafts < 0 ? options_.most : std::min(options_.most, r.most_drafts);
     const int most =
-        std::min({options_.most, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
+        std::min({of_request, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
     return most < options_.least ? 0 : most;
 }
 

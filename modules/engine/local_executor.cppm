@@ -181,14 +181,18 @@ StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const Ra
     limits.n_heads                 = mine.n_heads;
     limits.n_kv_heads              = mine.n_kv_heads;
     limits.value_dim               = mine.value_dim;
-    limits.vocab_size              = mine.vocab_size;
-    limits.n_attentions            = int(attentions.size());
-    limits.unit                    = o.layout.blocks_per_unit();
-    limits.n_experts               = mine.experts.n;
-    limits.experts_used            = mine.experts.used;
-    limits.hidden_size             = mine.hidden_size;
-    limits.n_ranks                 = o.tensor_parallel;
-    limits.rank_vocab              = int(shape.n > 1 ? shape.vocab.n : mine.vocab_size);
+    if (config.draft) {
+        limits.n_heads   = std::max(limits.n_heads, config.draft->n_heads);
+        limits.value_dim = std::max(limits.value_dim, config.draft->layers[0].value_dim);
+    }
+    limits.vocab_size   = mine.vocab_size;
+    limits.n_attentions = int(attentions.size());
+    limits.unit         = o.layout.blocks_per_unit();
+    limits.n_experts    = mine.experts.n;
+    limits.experts_used = mine.experts.used;
+    limits.hidden_size  = mine.hidden_size;
+    limits.n_ranks      = o.tensor_parallel;
+    limits.rank_vocab   = int(shape.n > 1 ? shape.vocab.n : mine.vocab_size);
     return limits;
 }
 
@@ -210,10 +214,9 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         const int context = o.context > 0 ? o.context : config.context_length;
         if (auto ok = check_adapters((*shapes)[0], tensors, adapters, context); !ok) return std::unexpected(ok.error());
     }
-    if (config.mtp && (o.device == "cuda" || o.tensor_parallel > 1))
-        return fail(path, ": --spec mtp is for a model on a CPU (--device cpu) in one rank so far");
-    if (config.draft && (o.device == "cuda" || o.tensor_parallel > 1))
-        return fail(o.drafts.model, ": a draft of EAGLE-3 is for a model on a CPU (--device cpu) in one rank so far");
+    if (config.mtp && o.tensor_parallel > 1) return fail(path, ": --spec mtp is for a model that runs on one rank");
+    if (config.draft && o.tensor_parallel > 1)
+        return fail(o.drafts.model, ": a draft of EAGLE-3 is for a model that runs on one rank");
     const std::shared_ptr<RankGroup> group = devices->group;
     std::vector<Rank>                ranks(devices->backends.size());
     std::vector<Backend*>            backends;

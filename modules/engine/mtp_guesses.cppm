@@ -164,10 +164,15 @@ void MtpGuesses::guess_next(std::span<const Scheduled> texts, int number, MoveTi
         plan_.carried.push_back(row);
     }
     executor_.launch(plan_);
-    const std::span<const float> rows = executor_.results().rows();
+    const StepResults results = executor_.results();
+    const auto        greedy  = [](const Scheduled& t) { return is_plain_greedy(t.group->request.sampling); };
+    const bool best = !results.best.empty() && std::ranges::all_of(items_, greedy); // the device knows the tokens
+    std::span<const float> rows;
+    if (!best) rows = results.rows();
     for (std::size_t i = 0; i < items_.size(); i++) {
         const auto size = std::size_t(vocab_size_);
-        items_[i].sequence->guess.push_back(next_token(rows.subspan(i * size, size), items_[i]));
+        items_[i].sequence->guess.push_back(best ? std::max(results.best[i], 0)
+                                                 : next_token(rows.subspan(i * size, size), items_[i]));
         to_keep_.push_back({std::int32_t(i), own_row(items_[i]), true});
     }
     cost_.add(int(items_.size()), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

@@ -1,5 +1,5 @@
 // bench speculate: decoding with draft tokens beside plain decoding, by turns: guesses from the recorded answers, of which a given part is
-// right; or n-grams, on a text.
+// right; or n-grams, on a text; or those of a model: a draft model, a draft of EAGLE-3, the file's MTP layer.
 #include <ctime>
 
 import quire.core.base;
@@ -57,7 +57,8 @@ struct Decoded {
 };
 
 // `n`: the tokens of an answer; with `ends` an end token ends it before.
-Result<Decoded> decode(Engine& engine, std::span<const std::vector<Token>> prompts, int n, bool ends) {
+Result<Decoded> decode(Engine& engine, std::span<const std::vector<Token>> prompts, int n, bool ends,
+                       bool guesses = true) {
     Decoded                          d;
     std::map<RequestId, std::size_t> index;
     d.answers.resize(prompts.size());
@@ -68,7 +69,8 @@ Result<Decoded> decode(Engine& engine, std::span<const std::vector<Token>> promp
         r.ignore_end           = !ends;
         r.sampling.temperature = 0;
         r.sampling.seed        = i;
-        Result<RequestId> id   = engine.submit(std::move(r));
+        if (!guesses) r.most_drafts = 0;
+        Result<RequestId> id = engine.submit(std::move(r));
         if (!id) return std::unexpected(id.error());
         index[*id] = i;
     }
@@ -140,7 +142,7 @@ Result<Measured> measure(Engine& engine, Guesses& guesses, std::span<const std::
     const auto          before = engine.stats().memory;
     for (int round = 0; round < a.rounds; round++) {
         guesses.on                    = false;
-        const Result<Decoded> without = decode(engine, prompts, a.n_tokens, ends);
+        const Result<Decoded> without = decode(engine, prompts, a.n_tokens, ends, false);
         guesses.on                    = true;
         const Result<Decoded> with    = decode(engine, prompts, a.n_tokens, ends);
         if (!without || !with) return std::unexpected(without ? with.error() : without.error());
@@ -178,7 +180,11 @@ int speculate(const SpeculateArguments& a) {
     o.prefix_cache        = false;
     o.drafts.on           = true;
     if (a.processor_time) o.threads = 1, o.clock = processor_time;
-    o.drafts.guesser = [guesses, range = o.drafts.ngram](const Request& r) { return BenchGuesser(guesses, r, range); };
+    const bool by_model = o.drafts.by_model || o.drafts.by_eagle || o.drafts.by_mtp;
+    if (!by_model)
+        o.drafts.guesser = [guesses, range = o.drafts.ngram](const Request& r) {
+            return BenchGuesser(guesses, r, range);
+        };
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
@@ -202,6 +208,12 @@ int speculate(const SpeculateArguments& a) {
         }
         if (!texts.empty()) continue;
         for (int i = 0; i < n; i++) prompts.push_back(random_prompt(*engine, a.n_prompt, unsigned(i)));
+        if (by_model) {
+            if (auto ok = decode(*engine, prompts, a.n_tokens, false); !ok)
+                return complain(ok.error()); // fills the caches
+            if (const int code = row("model", prompts); code != 0) return code;
+            continue;
+        }
         guesses->on                 = false;
         const Result<Decoded> first = decode(*engine, prompts, a.n_tokens, false); // also fills the caches
         if (!first) return complain(first.error());

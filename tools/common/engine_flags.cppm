@@ -37,7 +37,9 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options);
 void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses = false);
 // these, --no-prefix-cache and those of what is behind the cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
-// --spec, --spec-draft-model, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
+// --spec, --spec-draft-model
+void add_guesser_flags(CLI::App& app, EngineOptions& options);
+// These, --spec-draft-n-max, --spec-draft-n-min, --spec-ngram-max, --spec-ngram-min, --speculative-config
 void add_speculation_flags(CLI::App& app, EngineOptions& options);
 // --lora, --lora-scaled, --lora-modules, --lora-init-without-apply
 void add_adapter_flags(CLI::App& app, EngineOptions& options);
@@ -232,14 +234,13 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
     return "";
 }
 
-void add_speculation_flags(CLI::App& app, EngineOptions& options) {
+void add_guesser_flags(CLI::App& app, EngineOptions& options) {
     DraftOptions& drafts = options.drafts;
     app.add_option_function<std::string>(
            "--spec-draft-model",
            [&drafts](const std::string& file) { drafts.model = file, drafts.on = drafts.by_model = true; },
            "GGUF file of a smaller model with the same vocabulary, or of a draft of EAGLE-3 for the model, which "
-           "guesses "
-           "tokens: --spec draft (short: -md)")
+           "guesses tokens: --spec draft (short: -md)")
         ->type_name("FILE");
     app.add_option_function<std::string>(
            "--spec",
@@ -250,11 +251,16 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
                drafts.by_mtp   = method == "mtp";
            },
            "a step checks several guessed tokens where that saves time; the answers stay the same. ngram: guesses from "
-           "the text itself; draft: from --spec-draft-model; eagle3: likewise, which has to be a draft of EAGLE-3, on "
-           "a "
-           "CPU; mtp: from the file's own layer for them, on a CPU")
+           "the text itself; draft: from --spec-draft-model; eagle3: likewise, which has to be a draft of EAGLE-3; "
+           "mtp: "
+           "from the file's own layer for them")
         ->check(CLI::IsMember({"none", "ngram", "draft", "eagle3", "mtp"}))
         ->default_str("none");
+}
+
+void add_speculation_flags(CLI::App& app, EngineOptions& options) {
+    DraftOptions& drafts = options.drafts;
+    add_guesser_flags(app, options);
     add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,

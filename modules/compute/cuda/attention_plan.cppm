@@ -18,6 +18,7 @@ struct AttentionShape {
     int  most_queries  = 0;     // of a step in split-KV items, where it is not deterministic
     int  window        = 0;     // sliding window; 0: none
     bool chunked       = false; // Attention::chunked
+    int  first         = 0;     // Attention::first
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
     int  unpacked      = 0;     // blocks of codes that a launch of prompts can have as fp16; 0: K and V are no codes
@@ -205,7 +206,7 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
     int           n_items = 0, n_results = 0;
     const auto    item      = [&](const cuda::SplitKvItem& i) { put(lists.items, n_items++, i); };
     const int     rows      = cuda::shared_tile_rows(shape.head_dim, shape.value_dim);
-    const int     n_queries = shape.block_size == 0 || shape.deterministic || shape.window > 0
+    const int     n_queries = shape.block_size == 0 || shape.deterministic || shape.window > 0 || shape.first > 0
                                   ? 0
                                   : rows / (shape.n_heads / shape.n_kv_heads);
     const int     shared    = shared_length(plan, tables, shape, gpu, n_queries);
@@ -221,7 +222,7 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
     const int  tile      = cuda::prefill_tile(gpu, shape.head_dim, shape.value_dim);
     const auto seen_from = [&](int row) { // the first position in the window of a row's token
         const int position = plan.positions[std::size_t(row)];
-        return shape.window == 0 ? 0
+        return shape.window == 0 ? shape.first
                : shape.chunked   ? position / shape.window * shape.window
                                  : std::max(0, position - shape.window + 1);
     };

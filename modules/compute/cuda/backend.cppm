@@ -3,6 +3,7 @@
 // megakernel, and the captured CUDA graphs of decode steps.
 module;
 
+#include "../../../cuda/guesses.h"
 #include "../../../cuda/kernels.h"
 #include "../../../cuda/ranks/ranks.h"
 
@@ -12,6 +13,7 @@ export import quire.compute.backend;
 import quire.compute.cuda.adapters;
 import quire.compute.cuda.attention_plan;
 import quire.compute.cuda.block_copies;
+import quire.compute.cuda.carry;
 import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.gemm_dispatch;
@@ -71,8 +73,8 @@ public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
         : options_(options), info_(info), gpu_(gpu), rank_(*gpu, options.deterministic), memory_(*gpu),
           weights_(*gpu, memory_, info.total), gemm_(*gpu, options.deterministic),
-          experts_(*gpu, options.deterministic), step_(*gpu, options.deterministic), adapters_(*gpu), sampling_(*gpu),
-          copies_(*gpu) {}
+          experts_(*gpu, options.deterministic), step_(*gpu, options.deterministic), adapters_(*gpu), carry_(*gpu),
+          sampling_(*gpu), copies_(*gpu) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
@@ -138,13 +140,13 @@ private:
     bool                                           has_layer_kernel_ = false;
     StepUpload                                     step_;
     DeviceAdapters                                 adapters_;
+    DeviceCarry                                    carry_;
     DeviceSampling                                 sampling_;
     BlockCopies                                    copies_;
 
     StepLimits limits_;
-    using GraphKey =
-        std::tuple<std::array<int, 11>, bool,
-                   bool>; // StepUpload::key(); adapters in use; whether this backend is alone on the device
+    using GraphKey = std::tuple<StepUpload::Key, bool, bool,
+                                bool>; // whether adapters are in use; guesses; this backend is alone on the device
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
@@ -158,7 +160,7 @@ private:
     std::vector<cuda::Operation>  operations_; // LoweredOperation::device of each, side by side as kernels read them
     std::vector<FusionGroup>      plain_, few_rows_, some_rows_, many_rows_;
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
-    void                          run_operations();
+    void                          run_operations(bool guesses);
     void                          run_group(const FusionGroup& group);
     // For a fused kernel: the plan of its RopeAndStore. No group has several, because attention stands between them.
     const cuda::Plan& plan_of(const FusionGroup& group) const {
@@ -203,9 +205,9 @@ private:
     void execute(const AllGather& gather, const LoweredOperation& op) { rank_.run(gather, op); }
     void execute(const TakeColumns& take, const LoweredOperation& op);
     void execute(const LoraAdd&, const LoweredOperation& op) { adapters_.run(op, step_.plan().tokens); }
-    void execute(const Carry&, const LoweredOperation&) {} // no program of a GPU has them
-    void execute(const PutColumns&, const LoweredOperation&) {}
-    void execute(const ScatterColumns&, const LoweredOperation&) {}
+    void execute(const quire::Carry&, const LoweredOperation& op) { carry_.run(op.carry, op.device.rows); }
+    void execute(const PutColumns& put, const LoweredOperation& op);
+    void execute(const ScatterColumns& scatter, const LoweredOperation& op);
 
     float*        partial_    = nullptr; // of split-KV attention
     std::int32_t* arrivals_   = nullptr;
@@ -346,20 +348,21 @@ void CudaBackend::run(const StepPlan& plan) {
     // NCCL across processes is not captured. Making a graph waits for the device, and so for the ranks that share the device.
     const bool decoding = step_.send(plan) && !rank_.spans_processes() && !options_.shares_device;
     adapters_.send(plan, step_.shape());
-    const GraphKey key{step_.key(), adapters_.in_use(), alone};
+    carry_.send(plan, step_.shape().tokens);
+    const GraphKey key{step_.key(), adapters_.in_use(), plan.guesses, alone};
     if (!decoding) {
-        run_operations();
+        run_operations(plan.guesses);
     } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
                step_.n_items() * limits_.n_kv_heads <= max_megakernel_items &&
                cuda::run_decode_megakernel(megakernel_, step_.plan(), partial_, arrivals_, *gpu_)) {
         run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
     } else if (void** const graph = graphs_.find(key); graph == nullptr) {
         graphs_.add(key, nullptr, forget_graph); // kernels are loaded the first time; the second is captured
-        run_operations();
+        run_operations(plan.guesses);
     } else {
         if (*graph == nullptr) {
             cuda::begin_capture(*gpu_);
-            run_operations();
+            run_operations(plan.guesses);
             *graph = cuda::end_capture(*gpu_);
             if (*graph == nullptr) check_device("a step that is captured");
         }
@@ -386,10 +389,13 @@ const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
     }
 }
 
-void CudaBackend::run_operations() {
-    const int end = step_.shape().logit_rows > 0 ? int(lowered_.size()) : int(program_->head);
+void CudaBackend::run_operations(bool guesses) {
+    const int first = guesses ? int(program_->guesses) : 0, end = guesses ? int(lowered_.size())
+                                                                  : step_.shape().logit_rows > 0
+                                                                      ? int(program_->guesses)
+                                                                      : int(program_->head);
     for (const FusionGroup& group : groups_of(kind_of_step()))
-        if (group.first < end) run_group(group);
+        if (group.first >= first && group.first < end) run_group(group);
 }
 
 void CudaBackend::run_group(const FusionGroup& group) {
@@ -440,6 +446,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     lowered_ = lower(program, values, layers, step_.attentions(), step_.first_tables(), weights_, memory_, *gpu_);
     check(adapters_.compile(program, limits_, weights_, values, lowered_, memory_, pinned_),
           "no memory for the adapters of a step");
+    check(carry_.compile(program, limits_, memory_, pinned_), "no memory for the states that a step keeps");
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
@@ -621,6 +628,17 @@ void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
 void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
     cuda::take_columns(op.device.x, (*program_)[take.x].cols / take.groups, take.first, op.device.out,
                        op.device.cols / take.groups, op.device.rows * take.groups, op.f32 ? 4 : 2, *gpu_);
+}
+
+void CudaBackend::execute(const PutColumns& put, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::put_columns(o.x, o.x_is_float, o.rows, o.cols, o.out, op.f32, (*program_)[put.out].cols, put.first, *gpu_);
+}
+
+void CudaBackend::execute(const ScatterColumns& scatter, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::gather_columns(static_cast<const float*>(o.x), o.rows, o.cols, op.columns_of, o.residual,
+                         (*program_)[scatter.out].cols, *gpu_);
 }
 
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const BlockArray> from,

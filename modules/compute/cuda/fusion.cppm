@@ -3,6 +3,7 @@
 module;
 
 #include "../../../cuda/adapters.h"
+#include "../../../cuda/guesses.h"
 #include "../../../cuda/kernels.h"
 #include "../../../cuda/ranks/ranks.h"
 
@@ -32,12 +33,14 @@ struct LoweredOperation {
     cuda::ExpertGemm    experts;                // ExpertGatedGemm, ExpertCombineGemm
     bool grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
     bool wgmma_experts = false;                 // in tiles by wgmma
-    cuda::LoraAdd     lora;                     // LoraAdd; quire.compute.cuda.adapters fills it in
-    cuda::Parts       parts;                    // AllReduce
-    cuda::AllReduce   reduce;          // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
-    cuda::RankColumns columns;         // AllGather; filled in later
-    bool              f32   = false;   // AllGather, TakeColumns, Add: of float32, else of fp16
-    const float*      times = nullptr; // Activate's
+    cuda::LoraAdd       lora;                   // LoraAdd; quire.compute.cuda.adapters fills it in
+    cuda::Carry         carry;                  // Carry
+    cuda::Parts         parts;                  // AllReduce
+    cuda::AllReduce     reduce;        // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
+    cuda::RankColumns   columns;       // AllGather; filled in later
+    bool                f32   = false; // AllGather, TakeColumns, PutColumns (the result), Add: of float32, else of fp16
+    const float*        times = nullptr;      // Activate's
+    const std::int32_t* columns_of = nullptr; // ScatterColumns: of x, for each column of the result
 };
 
 // Steps whose operations run in different kernels.

@@ -1,6 +1,7 @@
 // quire.compute.cuda.lowering: a program's operations with device addresses in place of its values. Owns nothing.
 module;
 
+#include "../../../cuda/guesses.h"
 #include "../../../cuda/kernels.h"
 #include "../../../cuda/ranks/ranks.h"
 
@@ -22,6 +23,8 @@ struct AttentionKind {
     bool operator==(const AttentionKind&) const = default;
 };
 AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers);
+// Of a program: quire.compute.cuda.step_upload has lists for so many.
+inline constexpr int most_attentions = 3;
 // The different ones of a program, as they come.
 std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers);
 
@@ -184,17 +187,18 @@ public:
         const KvLayer&   cache  = layers_[std::size_t(op.layer)];
         const bool       stores = op.k != none;
         const bool       coded  = cache.k_scales || cache.v_scales;
-        LoweredOperation to     = of_one_row(stores && !coded);
+        const bool       whole  = stores && !coded && op.q != none; // as the fused kernels take it
+        LoweredOperation to     = of_one_row(whole);
         to.tables               = tables_of(cache);
         cuda::RopeStore& args   = to.device.rope;
-        args.q                  = static_cast<Half*>(device_of(op.q));
+        args.q                  = static_cast<Half*>(device_or_null(op.q));
         args.k                  = stores ? static_cast<Half*>(device_of(op.k)) : nullptr;
         args.v                  = stores ? static_cast<Half*>(device_of(op.v)) : nullptr;
         args.cache_k            = static_cast<Half*>(cache.k);
         args.cache_v            = static_cast<Half*>(cache.v);
         args.inv_freq           = frequencies;
         args.n_pairs            = int(rope.inv_freq.size());
-        args.n_heads            = int(program_[op.q].cols / op.q_dim);
+        args.n_heads            = op.q != none ? int(program_[op.q].cols / op.q_dim) : 0;
         args.q_dim              = op.q_dim;
         args.q_first            = op.q_first;
         args.value_dim          = cache.value_dim;
@@ -209,7 +213,7 @@ public:
         args.v_array            = v_array(cache);
         args.rotation           = cache.k_scales ? cache.rotation() : 1;
         to.device.kind          = cuda::Operation::rope_and_store;
-        to.fusible              = stores && !coded;
+        to.fusible              = whole;
         return to;
     }
 
@@ -332,13 +336,42 @@ public:
         return to;
     }
 
-    // MTP layers and drafts of EAGLE-3 run on a CPU: quire.engine.local_executor refuses them here.
-    LoweredOperation        lower(const Carry&) { return none_here(); }
-    LoweredOperation        lower(const PutColumns&) { return none_here(); }
-    LoweredOperation        lower(const ScatterColumns&) { return none_here(); }
-    static LoweredOperation none_here() {
-        check(false, "an operation of a CPU");
-        return {};
+    LoweredOperation lower(const quire::Carry& op) {
+        LoweredOperation to  = of_one_row(false);
+        const Value&     out = program_[op.out];
+        for (ValueId id : access_of(op).reads) check(program_[id].f32 == out.f32, "carry: rows of one type");
+        to.carry = {device_or_null(op.x), device_of(op.steps), device_of(op.guesses),
+                    device_of(op.memory), device_of(op.out),   out.cols * (out.f32 ? 4 : 2)};
+        return to;
+    }
+
+    LoweredOperation lower(const PutColumns& op) {
+        LoweredOperation to  = of_one_row(false);
+        to.device.x          = device_of(op.x);
+        to.device.x_is_float = program_[op.x].f32;
+        to.device.out        = device_of(op.out);
+        to.device.cols       = program_[op.x].cols;
+        to.f32               = program_[op.out].f32;
+        return to;
+    }
+
+    LoweredOperation lower(const ScatterColumns& op) {
+        std::vector<std::int32_t> columns(std::size_t(program_[op.out].cols), -1);
+        for (std::size_t i = 0; i < op.columns.size(); i++) {
+            check(op.columns[i] >= 0 && std::size_t(op.columns[i]) < columns.size(),
+                  "scatter: a column that there is not");
+            columns[std::size_t(op.columns[i])] = std::int32_t(i);
+        }
+        auto* const there = static_cast<std::int32_t*>(memory_.take(columns.size() * 4));
+        check(there != nullptr, "no memory for the tokens of a draft");
+        cuda::upload(there, columns.data(), columns.size() * 4, gpu_);
+        LoweredOperation to = of_one_row(false);
+        to.device.x         = device_of(op.x);
+        to.device.residual  = static_cast<float*>(device_of(op.out));
+        to.device.cols      = program_[op.x].cols;
+        to.columns_of       = there;
+        to.logit_rows       = true;
+        return to;
     }
 
     LoweredOperation lower(const TakeColumns& op) {

@@ -86,10 +86,12 @@ public:
     }
     int unpacked_blocks() const { return unpacked_; } // room for them; 0: K and V are no codes
     // A graph depends on the addresses, on the rows, and on the numbers of entries in each list.
-    std::array<int, 11> key() const {
-        const auto &a = work_[0], &b = work_[1];
-        return {shape_.tokens, a.n_items, a.n_short,  a.one_warp, a.n_shared,        a.n_shared_queries,
-                b.n_items,     b.n_short, b.one_warp, b.n_shared, b.n_shared_queries};
+    using Key = std::array<int, 1 + 5 * most_attentions>;
+    Key key() const {
+        Key key{shape_.tokens};
+        for (std::size_t i = 0; const AttentionWork& w : work_)
+            for (int n : {w.n_items, w.n_short, int(w.one_warp), w.n_shared, w.n_shared_queries}) key[++i] = n;
+        return key;
     }
 
 private:
@@ -107,8 +109,9 @@ private:
     std::size_t    unpack_ints() const { return unpacked_ > 0 ? 5 * (std::size_t(limits_.max_sequences) + 1) : 0; }
     std::size_t    unpacks_at(std::size_t list) const { return at_unpacks_ + list * unpack_ints(); }
     std::size_t    tiles_at(std::size_t list) const { return at_tiles_ + list * std::size_t(limits_.max_tokens) * 3; }
-    AttentionShape attention_shape(const AttentionKind& kind, bool rounded) const {
+    AttentionShape attention_shape(const AttentionKind& kind, bool rounded, int first) const {
         AttentionShape shape;
+        shape.first    = first;
         shape.head_dim = kind.head_dim, shape.value_dim = kind.value_dim;
         shape.most_queries = limits_.max_sequences;
         shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
@@ -128,19 +131,19 @@ private:
                 at_unpacks_ = 0, at_tables_ = 0, at_tokens_ = 0, at_from_ = 0, at_to_ = 0;
     std::size_t table_ints_ = 0,
                 list_ints_  = 0; // room for the block tables of one part, and for the lists of an attention
-    std::size_t                               at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
-    int                                       block_size_ = 0;
-    std::vector<int>                          first_tables_;
-    std::vector<cuda::Plan>                   plans_; // for the layers of each part
-    std::vector<AttentionKind>                kinds_;
-    std::array<AttentionWork, 2>              work_;
-    AttentionPlanner                          planner_;
-    AttentionRoom                             room_;
-    std::array<std::vector<int>, 2>           launches_; // of deterministic steps: see launches_of()
-    std::array<std::vector<PrefillLaunch>, 2> prefills_;
-    int                                       unpacked_ = 0;
-    std::int32_t*                             identity_ = nullptr; // 0, 1, 2 ... on the device
-    StepShape                                 shape_;
+    std::size_t                                   at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
+    int                                           block_size_ = 0;
+    std::vector<int>                              first_tables_;
+    std::vector<cuda::Plan>                       plans_; // for the layers of each part
+    std::vector<AttentionKind>                    kinds_;
+    std::array<AttentionWork, most_attentions>    work_;
+    AttentionPlanner                              planner_;
+    AttentionRoom                                 room_;
+    std::array<std::vector<int>, most_attentions> launches_; // of deterministic steps: see launches_of()
+    std::array<std::vector<PrefillLaunch>, most_attentions> prefills_;
+    int                                                     unpacked_ = 0;
+    std::int32_t*                                           identity_ = nullptr; // 0, 1, 2 ... on the device
+    StepShape                                               shape_;
 };
 
 } // namespace quire
@@ -159,7 +162,7 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     limits_      = l;
     const auto T = std::size_t(l.max_tokens), S = std::size_t(l.max_sequences) + 1, L = std::size_t(l.max_logit_rows);
     check(l.n_attentions <= int(work_.size()), "more kinds of attention than a step has lists for");
-    room_ = attention_room(attention_shape({}, true), gpu_, l.max_tokens, l.max_sequences, l.context);
+    room_ = attention_room(attention_shape({}, true, 0), gpu_, l.max_tokens, l.max_sequences, l.context);
     for (int n = 0; int parts : l.parts) {
         first_tables_.push_back(n);
         n += parts;
@@ -284,10 +287,10 @@ bool StepUpload::send(const StepPlan& plan) {
     bool tiles = false;
     for (std::size_t i = 0; i < kinds_.size(); i++) {
         std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i] =
-            planner_.plan(plan, plan.groups[std::size_t(kinds_[i].group)], attention_shape(kinds_[i], decoding), gpu_,
-                          {list, host_ + tiles_at(i), list + at_shared_, list + at_queries_, host_ + unpacks_at(i),
-                           host_ + unpacks_at(i) + 4 * (std::size_t(limits_.max_sequences) + 1), &prefills_[i]});
+        work_[i]                 = planner_.plan(
+            plan, plan.groups[std::size_t(kinds_[i].group)], attention_shape(kinds_[i], decoding, plan.guesses), gpu_,
+            {list, host_ + tiles_at(i), list + at_shared_, list + at_queries_, host_ + unpacks_at(i),
+                             host_ + unpacks_at(i) + 4 * (std::size_t(limits_.max_sequences) + 1), &prefills_[i]});
         tiles = tiles || work_[i].n_tiles > 0;
         check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
         if (deterministic_)

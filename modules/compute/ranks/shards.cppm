@@ -108,7 +108,8 @@ Result<std::vector<RankShape>> split_model(const std::string& path, const ModelC
         return fail("bits that do not depend on the number of ranks are for 1, 2, 4 or 8 of them, not for ", n);
     if (c.recurrent.taps > 0 && n > 1)
         return fail(path, ": layers that keep a state cannot be split over ", n, " ranks yet");
-    for (const LayerConfig& l : c.layers) {
+    // The layer of a draft of EAGLE-3, the last one, is not split.
+    for (const LayerConfig& l : std::span(c.layers).first(c.layers.size() - (c.draft ? 1 : 0))) {
         if ((n > 1 || exact) && l.attends() && !c.latent && l.value_dim != c.value_dim)
             return fail(path,
                         ": its layers have heads of different sizes, which only one rank without exact sums can "
