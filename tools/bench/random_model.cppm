@@ -295,16 +295,30 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         total += bytes;
         std::vector<std::int64_t> dims{cols, rows};
         if (n > 1) dims.push_back(n);
-        w.add_tensor(name, mine, std::move(dims), [&, skip](std::span<std::byte> piece, std::uint64_t offset) {
-            for (std::size_t at = 0; at < piece.size();) {
-                const std::size_t from = std::size_t((skip + offset + at) % pattern.size()),
-                                  some = std::min(piece.size() - at, pattern.size() - from);
-                std::memcpy(piece.data() + at, pattern.data() + from, some);
-                at += some;
-            }
-            done += piece.size();
-            if (progress) progress(double(done) / double(total));
-        });
+        // Where a model counts, rows of the output matrix that repeat earlier ones get less of a logit, so that no two tokens have the same one.
+        const std::size_t row = row_bytes(mine, cols), item = std::size_t(dtype_info(mine).bytes),
+                          less =
+                              counts && name == "output.weight" ? std::max<std::size_t>(row / item / 8, 1) * item : 0;
+        const std::uint64_t repeats_at = pattern.size() / std::gcd(pattern.size(), row) * row;
+        w.add_tensor(name, mine, std::move(dims),
+                     [=, &pattern, &done, &total, &progress](std::span<std::byte> piece, std::uint64_t offset) {
+                         for (std::size_t at = 0; at < piece.size();) {
+                             const std::size_t from = std::size_t((skip + offset + at) % pattern.size()),
+                                               some = std::min(piece.size() - at, pattern.size() - from);
+                             std::memcpy(piece.data() + at, pattern.data() + from, some);
+                             at += some;
+                         }
+                         for (std::size_t at = 0; less > 0 && at < piece.size();) {
+                             const std::size_t in  = std::size_t((offset + at) % row),
+                                               end = std::min(piece.size(), at + row - in);
+                             if (offset + at >= repeats_at && in < less)
+                                 std::fill_n(piece.begin() + std::ptrdiff_t(at), std::min(end - at, less - in),
+                                             std::byte(0));
+                             at = end;
+                         }
+                         done += piece.size();
+                         if (progress) progress(double(done) / double(total));
+                     });
     };
     const auto               matrix = [&](const std::string& name, int rows, int cols) { stack(name, 1, rows, cols); };
     const std::vector<float> ones(
