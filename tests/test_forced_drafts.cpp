@@ -8,10 +8,16 @@ import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.decode.candidates;
+import quire.decode.sampler;
 import quire.engine.engine;
+import quire.engine.executor;
+import quire.engine.local_executor;
+import quire.model_file.weights;
 import quire.schedule.request;
 
 #include "engine_tools.h"
+#include "sampling_executor.h"
 #include "schedule_tools.h"
 
 using namespace quire;
@@ -83,6 +89,38 @@ EngineOptions roomy_options() {
     return o;
 }
 
+// Ends the reasoning itself just before token number `at` is appended, as a request does that comes while a step runs.
+class EndedReasoning final : public TokenForcer {
+public:
+    EndedReasoning(std::shared_ptr<const ReasoningMarks> marks, int budget, int at)
+        : at_(at), stop_(std::make_shared<std::atomic<bool>>(false)), budget_(std::move(marks), budget, true, stop_) {}
+
+    void accept(Token token) override {
+        if (n_++ == at_) *stop_ = true;
+        budget_.accept(token);
+    }
+    std::optional<Token> forced() const override { return budget_.forced(); }
+    void forced_tokens(int n, std::vector<Token>& tokens) const override { budget_.forced_tokens(n, tokens); }
+    int  free_tokens() const override { return budget_.free_tokens(); }
+
+private:
+    int                                at_ = 0, n_ = 0;
+    std::shared_ptr<std::atomic<bool>> stop_;
+    ReasoningBudget                    budget_;
+};
+
+// The rest of a text that is known.
+class KnownText final : public TokenGuesser {
+public:
+    explicit KnownText(std::vector<Token> text) : text_(std::move(text)) {}
+    void guess(std::span<const Token> text, int n, std::vector<Token>& guess) override {
+        for (std::size_t i = text.size(); i < text_.size() && int(guess.size()) < n; i++) guess.push_back(text_[i]);
+    }
+
+private:
+    std::vector<Token> text_;
+};
+
 } // namespace
 
 TEST_CASE("forced tokens as draft tokens change no token, no log-probability and no finish reason") {
@@ -137,4 +175,41 @@ TEST_CASE("the tokens that end reasoning are draft tokens") {
     CHECK(after.memory.accepted_tokens == after.memory.draft_tokens);
     CHECK(after.memory.accepted_tokens >= 5);
     CHECK(after.steps < before.steps);
+}
+
+TEST_CASE("where a device samples, answers whose reasoning can be ended run with draft tokens, and end it at once") {
+    constexpr int never = 1000, n_tokens = 24;
+    const bool    samples = GENERATE(false, true);
+    EngineOptions o       = roomy_options();
+    const auto    answer  = [&](int budget, int stop_at, std::vector<Token> text, EngineStats* stats = nullptr) {
+        o.drafts = {.on = !text.empty(), .most = 5, .always = true, .forced = false};
+        if (o.drafts.on) o.drafts.guesser = [&](const Request&) { return KnownText(text); };
+        Engine     engine = load_sampling(model("llama3-gqa-Q8_0.gguf"), o);
+        const auto marks  = std::make_shared<const ReasoningMarks>("<think>", "Enough.</think>", engine.tokenizer());
+        Request    r      = samples ? sampled(prompt_of(12), n_tokens, 5) : greedy(prompt_of(12), n_tokens);
+        r.return_logits   = false;
+        r.sampling.logprobs    = -1;
+        r.reasoning            = EndedReasoning(marks, budget, stop_at);
+        std::vector<Token> out = run_one(engine, r).by_index.at(0).tokens;
+        if (stats) *stats = engine.stats();
+        return out;
+    };
+    const auto text_of = [&](const std::vector<Token>& tokens) {
+        std::vector<Token> text = prompt_of(12);
+        text.insert(text.end(), tokens.begin(), tokens.end());
+        return text;
+    };
+    const std::vector<Token> free = answer(never, never, {});
+    REQUIRE(free.size() == n_tokens);
+    EngineStats stats;
+    CHECK(answer(never, never, text_of(free), &stats) == free);
+    CHECK(stats.memory.accepted_tokens > n_tokens / 2);
+    for (auto [budget, stop_at] : {std::pair(never, 3), {never, 4}, {never, 6}, {9, never}, {9, 5}, {3, never}}) {
+        CAPTURE(samples, budget, stop_at);
+        const std::vector<Token> plain = answer(budget, stop_at, {});
+        CHECK(plain != free);
+        CHECK(answer(budget, stop_at, text_of(free), &stats) == plain); // the guess goes on to reason
+        CHECK(answer(budget, stop_at, text_of(plain)) == plain);        // the guess knows of the end
+        CHECK(stats.memory.draft_tokens > 0);
+    }
 }

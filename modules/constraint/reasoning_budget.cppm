@@ -44,6 +44,7 @@ public:
     // character is cut: its other bytes come first.
     std::optional<Token> forced() const override;
     void                 forced_tokens(int n, std::vector<Token>& tokens) const override;
+    int                  free_tokens() const override;
 
 private:
     enum class State : std::uint8_t { outside, inside, closing };
@@ -160,6 +161,11 @@ std::optional<Token> ReasoningBudget::forced() const {
 void ReasoningBudget::forced_tokens(int n, std::vector<Token>& tokens) const {
     if (state_ != State::closing) return;
     for (std::size_t i = closed_; i < marks_->closing_.size() && n > 0; i++, n--) tokens.push_back(marks_->closing_[i]);
+}
+
+int ReasoningBudget::free_tokens() const {
+    if (state_ == State::closing || (stop_ && *stop_)) return 0;
+    return state_ == State::outside ? most_ : std::max(most_ - used_ - 1, 0); // the mark that begins takes a token
 }
 
 } // namespace quire

@@ -186,10 +186,11 @@ int Drafting::most_for(const SequenceGroup& group, const Sequence& s, int contex
     // Several answers have no sequences before their first token. No device samples for their drafts.
     if (r.width() > 1 && (options_.device_samples || group.n_generated(s) == 0)) return 0;
     const SamplingParams& p = r.sampling;
-    if (options_.device_samples && (r.constraint || s.reasoning || (p.mirostat > 0 && p.temperature > 0))) return 0;
-    const int of_request = r.most_drafts < 0 ? options_.most : std::min(options_.most, r.most_drafts);
-    const int most =
-        std::min({of_request, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
+    if (options_.device_samples && (r.constraint || (p.mirostat > 0 && p.temperature > 0))) return 0;
+    int most = r.most_drafts < 0 ? options_.most : std::min(options_.most, r.most_drafts);
+    most     = std::min({most, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
+    // A device draws behind a draft what is free there.
+    if (options_.device_samples && s.reasoning) most = std::min(most, s.reasoning->free_tokens());
     return most < options_.least ? 0 : most;
 }
 

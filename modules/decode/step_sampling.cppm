@@ -31,7 +31,7 @@ public:
     void plan(std::span<const Scheduled> items, const SamplingLimits& limits, const StepMasks& masks,
               SamplingPlan& plan);
     // After the step: whether the row behind a draft token gives what a step of its own would. Not where the device samples and had no room
-    // for the row's task: the host's last bits differ.
+    // for the row's task: the host's last bits differ. Nor where a request has ended the reasoning since the device drew.
     bool has_result(const Scheduled& item, int row) const;
     // After the step: the next token of the answer `stream`, from row `row` of an item, which belongs to the last token of its sequence; of
     // several draws of its task the one with the number `draw`.
@@ -180,7 +180,8 @@ bool StepSampling::add_drawing(const Scheduled& item, std::span<const Token> nev
 }
 
 bool StepSampling::has_result(const Scheduled& item, int row) const {
-    return !device_samples_ || !rows_.sampled(item, row).empty() || takes_best(item.group->request);
+    if (!device_samples_) return true;
+    return !forced_token(*item.sequence) && (!rows_.sampled(item, row).empty() || takes_best(item.group->request));
 }
 
 // The next token of one answer: the device's best token, a token that the device sampled, or a token from the row on the host.
