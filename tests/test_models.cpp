@@ -331,6 +331,99 @@ TEST_CASE("models are loaded and unloaded by hand, and changes are seen", "[mode
     CHECK(s.post("/v1/completions", completion("llama")).status == 200);
 }
 
+TEST_CASE("the list of models is made again while models answer", "[models][server]") {
+    const Models   models;
+    const fs::path folder = models.path(), data = QUIRE_ROOT "/tests/data/models/";
+    const fs::path presets = temporary();
+    const auto     preset  = [&](const std::string& text) { std::ofstream(presets) << text; };
+    const auto     change  = [&](const fs::path& file, const char* name) {
+        fs::remove(folder / name);
+        if (!file.empty()) fs::create_symlink(file, folder / name);
+    };
+    preset("[qwen]\nctx-size = 64\n");
+    const Server s      = models.serve({"--models-max", "0", "--models-preset", presets.string()});
+    const auto   answer = [&](const std::string& model) {
+        return s.ask("/v1/completions", completion(model))["choices"];
+    };
+    const auto reload   = [&] { CHECK(s.get("/models?reload=1").status == 200); };
+    const Json of_llama = answer("llama"), of_qwen = answer("qwen"), of_mistral = answer("mistral");
+    CHECK(of_llama != of_mistral);
+    Client watcher = s.client();
+    watcher.send("GET /models/sse HTTP/1.1\r\nHost: x\r\n\r\n");
+    CHECK(watcher.head().status == 200);
+    CHECK(watcher.chunk() == ":\n\n");
+
+    // A new model, listed when somebody asks for it.
+    change(data / "llama3-gqa-Q8_0.gguf", "new.gguf");
+    CHECK(s.post("/v1/completions", completion("new")).status == 404);
+    const std::string link =
+        "Host: 127.0.0.1\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\n"
+        "Sec-Fetch-Dest: document\r\n\r\n";
+    Client foreign = s.client();
+    foreign.send("GET /models?reload=1 HTTP/1.1\r\n" + link);
+    CHECK(foreign.head().status == 200);
+    CHECK(status_of(s, "new").empty());
+    reload();
+    CHECK(status_of(s, "new") == "unloaded");
+    CHECK(s.get("/v1/models/new").status == 200);
+    CHECK(answer("new") == of_llama);
+    for (const char* same : {"llama", "qwen", "mistral", "new"}) CHECK(status_of(s, same) == "loaded");
+
+    // Removed, and changed, while they answer.
+    Client removed = begin_stream(s, "chat", 250);
+    change("", "chat.gguf");
+    reload();
+    CHECK(status_of(s, "chat").empty());
+    CHECK(s.get("/v1/models/chat").status == 404);
+    CHECK(s.post("/v1/completions", completion("chat")).status == 404);
+    change(shipped, "chat.gguf"); // it is back before the one that answers has left
+    reload();
+    CHECK(status_of(s, "chat") == "unloaded");
+    CHECK(ends_well(removed));
+    Client changed = begin_stream(s, "chat", 250);
+    change(data / "llama3-gqa-Q8_0.gguf", "chat.gguf");
+    reload();
+    CHECK(answer("chat") == of_llama); // after the answer of the one before it
+    CHECK(ends_well(changed));
+
+    // Flags are a change, too. Several clients have one listing in common.
+    preset("[qwen]\nctx-size = 32\n[more]\nmodel = " + (data / "mistral-swa-Q8_0.gguf").string() +
+           "\nload-on-startup = 1\n");
+    std::vector<std::thread> clients;
+    std::atomic<int>         good = 0;
+    for (int i = 0; i < 6; i++) clients.emplace_back([&] { good += s.get("/models?reload=true").status == 200; });
+    for (std::thread& client : clients) client.join();
+    CHECK(good == 6);
+    until_status(s, "qwen", "unloaded");
+    CHECK(status_of(s, "more") == "unloaded");
+    CHECK(status_of(s, "llama") == "loaded");
+    CHECK(answer("qwen") == of_qwen);
+    CHECK(answer("more") == of_mistral);
+
+    // A list that cannot be made changes nothing.
+    preset("[qwen]\nno-such-flag = 1\n");
+    const Reply broken = s.get("/models?reload=1");
+    CHECK(broken.status == 500);
+    CHECK(!has(broken.body, presets.string()));
+    CHECK(status_of(s, "more") == "loaded");
+
+    std::vector<std::string> seen;
+    while (seen.empty() || seen.back() != "chat model_remove") {
+        const std::string piece = watcher.chunk();
+        REQUIRE(!piece.empty());
+        if (!piece.starts_with("data: ")) continue;
+        const Json        event = Json::parse(piece.substr(6));
+        const std::string what  = event["event"] == "model_status" ? event["data"]["status"] : event["event"];
+        if (event["event"] != "model_status" || !event["data"].contains("progress"))
+            seen.push_back(event["model"].get<std::string>() + " " + what);
+    }
+    const auto at = [&](const char* what) { return std::ranges::find(seen, what) - seen.begin(); };
+    CHECK(at("* models_reload") < at("new loaded"));
+    CHECK(at("new loaded") < at("chat loaded"));
+    CHECK(at("chat loaded") < at("chat model_remove"));
+    fs::remove(presets);
+}
+
 TEST_CASE("a model leaves for another one, but not while it answers", "[models][server]") {
     const Models models;
     const Server s = models.serve({"--models-max", "2"});

@@ -2,6 +2,7 @@
 // Exit codes: 0, 1 (a model, address or file that cannot be used: one line on stderr; or a second signal), 2 (wrong usage).
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <csignal>
 
@@ -302,15 +303,24 @@ std::string flag_of_one_model(const Arguments& a) {
     return "";
 }
 
-// A command line with the flags of a model in front. Lives as long as the program, for `given`.
+// A command line with the flags of a model in front; ModelSetup::given reads it.
 struct ModelFlags {
     Arguments arguments;
     CLI::App  app{"", "server"};
 };
 
+// Of a model's flags and its file; another one says that it is another model.
+std::string version_of(const std::vector<std::string>& words, const std::string& path) {
+    std::string version;
+    for (const std::string& word : words) version += cat(word, '\0');
+    struct stat file = {}; // of a file that has vanished
+    (void)stat(path.c_str(), &file);
+    return cat(version, file.st_dev, ' ', file.st_ino, ' ', file.st_size, ' ', file.st_mtim.tv_sec, ' ',
+               file.st_mtim.tv_nsec);
+}
+
 // The models of --models-dir and --models-preset. Error: `code` is that of the program.
 Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, char** argv, int& code) {
-    static std::vector<std::unique_ptr<ModelFlags>> parsed;
     code = 2;
     if (const std::string flag = flag_of_one_model(typed); !flag.empty())
         return fail(flag, " is about one model, and ", typed.models_dir.empty() ? "--models-preset" : "--models-dir",
@@ -346,8 +356,6 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
             presets.push_back(all);
             presets.back().name = one.id;
         }
-    if (presets.empty())
-        return fail(quote(typed.models_dir.empty() ? typed.models_preset : typed.models_dir), " has no model");
     for (const std::string& path : {typed.engine.kv_dir, typed.endpoints.saved_slots.directory})
         if (!path.empty()) // each model has one below it
             if (auto ok = make_private_directory(path); !ok) return std::unexpected(ok.error());
@@ -359,10 +367,10 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
         const auto               file  = std::ranges::find(found, preset.name, &FoundModel::id);
         std::vector<std::string> words = preset.words;
         if (file != found.end()) words.insert(words.begin(), {"-m", file->path});
-        parsed.push_back(std::make_unique<ModelFlags>());
-        Arguments& a = parsed.back()->arguments;
-        add_flags(parsed.back()->app, a);
-        if (const auto failed = parse_flags(parsed.back()->app, Program::server, argc, argv, {}, words, where)) {
+        const auto parsed = std::make_shared<ModelFlags>();
+        Arguments& a      = parsed->arguments;
+        add_flags(parsed->app, a);
+        if (const auto failed = parse_flags(parsed->app, Program::server, argc, argv, {}, words, where)) {
             code = 2;
             return fail("");
         }
@@ -373,7 +381,9 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
         code                     = 1;
         Result<ModelSetup> setup = setup_of(a, preset.name);
         if (!setup) return fail_with(setup.error().kind, where, setup.error().message);
+        setup->given         = [parsed](const std::string& flag) { return parsed->arguments.given(flag); };
         setup->load_at_start = preset.load_on_startup;
+        setup->version       = version_of(words, a.model);
         for (const std::string& name : setup->endpoints.aliases)
             if (!names.insert(name).second) return fail(where, "another model has the name ", quote(name), " too");
         setups.push_back(std::move(*setup));
@@ -420,6 +430,13 @@ int run(Arguments& a, int argc, char** argv) {
         Result<std::vector<ModelSetup>> found = find_setups(a, argc, argv, code);
         if (!found) return found.error().message.empty() ? code : complain(found.error(), code);
         setups = std::move(*found);
+        if (setups.empty())
+            return complain({ErrorKind::system,
+                             cat(quote(a.models_dir.empty() ? a.models_preset : a.models_dir), " has no model")});
+        a.pool.list = [typed = a, argc, argv] {
+            int code = 0;
+            return find_setups(typed, argc, argv, code);
+        };
     } else {
         Result<ModelSetup> setup = setup_of(a);
         if (!setup) return complain(setup.error());

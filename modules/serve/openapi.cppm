@@ -176,6 +176,7 @@ Json query_parameters(std::string_view path) {
     }
     for (std::string_view by_model : {"/health", "/load", "/metrics", "/props"})
         if (path == by_model) out.push_back(one("model", {{"type", "string"}}));
+    if (path == "/models") out.push_back(one("reload", {{"enum", {"1", "true"}}}));
     if (path == "/slots") out.push_back(one("fail_on_no_slot", {{"type", "string"}}));
     if (path == "/slots/*") out.push_back(one("action", {{"enum", {"save", "restore", "erase"}}}));
     if (path == "/blocks/events") out.push_back(one("changes", {{"type", "string"}}));
@@ -209,7 +210,8 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
                  {{"application/json",
                    {{"schema", body_schema(*row, limits)}, {"example", Json::parse(row->example)}}}}}};
         std::string path = route.path;
-        if (const std::size_t any = path.find("/*"); any != std::string::npos) path.replace(any, 2, "/{id}");
+        if (const std::size_t any = path.find("/*"); any != std::string::npos)
+            path.replace(any, path.ends_with("/**") ? 3 : 2, "/{id}");
         paths[path][route.method == "GET" ? "get" : route.method == "POST" ? "post" : "delete"] = std::move(operation);
     }
     Json out{{"openapi", "3.1.0"}, {"info", {{"title", "quire"}, {"version", "0.1"}}}};

@@ -151,6 +151,7 @@ void warm_up_of(Router& router) {
 }
 
 std::string regex_of(const std::string& path) {
+    if (path.ends_with("/**")) return regex_of(path.substr(0, path.size() - 3)) + "/.+";
     if (const std::size_t any = path.find("/*"); any != std::string::npos)
         return regex_of(path.substr(0, any)) + "/[^/]+" + regex_of(path.substr(any + 2));
     std::string out;

@@ -24,6 +24,7 @@ struct ModelSetup {
     std::vector<std::string> pins;                 // texts whose KV is computed at load and kept
     std::string              kv_events, kv_replay; // endpoints of KV events
     bool                     load_at_start = false;
+    std::string              version; // of the file and the flags: where it differs, it is another model
     // Whether the user gave the flag: then the file's value does not count.
     std::function<bool(const std::string& flag)> given = [](const std::string&) { return false; };
     FileSampling                                 from_file{};

@@ -8,6 +8,7 @@ export import quire.serve.models.model_host;
 import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
 import quire.serve.models.leaving;
+import quire.serve.models.relisting;
 
 export namespace quire {
 
@@ -26,6 +27,8 @@ struct PoolOptions {
     Say say         = [](const std::string&, bool) {}; // to the log
     // Describes a model before it sleeps: ModelView::asleep.
     std::function<std::string(const ApiContext& api)> describe = [](const ApiContext&) { return std::string(); };
+    // Lists the models again, on any thread; where there are many.
+    std::function<Result<std::vector<ModelSetup>>()> list = [] { return std::vector<ModelSetup>(); };
 };
 
 // A model as lists show it.
@@ -68,7 +71,7 @@ public:
     // A loaded model in use: it stays until the lease is gone.
     class Lease {
     public:
-        Lease(ModelPool& pool, Entry& entry, bool answers);
+        Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers);
         Lease(Lease&& other) noexcept;
         Lease& operator=(Lease&&) = delete;
         ~Lease();
@@ -78,10 +81,10 @@ public:
         void keep(double seconds) const;
 
     private:
-        ModelPool* pool_;
-        Entry*     entry_;
-        ModelHost* host_;
-        bool       answers_;
+        ModelPool*             pool_;
+        std::shared_ptr<Entry> entry_;
+        ModelHost*             host_;
+        bool                   answers_;
     };
 
     // Before start(): loads the first model, in this thread.
@@ -97,6 +100,9 @@ public:
     // Begins to load a model, or to let it go when its requests are answered. Error: no such model, or it is (not) loaded already.
     std::optional<ApiError> load(const std::string& name);
     std::optional<ApiError> unload(const std::string& name);
+    // Lists the models again: new ones are there from now on; one that is not listed any more, or whose file or flags have changed, leaves when
+    // its requests are answered. `gone`: the client has hung up. Error: the list cannot be made; nothing has changed.
+    std::optional<ApiError> reload(const std::function<bool()>& gone);
 
     bool                     many() const { return options_.many; }
     const PoolOptions&       options() const { return options_; }
@@ -124,30 +130,38 @@ public:
 private:
     using Lock = std::unique_lock<std::mutex>;
 
-    Entry*                find(const std::string& name) const;
-    void                  run();
-    void                  load(Lock& lock, Entry& e);
-    Parsed<void>          make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
-    Parsed<void>          load_now(Lock& lock, Entry& e, const Progress& progress);
-    void                  let_go(Lock& lock, Entry& e);
-    void                  set_status(Entry& e, ModelStatus status);
-    void                  add_event(const Entry& e, Json data);
-    void                  engine_failed(Entry& e);
-    std::optional<double> seconds_to_sleep(TimePoint now);
-    std::optional<double> left_awake(const Entry& e, TimePoint now) const;
-    ModelView             view_of(const Entry& e) const;
+    std::shared_ptr<Entry> find(const std::string& name) const; // with the mutex
+    std::shared_ptr<Entry> entry_of(ModelSetup setup);
+    void                   take_list(std::vector<ModelSetup>&& setups);
+    void                   remove(Entry& e);
+    void                   drop_removed();
+    bool                   has_place(const Entry& e) const;
+    void                   run();
+    void                   load(Lock& lock, Entry& e);
+    Parsed<void>           make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
+    Parsed<void>           load_now(Lock& lock, Entry& e, const Progress& progress);
+    void                   let_go(Lock& lock, Entry& e);
+    void                   set_status(Entry& e, ModelStatus status);
+    void                   add_event(const Entry& e, Json data);
+    void                   add_event(Json event);
+    void                   engine_failed(Entry& e);
+    std::optional<double>  seconds_to_sleep(TimePoint now);
+    std::optional<double>  left_awake(const Entry& e, TimePoint now) const;
+    ModelView              view_of(const Entry& e) const;
 
-    const PoolOptions                   options_;
-    SharedContext&                      shared_;
-    std::vector<std::unique_ptr<Entry>> entries_;
+    const PoolOptions options_;
+    SharedContext&    shared_;
+    Relisting         relisting_;
 
-    mutable std::mutex      mutex_; // of all below, and of the entries
-    std::condition_variable changed_, work_;
-    std::deque<std::string> events_;
-    std::uint64_t           last_event_ = 0, last_use_ = 0, last_ticket_ = 0;
-    int                     n_waiting_ = 0;
-    bool                    draining_ = false, stopping_ = false;
-    std::thread             thread_;
+    mutable std::mutex mutex_; // of all below, and of the entries
+    // Those that are removed stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
+    std::vector<std::shared_ptr<Entry>> entries_;
+    std::condition_variable             changed_, work_;
+    std::deque<std::string>             events_;
+    std::uint64_t                       last_event_ = 0, last_use_ = 0, last_ticket_ = 0;
+    int                                 n_waiting_ = 0;
+    bool                                draining_ = false, stopping_ = false;
+    std::thread                         thread_;
 };
 
 } // namespace quire
@@ -160,8 +174,9 @@ constexpr std::size_t most_events  = 1024;
 constexpr int         least_tokens = 2048; // of context, that a model without --ctx-size has to have room for
 
 struct ModelPool::Entry {
-    ModelSetup                       setup;
-    ModelStatus                      status = ModelStatus::unloaded;
+    ModelSetup                       setup;           // never changes
+    bool                             removed = false; // not listed any more
+    ModelStatus                      status  = ModelStatus::unloaded;
     std::unique_ptr<ModelHost>       host;
     std::shared_ptr<const ModelCard> card;
     std::string                      asleep;
@@ -188,13 +203,14 @@ std::string_view name_of(ModelStatus status) {
 
 // -- leases
 
-ModelPool::Lease::Lease(ModelPool& pool, Entry& entry, bool answers)
-    : pool_(&pool), entry_(&entry), host_(entry.host.get()), answers_(answers) {
-    (answers ? entry.users : entry.lookers)++;
+ModelPool::Lease::Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers)
+    : pool_(&pool), entry_(std::move(entry)), host_(entry_->host.get()), answers_(answers) {
+    (answers ? entry_->users : entry_->lookers)++;
 }
 
 ModelPool::Lease::Lease(Lease&& other) noexcept
-    : pool_(std::exchange(other.pool_, nullptr)), entry_(other.entry_), host_(other.host_), answers_(other.answers_) {}
+    : pool_(std::exchange(other.pool_, nullptr)), entry_(std::move(other.entry_)), host_(other.host_),
+      answers_(other.answers_) {}
 
 ModelPool::Lease::~Lease() {
     if (!pool_) return;
@@ -217,18 +233,23 @@ void ModelPool::Lease::keep(double seconds) const {
 // -- the pool
 
 ModelPool::ModelPool(std::vector<ModelSetup> setups, PoolOptions options, SharedContext& shared)
-    : options_(std::move(options)), shared_(shared) {
+    : options_(std::move(options)), shared_(shared),
+      relisting_(options_.list, [this](std::vector<ModelSetup>&& list) { take_list(std::move(list)); }) {
     for (ModelSetup& setup : setups) {
-        entries_.push_back(std::make_unique<Entry>());
-        Entry& e = *entries_.back();
-        e.setup  = std::move(setup);
-        if (options_.many) e.setup.service.failed = [this, &e] { engine_failed(e); };
+        Entry& e = *entries_.emplace_back(entry_of(std::move(setup)));
         if (options_.many && e.setup.load_at_start) e.ticket = ++last_ticket_;
     }
 }
 
-ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared) : shared_(shared) {
-    entries_.push_back(std::make_unique<Entry>());
+std::shared_ptr<ModelPool::Entry> ModelPool::entry_of(ModelSetup setup) {
+    auto e   = std::make_shared<Entry>();
+    e->setup = std::move(setup);
+    if (options_.many) e->setup.service.failed = [this, e = e.get()] { engine_failed(*e); };
+    return e;
+}
+
+ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared) : shared_(shared), relisting_({}, {}) {
+    entries_.push_back(std::make_shared<Entry>());
     Entry& e = *entries_.back();
     e.setup  = host->setup();
     e.host   = std::move(host);
@@ -255,13 +276,13 @@ void ModelPool::start() {
     thread_ = std::thread([this] { run(); });
 }
 
-ModelPool::Entry* ModelPool::find(const std::string& name) const {
-    if (!options_.many && (!options_.strict || name.empty())) return entries_[0].get();
+std::shared_ptr<ModelPool::Entry> ModelPool::find(const std::string& name) const {
+    if (!options_.many && (!options_.strict || name.empty())) return entries_[0];
     constexpr std::string_view tag  = ":latest"; // Ollama's clients add it
     const std::string          bare = name.ends_with(tag) ? name.substr(0, name.size() - tag.size()) : name;
     for (const std::string* wanted : {&name, &bare})
         for (const auto& e : entries_)
-            if (e->setup.answers_to(*wanted)) return e.get();
+            if (!e->removed && e->setup.answers_to(*wanted)) return e;
     return nullptr;
 }
 
@@ -276,15 +297,19 @@ ApiError ModelPool::unknown(const std::string& name) const {
 }
 
 Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
-    Entry* const found = find(wanted.name);
-    if (!found) return std::unexpected(unknown(wanted.name));
-    Entry&                      e = *found;
     Lock                        lock(mutex_);
-    const std::uint64_t         failures = e.failures;
+    std::shared_ptr<Entry>      found;
+    std::uint64_t               failures = 0;
     bool                        counted  = false;
     const std::shared_ptr<void> count(nullptr, [&](void*) { n_waiting_ -= counted; });
     while (true) {
-        if (e.host && !e.leaving && e.status == ModelStatus::loaded) return Lease(*this, e, wanted.answers);
+        if (!found || found->removed) { // perhaps another file has its name now
+            found = find(wanted.name);
+            if (!found) return std::unexpected(unknown(wanted.name));
+            failures = found->failures;
+        }
+        Entry& e = *found;
+        if (e.host && !e.leaving && e.status == ModelStatus::loaded) return Lease(*this, found, wanted.answers);
         if (draining_ || stopping_)
             return std::unexpected(ApiError{503, "the server is shutting down", "", "shutting_down"});
         if (e.failures != failures)
@@ -315,14 +340,14 @@ std::vector<ModelPool::Lease> ModelPool::loaded() {
     const std::scoped_lock lock(mutex_);
     out.reserve(entries_.size());
     for (const auto& e : entries_)
-        if (e->host && !e->leaving) out.emplace_back(*this, *e, false);
+        if (e->host && !e->leaving) out.emplace_back(*this, e, false);
     return out;
 }
 
 std::optional<ApiError> ModelPool::load(const std::string& name) {
-    Entry* const e = find(name);
+    const std::scoped_lock       lock(mutex_);
+    const std::shared_ptr<Entry> e = find(name);
     if (!e) return unknown(name);
-    const std::scoped_lock lock(mutex_);
     if (e->ticket != 0 || e->status == ModelStatus::loading || (e->status == ModelStatus::loaded && !e->leaving))
         return ApiError{400, cat("the model ", quote(e->setup.id), " is loaded already, or loading"), "model", ""};
     e->ticket = ++last_ticket_;
@@ -331,9 +356,9 @@ std::optional<ApiError> ModelPool::load(const std::string& name) {
 }
 
 std::optional<ApiError> ModelPool::unload(const std::string& name) {
-    Entry* const e = find(name);
+    const std::scoped_lock       lock(mutex_);
+    const std::shared_ptr<Entry> e = find(name);
     if (!e) return unknown(name);
-    const std::scoped_lock lock(mutex_);
     if (e->status == ModelStatus::unloaded && e->ticket == 0)
         return ApiError{400, cat("the model ", quote(e->setup.id), " is not loaded"), "model", "model_not_loaded"};
     if (e->status == ModelStatus::sleeping) set_status(*e, ModelStatus::unloaded);
@@ -349,20 +374,81 @@ std::optional<ApiError> ModelPool::unload(const std::string& name) {
     return std::nullopt;
 }
 
+// -- the list
+
+std::optional<ApiError> ModelPool::reload(const std::function<bool()>& gone) {
+    const Result<void> done = relisting_.wait(gone);
+    if (done) return std::nullopt;
+    options_.say(cat("the models cannot be listed again: ", done.error().message), true);
+    // Clients are not told where the files are.
+    return ApiError{500, "the models cannot be listed again, and stay as they were; the server's log says why", "",
+                    "reload_failed"};
+}
+
+// An entry stays where name, path, file and flags are as they were.
+void ModelPool::take_list(std::vector<ModelSetup>&& setups) {
+    std::map<std::string, std::shared_ptr<Entry>> made; // outside the lock; by path and name
+    const auto                          key = [](const ModelSetup& setup) { return cat(setup.path, '\0', setup.id); };
+    std::vector<std::shared_ptr<Entry>> listed, gone;
+    for (ModelSetup& setup : setups) listed.push_back(entry_of(std::move(setup)));
+    const std::scoped_lock lock(mutex_);
+    for (const auto& e : entries_)
+        if (!e->removed) made.emplace(key(e->setup), e);
+    for (auto& e : listed)
+        if (const auto old = made.find(key(e->setup));
+            old != made.end() && old->second->setup.version == e->setup.version) {
+            e = old->second;
+            made.erase(old);
+        }
+    for (const auto& [path, e] : made) {
+        remove(*e);
+        const std::string& id = e->setup.id;
+        if (!std::ranges::any_of(listed, [&](const auto& one) { return one->setup.id == id; }))
+            add_event(Json{{"model", id}, {"event", "model_remove"}});
+    }
+    for (const auto& e : entries_)
+        if (e->removed) gone.push_back(e);
+    entries_ = std::move(listed);
+    entries_.insert(entries_.end(), gone.begin(), gone.end());
+    add_event(Json{{"model", "*"}, {"event", "models_reload"}});
+    work_.notify_all(); // the loading thread drops those that are gone
+}
+
+// The requests that wait for it look for its name again.
+void ModelPool::remove(Entry& e) {
+    e.removed   = true;
+    e.ticket    = 0;
+    e.cancelled = e.status == ModelStatus::loading;
+    if (e.host) e.leaving = true, e.to_sleep = false;
+    changed_.notify_all();
+}
+
+void ModelPool::drop_removed() {
+    std::erase_if(entries_, [](const auto& e) { return e->removed && !e->host && e->status != ModelStatus::loading; });
+}
+
+// Whether no removed model of its name is there: both would have the same files of KV.
+bool ModelPool::has_place(const Entry& e) const {
+    return !std::ranges::any_of(
+        entries_, [&](const auto& one) { return one->removed && one->setup.id == e.setup.id && one->host; });
+}
+
 // -- the loading thread
 
 void ModelPool::run() {
     Lock lock(mutex_);
     while (!stopping_) {
-        const auto leaver =
+        drop_removed();
+        const auto at =
             std::ranges::find_if(entries_, [](const auto& e) { return e->leaving && e->host && e->users == 0; });
-        if (leaver != entries_.end()) {
-            let_go(lock, **leaver);
+        if (at != entries_.end()) {
+            const std::shared_ptr<Entry> leaver = *at; // the list may change meanwhile
+            let_go(lock, *leaver);
             continue;
         }
-        Entry* next = nullptr;
+        std::shared_ptr<Entry> next;
         for (const auto& e : entries_)
-            if (e->ticket != 0 && !e->host && (!next || e->ticket < next->ticket)) next = e.get();
+            if (e->ticket != 0 && !e->host && (!next || e->ticket < next->ticket) && has_place(*e)) next = e;
         if (next) {
             load(lock, *next);
             continue;
@@ -423,12 +509,12 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     const bool        on_host = estimate->device == "cpu";
     const std::size_t other   = std::size_t(std::max(engine.swap_blocks, 0)) * block +
                               std::size_t(std::max<std::int64_t>(engine.kv_host_bytes, 0));
-    std::vector<Entry*>   there;
-    std::vector<Resident> residents;
+    std::vector<std::shared_ptr<Entry>> there;
+    std::vector<Resident>               residents;
     std::size_t used = 0, host = 0; // bytes of all loaded models; of their pools, whose pages may not be there yet
     for (const auto& one : entries_) {
         if (!one->host) continue;
-        there.push_back(one.get());
+        there.push_back(one);
         residents.push_back({one->host->bytes(), one->last_use, one->users > 0});
         used += one->host->bytes();
         host += one->host->host_bytes();
@@ -579,7 +665,11 @@ void ModelPool::set_status(Entry& e, ModelStatus status) {
 }
 
 void ModelPool::add_event(const Entry& e, Json data) {
-    events_.push_back(json_dump(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}}));
+    add_event(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}});
+}
+
+void ModelPool::add_event(Json one) {
+    events_.push_back(json_dump(std::move(one)));
     if (events_.size() > most_events) events_.pop_front();
     last_event_++;
     changed_.notify_all();
@@ -624,29 +714,33 @@ ModelView ModelPool::view_of(const Entry& e) const {
 std::vector<ModelView> ModelPool::views() const {
     const std::scoped_lock lock(mutex_);
     std::vector<ModelView> out;
-    for (const auto& e : entries_) out.push_back(view_of(*e));
+    for (const auto& e : entries_)
+        if (!e->removed) out.push_back(view_of(*e));
     return out;
 }
 
 std::optional<ModelView> ModelPool::view(const std::string& name) const {
-    const Entry* const e = find(name);
+    const std::scoped_lock       lock(mutex_);
+    const std::shared_ptr<Entry> e = find(name);
     if (!e) return std::nullopt;
-    const std::scoped_lock lock(mutex_);
     return view_of(*e);
 }
 
 std::vector<std::string> ModelPool::names() const {
+    const std::scoped_lock   lock(mutex_);
     std::vector<std::string> out;
     for (const auto& e : entries_)
-        for (std::string& name : e->setup.names()) out.push_back(std::move(name));
+        for (std::string& name : e->removed ? std::vector<std::string>() : e->setup.names())
+            out.push_back(std::move(name));
     return out;
 }
 
 std::shared_ptr<const ModelCard> ModelPool::card(const std::string& id) {
-    Entry* const e = find(id);
-    if (!e) return nullptr;
+    std::shared_ptr<Entry> e;
     {
         const std::scoped_lock lock(mutex_);
+        e = find(id);
+        if (!e) return nullptr;
         if (e->card) return e->card;
     }
     const ModelSetup& setup = e->setup;

@@ -42,7 +42,16 @@ Json status_json(const ModelView& view) {
     return status;
 }
 
+// A link on a page of another site leads a browser to an address; it may show the list, and change nothing.
+bool is_foreign_link(const HttpRequest& r) {
+    const std::string_view site = r.header("sec-fetch-site");
+    return r.header("sec-fetch-mode") == "navigate" && (site == "cross-site" || site == "same-site");
+}
+
 void answer_models(ModelPool& pool, HttpExchange& e) {
+    const std::string_view reload = find_field(e.request.query, "reload");
+    if (pool.many() && (reload == "1" || reload == "true") && !is_foreign_link(e.request))
+        if (const auto error = pool.reload([&e] { return e.peer->gone(); })) return refuse(e, *error);
     Json data = Json::array();
     for (const ModelView& view : pool.views()) {
         const std::shared_ptr<const ModelCard> card = pool.card(view.id);
