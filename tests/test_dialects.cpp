@@ -438,6 +438,56 @@ TEST_CASE("llama.cpp's /completion", "[server][dialects]") {
     REQUIRE(more["completion_probabilities"].size() == 8);
     CHECK(more["completion_probabilities"][0]["id"] == more["tokens"][0]);
     CHECK(more["completion_probabilities"][0]["top_logprobs"].size() == 2);
+    with["post_sampling_probs"] = true; // greedy: one token has all
+    const Plain sure            = s.ask("/completion", with);
+    CHECK(sure["generation_settings"]["post_sampling_probs"] == true);
+    REQUIRE(sure["completion_probabilities"].size() == 8);
+    for (const Plain& one : sure["completion_probabilities"]) {
+        CHECK(one["prob"] == 1);
+        CHECK(!one.contains("logprob"));
+        CHECK(!one.contains("top_logprobs"));
+        REQUIRE(one["top_probs"].size() == 1);
+        CHECK(one["top_probs"][0]["id"] == one["id"]);
+        CHECK(one["top_probs"][0]["prob"] == 1);
+    }
+    with["temperature"] = 1;
+    with["top_k"]       = 3;
+    with["top_p"]       = 1;
+    with["min_p"]       = 0;
+    with["n_probs"]     = 9;
+    with["seed"]        = 4;
+    const Plain drawn   = s.ask("/completion", with)["completion_probabilities"];
+    with["stream"]      = true;
+    Plain in_pieces     = Plain::array();
+    for (const Event& piece : events_of(s.post("/completion", with).body))
+        if (piece.data.contains("completion_probabilities"))
+            for (const auto& one : piece.data["completion_probabilities"])
+                in_pieces.push_back(Plain::parse(one.dump()));
+    CHECK(in_pieces == drawn);
+    for (const Plain& one : drawn) {
+        double sum = 0;
+        bool   own = false;
+        for (const Plain& t : one["top_probs"]) {
+            sum += t["prob"].get<double>();
+            own =
+                own ||
+                t == Plain{{"id", one["id"]}, {"token", one["token"]}, {"bytes", one["bytes"]}, {"prob", one["prob"]}};
+        }
+        CHECK(one["top_probs"].size() == 3);
+        CHECK(own);
+        CHECK(std::abs(sum - 1) < 1e-5);
+    }
+    const Plain chat =
+        s.ask("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "Hi"}}}},
+                                       {"max_tokens", 2},
+                                       {"temperature", 0},
+                                       {"ignore_eos", true},
+                                       {"logprobs", true},
+                                       {"top_logprobs", 2},
+                                       {"post_sampling_probs", true}})["choices"][0]["logprobs"]["content"];
+    REQUIRE(chat.size() == 2);
+    CHECK(chat[0]["prob"] == 1);
+    CHECK(chat[0]["top_probs"].size() == 1);
 
     Plain streamed                = body;
     streamed["stream"]            = true;

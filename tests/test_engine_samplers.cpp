@@ -8,13 +8,19 @@ import quire.constraint.compile;
 import quire.constraint.reasoning_budget;
 import quire.core.base;
 import quire.core.std;
+import quire.decode.candidates;
+import quire.decode.sampler;
 import quire.engine.engine;
+import quire.engine.executor;
+import quire.engine.local_executor;
+import quire.model_file.weights;
 import quire.schedule.preemption;
 import quire.schedule.request;
 import quire.schedule.sequence_breakers;
 import quire.text.tokens.tokenizer;
 
 #include "engine_tools.h"
+#include "sampling_executor.h"
 
 using namespace quire;
 using namespace quire::testing;
@@ -99,6 +105,41 @@ TEST_CASE("each of several answers has mirostat's state of its own", "[engine]")
             CHECK(run(engine, {one})[0].tokens == tokens[k]);
         }
     }
+}
+
+TEST_CASE("probabilities after the samplers are those of the draw, whatever device samples", "[engine]") {
+    Engine               engine   = load(model(), options(false));
+    std::vector<Request> requests = one_of_each();
+    for (Request& r : requests) r.sampling.logprobs = 1000, r.sampling.after_samplers = true;
+    requests.push_back(requests[0]);
+    requests.back().sampling.temperature = 0;
+    requests.push_back(requests[1]);
+    requests.back().n = 2;
+    const auto marks  = std::make_shared<const ReasoningMarks>("<think>", "</think>", engine.tokenizer());
+    requests.push_back(requests[5]);
+    requests.back().reasoning = ReasoningBudget(marks, 3, true);
+    requests.push_back(requests[6]);
+    ConstraintSpec two{.kind = ConstraintSpec::Kind::choice};
+    two.choices                      = {"yes", "no"};
+    requests.back().ignore_end       = false;
+    requests.back().constraint       = ConstraintState(*compile_constraint(two), engine.token_trie());
+    const std::vector<Answer> on_cpu = run(engine, requests);
+    for (const Answer& a : on_cpu) {
+        REQUIRE(a.logprobs.size() == a.tokens.size());
+        for (std::size_t i = 0; i < a.tokens.size(); i++) {
+            const PositionLogprobs& p   = a.logprobs[i];
+            double                  sum = 0;
+            for (const TokenLogprob& t : p.top) sum += std::exp(double(t.logprob));
+            CHECK(std::abs(sum - 1) < 1e-4);
+            CHECK(p.chosen.token == a.tokens[i]);
+            CHECK(std::ranges::find(p.top, p.chosen.token, &TokenLogprob::token) != p.top.end());
+            for (std::size_t k = 1; k < p.top.size(); k++) CHECK(p.top[k - 1].logprob >= p.top[k].logprob);
+        }
+    }
+    for (const PositionLogprobs& p : on_cpu[8].logprobs) CHECK(p.top.size() == 1); // greedy
+    Engine                    device    = load_sampling(model(), options(true));
+    const std::vector<Answer> on_device = run(device, requests);
+    for (std::size_t i = 0; i < requests.size(); i++) CHECK(identical(on_cpu[i], on_device[i]));
 }
 
 TEST_CASE("a reasoning budget that is used up closes the reasoning", "[engine]") {

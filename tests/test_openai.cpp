@@ -249,7 +249,8 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("samplers":["top_k","luck"])", "samplers"},
         {R"("samplers":["temperature","top_k"])", "samplers"},
         {R"("samplers":"tk")", "samplers"},
-        {R"("post_sampling_probs":true)", "post_sampling_probs"},
+        {R"("post_sampling_probs":1)", "post_sampling_probs"},
+        {R"("post_sampling_probs":true,"use_beam_search":true)", "post_sampling_probs"},
     };
     for (const auto& [fields, name] : wrong) {
         INFO(fields);
@@ -259,6 +260,9 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
             CHECK(r.error().status == (std::string(fields) == R"("model":"gpt-4")" ? 404 : 400));
     }
     CHECK(wrong_field(completion(R"("logprobs":21)")) == "logprobs");
+    CHECK(wrong_field(completion(R"("post_sampling_probs":true)")) ==
+          "post_sampling_probs"); // its form has no place for it
+    CHECK(chat(R"("post_sampling_probs":true,"n_probs":2)")->request.sampling.after_samplers);
     CHECK(wrong_field(completion(R"("logprobs":true)")) == "logprobs");
     CHECK(wrong_field(completion(R"("top_logprobs":1)")) == "top_logprobs");
     CHECK(wrong_field(chat(R"("logprobs":2)")) == "logprobs");

@@ -137,6 +137,58 @@ TEST_CASE("log-probabilities are those of the whole softmax, best first") {
     CHECK(sampler.logprobs(std::vector<float>{0, 0, 0, 0, 0}, -1, 50).top.size() == 5);
 }
 
+TEST_CASE("the probabilities after the samplers are those of the draw, of the tokens that they left") {
+    const std::vector<float> logits{0, std::log(2.0f), std::log(3.0f), std::log(2.0f), std::log(2.0f)};
+    Sampler                  sampler(5);
+    SamplingParams           params;
+    const auto               draw = [&](std::uint64_t seed = 0) {
+        params.seed = seed;
+        return sampler.sample(logits, params, std::vector<Token>{0}, 0);
+    };
+    const auto probs = [&](int n_top) {
+        std::vector<std::pair<Token, double>> out;
+        for (const TokenLogprob& t : sampler.drawn_logprobs(draw(), n_top).top)
+            out.emplace_back(t.token, std::exp(double(t.logprob)));
+        return out;
+    };
+    const auto equal = [](const std::vector<std::pair<Token, double>>& got,
+                          std::vector<std::pair<Token, double>>        want) {
+        return std::ranges::equal(got, want, [](const auto& a, const auto& b) {
+            return a.first == b.first && a.second == Catch::Approx(b.second);
+        });
+    };
+    CHECK(equal(probs(9), {{2, 0.3}, {1, 0.2}, {3, 0.2}, {4, 0.2}, {0, 0.1}})); // no sampler is at work
+    params.top_k = 3;
+    CHECK(equal(probs(9), {{2, 3 / 7.0}, {1, 2 / 7.0}, {3, 2 / 7.0}}));
+    CHECK(equal(probs(2), {{2, 3 / 7.0}, {1, 2 / 7.0}}));
+    CHECK(probs(0).empty());
+    for (std::uint64_t seed = 0; seed < 20; seed++) {
+        const Token token = draw(seed);
+        CHECK(sampler.drawn_logprobs(token, 0).chosen.token == token);
+        CHECK(sampler.drawn_logprobs(token, 0).chosen.logprob ==
+              Catch::Approx(std::log(token == 2 ? 3 / 7.0 : 2 / 7.0)));
+    }
+    params.temperature = 0.5f; // squares
+    CHECK(equal(probs(9), {{2, 9 / 17.0}, {1, 4 / 17.0}, {3, 4 / 17.0}}));
+    params.logit_bias = {{0, std::log(5.0f)}, {2, -100.0f}};
+    CHECK(equal(probs(9), {{0, 25 / 33.0}, {1, 4 / 33.0}, {3, 4 / 33.0}}));
+    params            = {};
+    params.mirostat   = 2;
+    const double mu   = 3;
+    const Sample next = sampler.sample(logits, params, std::vector<Token>{0}, 0, {.mu = mu});
+    const double own  = double(sampler.drawn_logprobs(next.token, 0).chosen.logprob);
+    CHECK(next.mu == Catch::Approx(next_mu(params, mu, -own / std::log(2.0))));
+    params                = {};
+    params.dynatemp_range = params.temperature = 0.5f;
+    params.top_k                               = 1;
+    CHECK(equal(probs(9), {{2, 1}}));
+    for (float penalty : {1.0f, 2.0f}) {
+        params                    = greedy();
+        params.repetition_penalty = penalty;
+        CHECK(equal(probs(9), {{2, 1}}));
+    }
+}
+
 TEST_CASE("allowed tokens are those that a bias leaves, with all else that is asked for") {
     constexpr int vocab = 50;
     Sampler       sampler(vocab);

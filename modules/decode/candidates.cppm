@@ -4,6 +4,7 @@ export module quire.decode.candidates;
 
 import quire.core.base;
 import quire.schedule.sampling_params;
+import quire.step.logprobs;
 
 export namespace quire {
 
@@ -32,6 +33,9 @@ public:
     // `uniform`, `xtc_uniform`: random numbers in [0, 1). `mu`: mirostat's limit in bits.
     Drawn draw(std::span<const float> logits, const SamplingParams& params, double uniform, double xtc_uniform,
                double mu);
+    // Of the last draw: ln of the probabilities among the tokens that the samplers left, of `token`, which was drawn, and of the n_top best
+    // ones, best first. Allocates nothing but the result.
+    PositionLogprobs logprobs(Token token, int n_top);
 
 private:
     void  collect(std::span<const float> logits);
@@ -253,9 +257,28 @@ Drawn Candidates::draw(std::span<const float> logits, const SamplingParams& p, d
     if (p.min_p > 0) keep_likely(p.min_p);
     if (xtc) leave_out_best(p.xtc_threshold);
     const float t = temperature(p);
-    if (!(t > 0)) return {best(), 0};
+    if (!(t > 0)) {
+        keep_best(1);
+        kept_[0].mass = 1;
+        return {kept_[0].token, 0};
+    }
     weigh(t);
     return draw_weighed(uniform);
+}
+
+PositionLogprobs Candidates::logprobs(Token token, int n_top) {
+    const double     total = total_mass(kept_);
+    PositionLogprobs result;
+    const auto       n = std::min(kept_.size(), std::size_t(std::max(n_top, 0)));
+    std::partial_sort(kept_.begin(), kept_.begin() + std::ptrdiff_t(n), kept_.end(), is_better);
+    const auto logprob = [&](const CandidateToken& c) {
+        return TokenLogprob{c.token, float(std::log(double(c.mass) / total))};
+    };
+    for (const CandidateToken& c : kept_) {
+        if (c.token == token) result.chosen = logprob(c);
+        if (result.top.size() < n && c.mass > 0) result.top.push_back(logprob(c));
+    }
+    return result;
 }
 
 } // namespace quire

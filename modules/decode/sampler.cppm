@@ -48,6 +48,10 @@ public:
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                     std::span<const Token> banned, std::vector<LogitEdit>& edits);
 
+    // Of the last sample(), which gave `token`: ln of the probabilities among the tokens that it could draw, of `token` and of the n_top best
+    // ones, best first. Where there was no choice, `token` has all.
+    PositionLogprobs drawn_logprobs(Token token, int n_top);
+
     // The functions below take logits that are usable().
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
@@ -62,9 +66,13 @@ private:
     std::vector<std::int32_t>   seen_; // [vocab] place of a token in a list of edits, from 1; zero between calls
     std::vector<LogitEdit>      edits_;
     Candidates                  candidates_;
+    bool                        drew_ = false; // the last sample() drew from the candidates
     Repetitions                 repetitions_;
     std::vector<CandidateToken> best_; // of logprobs()
 };
+
+// Of a token without an alternative.
+PositionLogprobs certain(Token token, int n_top);
 
 // Greedy, on the logits as they are.
 bool is_plain_greedy(const SamplingParams& params);
@@ -194,6 +202,7 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
 Sample Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                        int n_generated, const SamplePoint& at, std::span<const Token> banned) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
+    drew_ = false;
     if (!usable(logits)) return {-1, at.mu};
     if (is_plain_greedy(params) && banned.empty()) return {argmax(logits), at.mu};
 
@@ -211,10 +220,22 @@ Sample Sampler::sample(std::span<const float> logits, const SamplingParams& para
     if (params.temperature <= 0 || !std::isfinite(limit)) return {best, at.mu};
 
     const std::uint64_t seed = params.seed + std::uint64_t(at.stream);
-    const Drawn         drawn =
+    drew_                    = true;
+    const Drawn drawn =
         candidates_.draw(row_, params, random_at(seed, at.position), random_at(seed, ~at.position), at.mu);
     if (params.mirostat == 0) return {drawn.token, at.mu};
     return {drawn.token, next_mu(params, at.mu, drawn.surprise)};
+}
+
+PositionLogprobs certain(Token token, int n_top) {
+    PositionLogprobs result;
+    result.chosen = {token, 0};
+    if (n_top > 0) result.top.push_back(result.chosen);
+    return result;
+}
+
+PositionLogprobs Sampler::drawn_logprobs(Token token, int n_top) {
+    return drew_ ? candidates_.logprobs(token, n_top) : certain(token, n_top);
 }
 
 double next_mu(const SamplingParams& params, double mu, double surprise) {

@@ -60,6 +60,9 @@ bool takes_best(const Request& r) {
     return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r) && !r.constraint;
 }
 
+// No device tells the probabilities after the samplers.
+bool is_for_host(const SamplingParams& p) { return p.after_samplers && p.logprobs >= 0; }
+
 std::optional<Token> forced_token(const Sequence& s, std::span<const std::uint64_t> bits) {
     const std::optional<Token> token = s.reasoning ? s.reasoning->forced() : std::nullopt;
     if (!token || bits.empty() || (bits[std::size_t(*token) / 64] >> (*token % 64) & 1) != 0) return token;
@@ -117,7 +120,7 @@ void StepSampling::plan(std::span<const Scheduled> items, const SamplingLimits& 
         // Adds the draw of the next token from the row `right` behind that of the last known token.
         const auto add_row = [&](int right) {
             const std::span<const Token> never = banned(group, sequence);
-            if (takes_best(r) && never.empty() && !forced_token(sequence)) return;
+            if ((takes_best(r) && never.empty() && !forced_token(sequence)) || is_for_host(p)) return;
             SamplingTask task = task_of(item.first_logit_row + item.next_row() + right);
             task.first_mask   = masks.in_plan(i);
             if (sequence.constraint && task.first_mask < 0)
@@ -181,7 +184,8 @@ bool StepSampling::add_drawing(const Scheduled& item, std::span<const Token> nev
 
 bool StepSampling::has_result(const Scheduled& item, int row) const {
     if (!device_samples_) return true;
-    return !forced_token(*item.sequence) && (!rows_.sampled(item, row).empty() || takes_best(item.group->request));
+    return !forced_token(*item.sequence) && (!rows_.sampled(item, row).empty() || takes_best(item.group->request) ||
+                                             is_for_host(item.group->request.sampling));
 }
 
 // The next token of one answer: the device's best token, a token that the device sampled, or a token from the row on the host.
@@ -208,7 +212,8 @@ NextToken StepSampling::next(const Scheduled& item, int row, int stream, int dra
     } else {
         const std::span<const float> logits = rows_.logits(item, row);
         const std::optional<Token>   must   = forced_token(s);
-        if (must && std::isfinite(logits[std::size_t(*must)]) && usable(logits)) {
+        const bool                   forced = must && std::isfinite(logits[std::size_t(*must)]) && usable(logits);
+        if (forced) {
             next.token = *must;
         } else {
             const SamplePoint at{stream, std::uint64_t(group.length(s)), s.mu};
@@ -218,7 +223,10 @@ NextToken StepSampling::next(const Scheduled& item, int row, int stream, int dra
         }
         if (next.token < 0) return next;
         if (withheld(r)) next.logprob = sampler_.logprob(logits, next.token);
-        if (r.sampling.logprobs >= 0) next.logprobs = sampler_.logprobs(logits, next.token, r.sampling.logprobs);
+        if (const int n_top = r.sampling.logprobs; n_top >= 0)
+            next.logprobs = !is_for_host(r.sampling) ? sampler_.logprobs(logits, next.token, n_top)
+                            : forced                 ? certain(next.token, n_top)
+                                                     : sampler_.drawn_logprobs(next.token, n_top);
     }
     // The best tokens do not include tokens that the constraint forbids.
     if (r.constraint)

@@ -134,6 +134,8 @@ Result<void> check_numbers(const Request& r) {
     if (r.beam_width < 0) return fail("beam_width is ", r.beam_width);
     if (r.beam_width > 0 && r.beam_width < r.n)
         return fail("beam_width is ", r.beam_width, ", less than the ", r.n, " answers wanted");
+    if (r.beam_width > 0 && r.sampling.after_samplers)
+        return fail("beams have no samplers, and no probabilities after them");
     if (r.beam_width > 0 && r.best_of > 0) return fail("best_of and beam search exclude each other");
     if (!std::isfinite(r.length_penalty)) return fail("length_penalty is not a finite number");
     if ((r.pin || r.embed) && (r.n > 1 || r.best_of > 1 || r.beam_width > 0))

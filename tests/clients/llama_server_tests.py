@@ -68,7 +68,6 @@ OTHER_MODEL = [(name, "the words or the tokens of another model") for name in (
 DIFFERENT = [
     ("test_basic.py::test_server_model_aliases_and_tags", "/v1/models has one entry for each name, as in vLLM"),
     ("test_chat_completion.py::test_context_size_exceeded*", "the error's type is OpenAI's"),
-    ("test_completion.py::test_n_probs_post*", "probabilities are those before the samplers"),
     ("test_compat_anthropic.py::test_anthropic_empty_messages", "a conversation without messages is refused"),
     ("test_compat_oai_responses.py::test_responses_stream_with_llama_telemetry",
      "a response that max_output_tokens cuts off ends with response.incomplete"),

@@ -79,6 +79,7 @@ struct ResponseHead {
     std::int64_t created = 0;
     bool         chat    = false;
     // the options that the request asked for
+    bool after_samplers = false; // the log-probabilities are those of SamplingParams::after_samplers
     bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
     bool include_usage = false, continuous_usage = false;
     bool timings_per_token = false;
@@ -117,8 +118,12 @@ std::size_t count_characters(std::string_view text);
 // A finite number for JSON, which has none for -inf and NaN.
 double finite_logprob(float logprob);
 Json   bytes_json(std::string_view bytes);
-// The positions that have a log-probability: of each the JSON that `one` makes of its token, with `top_logprobs` of the same JSON.
-Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one);
+// Adds the member `logprob`, or `prob` where it is one after the samplers, as in llama.cpp.
+void add_logprob(Json& json, const SpelledLogprob& token, bool after_samplers);
+// The positions that have a log-probability: of each the JSON that `one` makes of its token, with such JSON of the best tokens as
+// `top_logprobs`, or `top_probs` after the samplers.
+Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one,
+                   bool after_samplers = false);
 
 } // namespace quire
 
@@ -184,13 +189,19 @@ Json bytes_json(std::string_view bytes) {
     return list;
 }
 
-Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one) {
+void add_logprob(Json& json, const SpelledLogprob& token, bool after_samplers) {
+    if (after_samplers) json["prob"] = std::exp(double(token.logprob));
+    else json["logprob"] = finite_logprob(token.logprob);
+}
+
+Json logprobs_json(std::span<const SpelledPosition> positions, const std::function<Json(const SpelledLogprob&)>& one,
+                   bool after_samplers) {
     Json list = Json::array();
     for (const SpelledPosition& p : positions) {
         if (!p.chosen) continue;
         Json item = one(*p.chosen), top = Json::array();
         for (const SpelledLogprob& t : p.top) top.push_back(one(t));
-        item["top_logprobs"] = std::move(top);
+        item[after_samplers ? "top_probs" : "top_logprobs"] = std::move(top);
         list.push_back(std::move(item));
     }
     return list;

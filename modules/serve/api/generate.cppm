@@ -209,6 +209,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     head.model             = api.model_name(r.model);
     head.created           = unix_seconds();
     head.logprobs          = r.logprobs;
+    head.after_samplers    = q.sampling.after_samplers;
     head.token_ids         = r.return_token_ids;
     head.prompt_logprobs   = r.prompt_logprobs >= 0;
     head.tokens_as_ids     = r.tokens_as_ids;

@@ -78,6 +78,7 @@ Json settings_json(const GenerationRequest& r, std::span<const Token> ends) {
             {"adaptive_target", -1}, // off: quire has no such sampler
             {"adaptive_decay", 0.9},
             {"n_probs", std::max(s.logprobs, 0)},
+            {"post_sampling_probs", s.after_samplers},
             {"ignore_eos", r.request.ignore_end},
             {"logit_bias", std::move(biases)},
             {"lora", std::move(adapters)},

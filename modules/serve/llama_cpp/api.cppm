@@ -126,14 +126,13 @@ private:
         return out;
     }
 
-    static Json probabilities(const Choice& c) {
-        const auto one = [](const SpelledLogprob& t) {
-            return Json{{"id", t.token},
-                        {"token", t.bytes},
-                        {"bytes", bytes_json(t.bytes)},
-                        {"logprob", finite_logprob(t.logprob)}};
+    Json probabilities(const Choice& c) const {
+        const auto one = [&](const SpelledLogprob& t) {
+            Json json{{"id", t.token}, {"token", t.bytes}, {"bytes", bytes_json(t.bytes)}};
+            add_logprob(json, t, head_.after_samplers);
+            return json;
         };
-        return logprobs_json(c.logprobs, one);
+        return logprobs_json(c.logprobs, one, head_.after_samplers);
     }
 
     ResponseHead             head_;
@@ -152,7 +151,7 @@ Parsed<GenerationRequest> read_native_request(Json body, const ApiLimits& limits
         body["n_predict"] = -1;
     for (const char* name : {"echo", "best_of", "use_beam_search", "prompt_logprobs"})
         if (given(name)) return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
-    Parsed<GenerationRequest> out = read_completion_request(body, limits);
+    Parsed<GenerationRequest> out = read_completion_request(body, limits, true);
     if (!out) return out;
     JsonFields f(body);
     out->response_fields = f.texts("response_fields", 64, 256);

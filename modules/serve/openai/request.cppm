@@ -18,8 +18,8 @@ export namespace quire {
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
-// These functions for parsed bodies; other APIs' requests are translated into such bodies.
-Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits);
+// These functions for parsed bodies; other APIs' requests are translated into such bodies. `native`: llama.cpp's form of completions.
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits, bool native = false);
 Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
 
 } // namespace quire
@@ -145,6 +145,14 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     refuse_unsupported(f, out.chat && limits.reasoning_effort, out.chat);
 }
 
+// llama.cpp's wish for probabilities after the samplers, in place of log-probabilities before them.
+void parse_after_samplers(JsonFields& f, GenerationRequest& out) {
+    SamplingParams& p = out.request.sampling;
+    p.after_samplers  = f.boolean("post_sampling_probs", false);
+    if (p.after_samplers && out.request.beam_width > 0)
+        f.fail("post_sampling_probs", "post_sampling_probs does not go with beam search");
+}
+
 // llama.cpp's name for log-probabilities; 0 is none.
 int parse_n_probs(JsonFields& f, const ApiLimits& limits) {
     return f.integer("n_probs", 0, std::max(limits.logprobs, limits.probs), 0);
@@ -155,7 +163,7 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
     return json ? read_completion_request(*json, limits) : std::unexpected(json.error());
 }
 
-Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits) {
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits, bool native) {
     JsonFields        f(body);
     GenerationRequest out;
     parse_common(f, out, limits);
@@ -172,6 +180,9 @@ Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLim
     out.request.sampling.logprobs = logprobs;
     if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
         f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
+    parse_after_samplers(f, out);
+    if (out.request.sampling.after_samplers && !native)
+        f.fail("post_sampling_probs", "post_sampling_probs belongs to /completion and /v1/chat/completions");
     for (const char* name : {"messages", "chat_template"})
         if (f.has(name)) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
@@ -200,6 +211,7 @@ Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& l
     if (n_probs > 0 && !out.logprobs) f.fail("n_probs", "n_probs needs logprobs, which is false");
     if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
     if (out.logprobs) out.request.sampling.logprobs = top;
+    parse_after_samplers(f, out);
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
     if (f.failed()) return f.error();
     return out;

@@ -63,11 +63,12 @@ Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> 
 // The shape of /v1/chat/completions.
 Json chat_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
     const auto one = [&](const SpelledLogprob& t) {
-        return Json{{"token", head.tokens_as_ids ? spell(t, true) : t.bytes},
-                    {"logprob", finite_logprob(t.logprob)},
-                    {"bytes", bytes_json(t.bytes)}};
+        Json json{{"token", head.tokens_as_ids ? spell(t, true) : t.bytes}};
+        add_logprob(json, t, head.after_samplers);
+        json["bytes"] = bytes_json(t.bytes);
+        return json;
     };
-    return {{"content", logprobs_json(positions, one)}, {"refusal", nullptr}};
+    return {{"content", logprobs_json(positions, one, head.after_samplers)}, {"refusal", nullptr}};
 }
 
 // vLLM's shape: of each position the log-probabilities by token id.

@@ -22,7 +22,7 @@ namespace quire {
 const std::vector<std::string_view> only_chats = split(
     "n best_of use_beam_search beam_width logprobs n_probs prompt_logprobs echo prompt messages stop max_tokens "
     "max_completion_tokens n_predict functions function_call response_format return_token_ids return_tokens "
-    "top_logprobs return_progress timings_per_token");
+    "top_logprobs post_sampling_probs return_progress timings_per_token");
 
 const Json no_objects = Json::array();
 

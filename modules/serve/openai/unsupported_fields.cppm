@@ -61,7 +61,6 @@ constexpr Unsupported unsupported[] = {
     {"min_keep", "[0]"},
     {"t_max_predict_ms", "[0,-1]"},
     {"n_indent", "[0]"},
-    {"post_sampling_probs", "[false]"},
     {"image_data", "[[]]"},
     {"n_cmpl", "[1]"},
     {"input_prefix", R"([""])"},
