@@ -22,6 +22,7 @@ import quire.core.result;
 import quire.serve.models.catalog;
 import quire.serve.models.leaving;
 import quire.serve.models.model_field;
+import quire.tools.hub.hub;
 import quire.tools.server.presets;
 
 using namespace quire::testing;
@@ -34,6 +35,9 @@ using quire::choose_leaving;
 using quire::NoRoom;
 using quire::Resident;
 using Places = std::vector<std::size_t>;
+
+// No test sees the models that the user has fetched.
+const bool no_cache = setenv("HF_HUB_CACHE", "/nonexistent", 1) == 0;
 
 // A directory with small models: chat (the one that ships), llama, qwen, mistral, and bad, which is no model.
 class Models {
@@ -424,6 +428,60 @@ TEST_CASE("the list of models is made again while models answer", "[models][serv
     fs::remove(presets);
 }
 
+TEST_CASE("the models of the hub's cache are models of the server", "[models][server]") {
+    const fs::path cache = temporary(), data = QUIRE_ROOT "/tests/data/models/";
+    fs::remove(cache);
+    const auto add = [&](const std::string& repo, const std::string& branch, const std::string& name,
+                         const fs::path& file) {
+        const fs::path folder = cache / repo, at = folder / "snapshots" / ("c" + branch) / name;
+        fs::create_directories(folder / "refs");
+        fs::create_directories(at.parent_path());
+        std::ofstream(folder / "refs" / branch) << "c" << branch;
+        fs::create_symlink(file, at);
+    };
+    add("models--user--tiny-GGUF", "main", "tiny-Q8_0.gguf", data / "llama3-gqa-Q8_0.gguf");
+    add("models--user--tiny-GGUF", "a-branch", "tiny-Q8_0.gguf", data / "mistral-swa-Q8_0.gguf"); // not main
+    add("models--user--tiny-GGUF", "main", "sub/tiny.q4_0.gguf", data / "qwen2-Q4_0.gguf");
+    add("models--user--tiny-GGUF", "main", "mmproj-tiny-F16.gguf", data / "qwen2-Q4_0.gguf");
+    add("models--user--split-GGUF", "main", "a-F16-00001-of-00002.gguf", data / "qwen2-Q4_0.gguf"); // a part is missing
+    add("models--user--plain", "main", "model.gguf", data / "qwen2-Q4_0.gguf");
+    std::vector<std::string> named;
+    for (const quire::NamedModel& one : quire::named_models(cache.string())) named.push_back(one.name);
+    CHECK(named == std::vector<std::string>{"user/plain", "user/tiny-GGUF:Q4_0", "user/tiny-GGUF:Q8_0"});
+
+    const fs::path presets = temporary();
+    std::ofstream(presets) << "[user/tiny-GGUF:Q4_0]\nctx-size = 32\n";
+    setenv("HF_HUB_CACHE", cache.c_str(), 1);
+    {
+        const Models models;
+        const Server s = models.serve({"--models-preset", presets.string()});
+        CHECK(status_of(s, "user/tiny-GGUF:Q8_0") == "unloaded");
+        CHECK(status_of(s, "user/plain") == "unloaded");
+        CHECK(s.get("/v1/models/user/tiny-GGUF:Q8_0").status == 200);
+        CHECK(s.ask("/v1/completions", completion("user/tiny-GGUF:Q8_0"))["choices"] ==
+              s.ask("/v1/completions", completion("llama"))["choices"]);
+        CHECK(s.ask_get("/v1/models/user/tiny-GGUF:Q4_0")["max_model_len"] == 32);
+        CHECK(s.ask("/v1/completions", completion("user/tiny-GGUF:Q4_0"))["choices"] ==
+              s.ask("/v1/completions", completion("qwen"))["choices"]);
+        add("models--user--late", "main", "late-Q4_0.gguf", data / "qwen2-Q4_0.gguf"); // fetched meanwhile
+        CHECK(s.get("/models?reload=1").status == 200);
+        CHECK(status_of(s, "user/late:Q4_0") == "unloaded");
+    }
+    // A program without a model beside it; an address that it cannot have ends it.
+    const fs::path beside = temporary();
+    fs::remove(beside);
+    fs::create_directories(beside);
+    fs::copy_file(QUIRE_BIN "/server", beside / "server");
+    const Finished many = run_program("server", {"--port", "0", "--unix", "/nonexistent/s"}, "", beside.string());
+    CHECK(!has(many.err, "no model: name one"));
+    CHECK(has(many.err, "/nonexistent/s"));
+    setenv("HF_HUB_CACHE", "/nonexistent", 1);
+    CHECK(has(run_program("server", {}, "", beside.string()).err, "no model: name one"));
+    fs::remove_all(beside);
+    fs::remove(presets);
+    fs::remove_all(cache);
+}
+
 TEST_CASE("a model leaves for another one, but not while it answers", "[models][server]") {
     const Models models;
     const Server s = models.serve({"--models-max", "2"});
@@ -518,8 +576,8 @@ TEST_CASE("a preset has the flags of a model", "[models][server]") {
         CHECK(std::ranges::count(f.err, '\n') == 1);
         return f.err;
     };
-    CHECK(has(refused("[nobody]\n"),
-              "[nobody]: no file of --models-dir has this name, and there is no line model = PATH"));
+    CHECK(
+        has(refused("[nobody]\n"), "[nobody]: no file of --models-dir and no model of the hub's cache has this name"));
     CHECK(has(refused("[llama]\nport = 8\n"), "line 2: there is no flag '--port'"));
     CHECK(has(refused("[llama]\nctx-size = many\n"), "[llama]: "));
     CHECK(has(refused("[llama]\nalias = qwen\n"), "another model has the name 'qwen' too"));

@@ -22,6 +22,7 @@ import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
 import quire.tools.flags.cli;
+import quire.tools.hub.cache;
 import quire.tools.server.presets;
 import quire.tools.server.run_batch;
 import quire.tools.server.server_log;
@@ -49,8 +50,9 @@ struct Arguments {
     HttpOptions              http;
     std::string              models_dir, models_preset;
     PoolOptions              pool; // of the models
+    bool only_cached = false;      // no model is named, and there is none beside the program: those of the hub's cache
 
-    bool many() const { return !models_dir.empty() || !models_preset.empty(); }
+    bool many() const { return !models_dir.empty() || !models_preset.empty() || only_cached; }
 };
 
 void add_flags(CLI::App& app, Arguments& a);
@@ -319,7 +321,7 @@ std::string version_of(const std::vector<std::string>& words, const std::string&
                file.st_mtim.tv_nsec);
 }
 
-// The models of --models-dir and --models-preset. Error: `code` is that of the program.
+// The models of --models-dir, --models-preset and the hub's cache. Error: `code` is that of the program.
 Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, char** argv, int& code) {
     code = 2;
     if (const std::string flag = flag_of_one_model(typed); !flag.empty())
@@ -351,6 +353,9 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
         if (!files) return std::unexpected(files.error());
         found = std::move(*files);
     }
+    for (NamedModel& one : named_models(hub_cache_folder()))
+        if (std::ranges::find(found, one.name, &FoundModel::id) == found.end())
+            found.push_back({std::move(one.name), std::move(one.path)});
     for (const FoundModel& one : found)
         if (std::ranges::find(presets, one.id, &Preset::name) == presets.end()) {
             presets.push_back(all);
@@ -377,7 +382,9 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
         complete_limits(a);
         code = 2;
         if (a.model.empty())
-            return fail(where, "no file of --models-dir has this name, and there is no line model = PATH");
+            return fail(where,
+                        "no file of --models-dir and no model of the hub's cache has this name, and there is no line "
+                        "model = PATH");
         code                     = 1;
         Result<ModelSetup> setup = setup_of(a, preset.name);
         if (!setup) return fail_with(setup.error().kind, where, setup.error().message);
@@ -410,9 +417,12 @@ int run(Arguments& a, int argc, char** argv) {
         return complain({ErrorKind::input, "several models run in one process: WORLD_SIZE is for one model"}, 2);
     if (a.model.empty() && !a.pool.many) {
         Result<std::string> found = default_model();
-        if (!found) return complain(found.error());
-        a.model = *found;
-        if (!a.given("--temp")) a.endpoints.limits.samplers.params.temperature = 0; // as in chat
+        a.only_cached = !found && a.engine.processes.n == 1 && a.batch.empty() && flag_of_one_model(a).empty() &&
+                        !named_models(hub_cache_folder()).empty();
+        if (!found && !a.only_cached) return complain(found.error());
+        if (found) a.model = *found;
+        a.pool.many = a.many();
+        if (found && !a.given("--temp")) a.endpoints.limits.samplers.params.temperature = 0; // as in chat
     }
     Result<std::vector<std::string>> keys = api_keys(a);
     if (!keys) return complain(keys.error());

@@ -29,6 +29,14 @@ Result<std::string> hub_file(const HubModel& model, const FetchReport& report);
 Result<std::vector<std::string>> choose_files(const std::vector<std::string>& all, const std::string& tag,
                                               const std::string& file);
 
+// The whole models in a cache under the names by which -hf takes them, USER/NAME:TAG: the tag is the end of the file's name behind a dash or a
+// dot, in capitals, as llama.cpp has it. One file for each name, that of the branch main if there is one; sorted.
+struct NamedModel {
+    std::string name, path;   // of the file, or of its first part
+    bool        main = false; // of the branch main
+};
+std::vector<NamedModel> named_models(const std::string& cache);
+
 } // namespace quire
 
 module :private;
@@ -168,6 +176,44 @@ Result<std::vector<std::string>> choose_files(const std::vector<std::string>& al
                         quote(parts.back(), 100));
     }
     return parts;
+}
+
+std::string tag_of(const std::string& prefix) {
+    const std::size_t at = prefix.find_last_of("-./");
+    std::string       tag(at == std::string::npos || prefix[at] == '/' ? "" : prefix.substr(at + 1));
+    for (char& c : tag) {
+        if (!is_alphanumeric(c) && c != '_') return "";
+        if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
+    }
+    return tag;
+}
+
+std::vector<NamedModel> named_models(const std::string& cache) {
+    std::vector<NamedModel> models;
+    for (const CachedModel& one : cached_models(cache)) {
+        if (!is_model_name(one.name)) continue;
+        const PartName part   = part_of(one.name);
+        std::string    prefix = part.prefix;
+        if (part.count == 1) prefix.resize(prefix.size() - std::string_view(".gguf").size());
+        bool whole = true;
+        for (int i = 2; i <= part.count; i++) {
+            char            end[32];
+            std::error_code ignored;
+            std::snprintf(end, sizeof end, "-%05d-of-%05d.gguf", i, part.count);
+            const std::string folder = one.path.substr(0, one.path.size() - one.name.size());
+            whole                    = whole && std::filesystem::exists(cat(folder, prefix, end), ignored);
+        }
+        const std::string tag  = tag_of(prefix);
+        const std::string main = cached_repo(cache, one.repo).commit_of("main");
+        if (whole)
+            models.push_back({tag.empty() ? one.repo : cat(one.repo, ":", tag), one.path,
+                              !main.empty() && one.path.contains(cat("/snapshots/", main, "/"))});
+    }
+    const auto later = [](const auto& a, const auto& b) { return std::tie(a.name, b.main) < std::tie(b.name, a.main); };
+    std::stable_sort(models.begin(), models.end(), later);
+    const auto same = [](const auto& a, const auto& b) { return a.name == b.name; };
+    models.erase(std::unique(models.begin(), models.end(), same), models.end());
+    return models;
 }
 
 // -- a repository -----------------------------------------------------------------------------------------
