@@ -1,6 +1,9 @@
 // The description of the server's routes, compared with the answers of the server.
 #include <catch2/catch_test_macros.hpp>
 
+#include <fstream>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,17 +28,32 @@ bool is_of(const Json& value, const std::string& type) {
 }
 
 // The first place where `value` does not fit the schema, of the keywords that answers have; "": it fits.
-std::string misfit(const Json& schema, const Json& value, const std::string& where) {
+// `strict`: where a schema names members, a value has no others.
+std::string misfit(const Json& schema, const Json& value, const std::string& where, bool strict = false) {
+    if (schema.contains("const") && value != schema["const"]) return where + " is not " + schema["const"].dump();
+    if (schema.contains("anyOf")) {
+        std::string faults;
+        for (const Json& one : schema["anyOf"]) {
+            const std::string fault = misfit(one, value, where, strict);
+            if (fault.empty()) return "";
+            if (fault.find(" is not ") == std::string::npos) faults += fault + "; ";
+        }
+        return where + " fits none: " + faults;
+    }
     if (schema.contains("type") && !is_of(value, schema["type"])) return where + " is no " + schema["type"].dump();
     for (const Json& name : schema.value("required", Json::array()))
         if (!value.contains(name.get<std::string>())) return where + " has no " + name.dump();
     if (schema.contains("properties"))
         for (const auto& [name, of] : schema["properties"].items())
             if (value.contains(name))
-                if (std::string fault = misfit(of, value[name], where + "." + name); !fault.empty()) return fault;
+                if (std::string fault = misfit(of, value[name], where + "." + name, strict); !fault.empty())
+                    return fault;
+    if (strict && schema.contains("properties"))
+        for (const auto& [name, of] : value.items())
+            if (!schema["properties"].contains(name)) return where + " has " + name;
     if (schema.contains("items"))
         for (const Json& item : value)
-            if (std::string fault = misfit(schema["items"], item, where + "[]"); !fault.empty()) return fault;
+            if (std::string fault = misfit(schema["items"], item, where + "[]", strict); !fault.empty()) return fault;
     return "";
 }
 
@@ -101,6 +119,112 @@ TEST_CASE("every answer is as /openapi.json describes it", "[server][openapi]") 
         }
     CHECK(n > 60);
     CHECK(std::system(("rm -r " + std::string(folder)).c_str()) == 0);
+}
+
+TEST_CASE("every event of a stream is as /openapi.json describes it", "[server][openapi]") {
+    const Server s({"--chat-template-file", QUIRE_ROOT "/tests/data/templates/qwen3.jinja"});
+    const Json   all = s.ask_get("/openapi.json")["paths"];
+    // Its prompts begin to reason.
+    const std::string file = temporary();
+    std::ofstream(file) << "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n";
+    const Server t({"--chat-template-file", file, "--reasoning-budget", "3"});
+    const Json   args{{"type", "object"},
+                      {"properties", {{"a", {{"enum", {"x"}}}}}},
+                      {"required", {"a"}},
+                      {"additionalProperties", false}};
+    const Json   chat{{"messages", {{{"role", "user"}, {"content", "Hi"}}}}};
+    const Json   by_tool{{"tools", {{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", args}}}}}},
+                         {"tool_choice", "required"},
+                         {"enable_thinking", false}};
+    std::set<std::string> seen; // kinds of events
+    const auto            stream = [&](const std::string& path, Json body, const Json& more = Json::object(),
+                            const Server* other = nullptr) {
+        body.update(more);
+        const bool lines = path.starts_with("/api/");
+        body.update(Json{{"stream", true}, {"temperature", 0}});
+        const Json& content = all[path]["post"]["responses"]["200"]["content"];
+        const Json& schema  = content[lines ? "application/x-ndjson" : "text/event-stream"]["schema"];
+        const Reply r       = (other ? *other : s).post(path, body);
+        INFO(path << ' ' << body.dump() << ": " << r.body.substr(0, 300));
+        CHECK(r.status == 200);
+        std::stringstream text(r.body);
+        int               n = 0;
+        for (std::string line; std::getline(text, line);) {
+            if (!lines && !line.starts_with("data: ")) continue;
+            if (!lines) line = line.substr(6);
+            const Json data = line == "[DONE]" ? Json(line) : Json::parse(line);
+            INFO(line.substr(0, 600));
+            CHECK(misfit(schema, data, "the event", true) == "");
+            if (data.is_object() && data.contains("type")) seen.insert(data["type"].get<std::string>());
+            n++;
+        }
+        CHECK(n > 1);
+    };
+    const Json wishes{{"return_progress", true},
+                      {"timings_per_token", true},
+                      {"stream_options", {{"include_usage", true}}},
+                      {"return_token_ids", true}};
+    for (const char* path : {"/v1/chat/completions", "/chat/completions"}) {
+        stream(path, chat, {{"max_tokens", 2}});
+        stream(path, chat, by_tool);
+        stream(path, chat, {{"max_tokens", 20}}, &t);
+        Json with = wishes;
+        with.update(Json{{"max_tokens", 2}, {"logprobs", true}, {"top_logprobs", 2}, {"verbose", true}});
+        stream(path, chat, with);
+    }
+    stream("/v1/completions", {{"prompt", "Hi"}, {"max_tokens", 2}});
+    stream("/v1/completions", {{"prompt", "Hi"}, {"max_tokens", 2}, {"logprobs", 1}, {"verbose", true}}, wishes);
+    stream("/completions", {{"prompt", "Hi"}, {"max_tokens", 2}});
+    for (const char* path : {"/completions", "/completion"})
+        stream(path, {{"prompt", "Hi"}, {"n_predict", 2}, {"n_probs", 2}}, wishes);
+    const Json said{{"input", "Hi"}, {"max_output_tokens", 60}};
+    const Json function{{"type", "function"}, {"name", "f"}, {"parameters", args}};
+    stream("/v1/responses", said,
+           {{"max_output_tokens", 2}, {"include", {"message.output_text.logprobs"}}, {"top_logprobs", 1}});
+    stream("/v1/responses", said, {{"tools", {function}}, {"tool_choice", "required"}, {"enable_thinking", false}});
+    stream("/v1/responses", said, {{"max_output_tokens", 20}}, &t);
+    stream("/v1/messages", chat, {{"max_tokens", 2}});
+    stream("/v1/messages", chat, {{"max_tokens", 20}}, &t);
+    stream("/api/chat", chat, {{"options", {{"num_predict", 20}}}}, &t);
+    stream("/v1/messages", chat,
+           {{"max_tokens", 60},
+            {"thinking", {{"type", "disabled"}}},
+            {"tools", {{{"name", "f"}, {"input_schema", args}}}},
+            {"tool_choice", {{"type", "any"}}}});
+    stream("/api/chat", chat, {{"options", {{"num_predict", 2}}}});
+    stream("/api/generate", {{"prompt", "Hi"}, {"options", {{"num_predict", 2}}}});
+    for (const char* kind : {"response.created",
+                             "response.in_progress",
+                             "response.output_item.added",
+                             "response.content_part.added",
+                             "response.output_text.delta",
+                             "response.output_text.done",
+                             "response.reasoning_text.delta",
+                             "response.reasoning_text.done",
+                             "response.content_part.done",
+                             "response.function_call_arguments.delta",
+                             "response.function_call_arguments.done",
+                             "response.output_item.done",
+                             "response.completed",
+                             "response.incomplete",
+                             "message_start",
+                             "content_block_start",
+                             "content_block_delta",
+                             "content_block_stop",
+                             "message_delta",
+                             "message_stop"}) {
+        INFO(kind);
+        CHECK(seen.contains(kind));
+    }
+    unlink(file.c_str());
+    // The whole answer of llama.cpp's form has no member that is not described.
+    const Json& content = all["/completion"]["post"]["responses"]["200"]["content"];
+    for (const Json& more :
+         {Json::object(), Json{{"n_probs", 2}}, Json{{"n_probs", 2}, {"post_sampling_probs", true}}, Json{{"n", 2}}}) {
+        Json body{{"prompt", "Hi"}, {"n_predict", 2}, {"return_tokens", true}};
+        body.update(more);
+        CHECK(misfit(content["application/json"]["schema"], s.ask("/completion", body), "the answer", true) == "");
+    }
 }
 
 TEST_CASE("the description's types are those that the parsers ask for", "[server][openapi]") {

@@ -5,6 +5,7 @@ export module quire.serve.openapi_answers;
 import quire.core.base;
 import quire.core.json;
 import quire.serve.api.error;
+import quire.serve.openapi_events;
 
 export namespace quire {
 
@@ -27,8 +28,7 @@ enum class Form : std::uint8_t {
     text,
 };
 
-// An answer in JSON. Every answer has the members of the example, with its types; but for those whose name ends in `?`, which an answer may
-// lack, and null, which stands for any value. A list's first element stands for all; an empty list, and an object, may have any.
+// An answer in JSON, as schema_like() reads it.
 struct AnswerRow {
     std::string_view method, path; // without /v1, where a row with the served path is not there
     Form             form    = Form::json;
@@ -41,10 +41,9 @@ constexpr AnswerRow answer_rows[] = {
      "choices":[{"index":0,"text":"Hi","logprobs":null,"finish_reason":"stop","stop_reason":null}],
      "usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},
      "timings?":{}})"},
-    {"POST", "/completions", Form::json_or_events}, // of either kind
-    {"POST", "/completion",
-     Form::json_or_events}, // an object, a list for several answers, or what `response_fields` names
-    {"POST", "/infill", Form::json_or_events},
+    {"POST", "/completions", Form::json_or_events},          // of either kind
+    {"POST", "/completion", Form::json_or_events, "native"}, // an object, or a list for several answers
+    {"POST", "/infill", Form::json_or_events, "native"},
     {"POST", "/chat/completions", Form::json_or_events,
      R"({"id":"chatcmpl-1","object":"chat.completion","created":1795719310,"model":"a","system_fingerprint":"quire-0.1",
      "choices":[{"index":0,"message":{"role":"assistant","content":null,"refusal":null,"reasoning_content?":"",
@@ -145,34 +144,14 @@ constexpr AnswerRow answer_rows[] = {
 // OpenAI's response, with the members that Open Responses asks for.
 constexpr std::string_view response_example =
     R"({"id":"resp_1","object":"response","created_at":1795719311,"status":"completed","error":null,
-    "completed_at":null,"incomplete_details":null,"model":"a","output":[{"type":"message","id":"msg_1"}],"background":false,
+    "completed_at":null,"incomplete_details":null,"model":"a","output":[{"type":"message","id":"msg_1","status?":"completed",
+    "role?":"assistant","content?":[],"summary?":[],"call_id?":"","name?":"f","arguments?":"{}","input?":""}],"background":false,
     "instructions":null,"max_output_tokens":null,"max_tool_calls":null,"metadata":{},"parallel_tool_calls":true,
     "previous_response_id":null,"prompt_cache_key":null,"safety_identifier":null,"presence_penalty":0.5,
     "frequency_penalty":0.5,"reasoning":null,"service_tier":"default","store":true,"temperature":0.5,
     "text":{"format":{"type":"text"}},"tool_choice":null,"tools":[],"top_logprobs":0,"top_p":0.5,
     "truncation":"disabled","user":null,"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8},
     "output_tokens":9,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":18}})";
-
-Json schema_like(const Json& example) {
-    if (example.is_null()) return Json::object();
-    if (example.is_boolean()) return {{"type", "boolean"}};
-    if (example.is_string()) return {{"type", "string"}};
-    if (example.is_number_integer()) return {{"type", "integer"}};
-    if (example.is_number()) return {{"type", "number"}};
-    if (example.is_array()) {
-        Json out{{"type", "array"}};
-        if (!example.empty()) out["items"] = schema_like(example[0]);
-        return out;
-    }
-    Json out{{"type", "object"}};
-    for (auto at = example.begin(); at != example.end(); ++at) {
-        std::string name = at.key();
-        if (name.ends_with('?')) name.pop_back();
-        else out["required"].push_back(name);
-        out["properties"][name] = schema_like(at.value());
-    }
-    return out;
-}
 
 Json answer_content(std::string_view method, std::string_view path) {
     const auto find = [&](std::string_view known) {
@@ -182,14 +161,19 @@ Json answer_content(std::string_view method, std::string_view path) {
     auto row = find(path);
     if (row == std::end(answer_rows) && path.starts_with("/v1/")) row = find(path.substr(3));
     check(row != std::end(answer_rows), "a route whose answer /openapi.json does not describe");
+    const Json response = schema_like(Json::parse(response_example));
     const Json text{{"schema", {{"type", "string"}}}};
+    const Json events{{"schema", event_schema(row->path, response)}}; // of the data of each
     Json       out = Json::object();
-    if (row->form == Form::events || row->form == Form::json_or_events) out["text/event-stream"] = Json::object();
-    if (row->form == Form::json_or_lines) out["application/x-ndjson"] = text;
+    if (row->form == Form::events || row->form == Form::json_or_events) out["text/event-stream"] = events;
+    if (row->form == Form::json_or_lines) out["application/x-ndjson"] = events;
     if (row->form == Form::text) out["text/plain"] = text;
     if (row->form == Form::events || row->form == Form::text) return out;
-    const std::string_view example = row->example == "response" ? response_example : row->example;
-    out["application/json"]        = {{"schema", schema_like(Json::parse(example))}};
+    Json& schema = out["application/json"]["schema"];
+    if (row->example == "response") schema = response;
+    else if (row->example == "native")
+        schema = {{"anyOf", {native_schema(), {{"type", "array"}, {"items", native_schema()}}}}};
+    else schema = schema_like(Json::parse(row->example));
     return out;
 }
 

@@ -1,0 +1,165 @@
+// quire.serve.openapi_events: the events of the routes' streams, for their description: an example of each event's data, and the schema that it
+// stands for. tests/test_openapi.cpp compares them with the streams of a server. Owns nothing.
+export module quire.serve.openapi_events;
+
+import quire.core.base;
+import quire.core.json;
+
+export namespace quire {
+
+// The schema of values like the example. They have its members, with its types; but for those whose name ends in `?`, which a value may lack,
+// and null, which stands for any value. A list's first element stands for all; an empty list, and an object, may have any.
+Json schema_like(const Json& example);
+// The schema of an answer in llama.cpp's form.
+Json native_schema();
+// The schema of the data of one event of a route's stream, or of one line of it. `path`: of the route, without /v1 where its stream does not
+// depend on it. `response`: the schema of OpenAI's response. Empty: any event.
+Json event_schema(std::string_view path, const Json& response);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// An event that the streams of these routes have.
+struct EventRow {
+    std::string_view paths, example;
+};
+
+constexpr std::string_view openai_routes = "/chat/completions /v1/completions /completions /completion /infill";
+
+constexpr EventRow event_rows[] = {
+    {"/chat/completions",
+     R"({"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795719310,"model":"a","system_fingerprint":"quire-0.1",
+     "choices":[{"index":0,"delta":{"role?":"assistant","content?":null,"reasoning_content?":"",
+     "tool_calls?":[{"index":0,"id?":"call_1","type?":"function","function":{"name?":"f","arguments":"{}"}}]},
+     "logprobs":null,"finish_reason":null,"stop_reason?":null,"token_ids?":[1]}],
+     "prompt_token_ids?":[1],"usage?":null,"timings?":{},"prompt_progress?":{},"__verbose?":{}})"},
+    {"/v1/completions /completions",
+     R"({"id":"cmpl-1","object":"text_completion","created":1795719310,"model":"a","system_fingerprint":"quire-0.1",
+     "choices":[{"index":0,"text":"Hi","logprobs":null,"finish_reason":null,"stop_reason?":null,"token_ids?":[1],
+     "prompt_token_ids?":[1]}],"usage?":null,"timings?":{},"prompt_progress?":{},"__verbose?":{}})"},
+    {"/chat/completions /v1/completions /completions", R"("[DONE]")"},
+    {"/completion /infill /completions", // a piece, then the end of an answer
+     R"({"index":0,"content":"Hi","tokens":[1],"stop":false,"id_slot":-1,"tokens_predicted":1,"tokens_evaluated":1,
+     "timings?":{},"prompt_progress?":{},"completion_probabilities?":[]})"},
+    {"/completion /infill /completions", "end"},
+    {openai_routes, R"({"error":{"message":"why","type":"unavailable_error","param":null,"code":null}})"},
+    {"/responses", R"({"type":"response.created","response":"response","sequence_number":0})"},
+    {"/responses", R"({"type":"response.in_progress","response":"response","sequence_number":1})"},
+    {"/responses", R"({"type":"response.output_item.added","output_index":0,"item":{},"sequence_number":2})"},
+    {"/responses",
+     R"({"type":"response.content_part.added","item_id":"a","output_index":0,"content_index":0,"part":{},"sequence_number":3})"},
+    {"/responses",
+     R"({"type":"response.output_text.delta","item_id":"a","output_index":0,"content_index":0,"delta":"Hi","logprobs?":[],
+     "timings?":{},"sequence_number":4})"},
+    {"/responses",
+     R"({"type":"response.output_text.done","item_id":"a","output_index":0,"content_index":0,"text":"Hi","logprobs?":[],
+     "sequence_number":5})"},
+    {"/responses",
+     R"({"type":"response.reasoning_text.delta","item_id":"a","output_index":0,"content_index":0,"delta":"Hi","logprobs?":[],
+     "timings?":{},"sequence_number":4})"},
+    {"/responses",
+     R"({"type":"response.reasoning_text.done","item_id":"a","output_index":0,"content_index":0,"text":"Hi","sequence_number":5})"},
+    {"/responses",
+     R"({"type":"response.content_part.done","item_id":"a","output_index":0,"content_index":0,"part":{},"sequence_number":6})"},
+    {"/responses",
+     R"({"type":"response.function_call_arguments.delta","item_id":"a","output_index":0,"delta":"{","sequence_number":3})"},
+    {"/responses",
+     R"({"type":"response.function_call_arguments.done","item_id":"a","output_index":0,"name":"f","arguments":"{}",
+     "sequence_number":4})"},
+    {"/responses",
+     R"({"type":"response.custom_tool_call_input.delta","item_id":"a","output_index":0,"delta":"a","sequence_number":3})"},
+    {"/responses",
+     R"({"type":"response.custom_tool_call_input.done","item_id":"a","output_index":0,"input":"a","sequence_number":4})"},
+    {"/responses", R"({"type":"response.output_item.done","output_index":0,"item":{},"sequence_number":7})"},
+    {"/responses", R"({"type":"response.completed","response":"response","sequence_number":8,"timings?":{}})"},
+    {"/responses", R"({"type":"response.incomplete","response":"response","sequence_number":8,"timings?":{}})"},
+    {"/responses", R"({"type":"response.failed","response":"response","sequence_number":8})"},
+    {"/messages",
+     R"({"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"a","content":[],
+     "stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":1,"cache_creation_input_tokens":0,
+     "cache_read_input_tokens":8,"output_tokens":1}}})"},
+    {"/messages",
+     R"({"type":"content_block_start","index":0,"content_block":{"type":"text","text?":"","thinking?":"","signature?":"",
+     "id?":"toolu_1","name?":"f","input?":{}}})"},
+    {"/messages",
+     R"({"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text?":"Hi","thinking?":"","signature?":"",
+     "partial_json?":"{"}})"},
+    {"/messages", R"({"type":"content_block_stop","index":0})"},
+    {"/messages",
+     R"({"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},"usage":{"input_tokens":1,
+     "cache_creation_input_tokens":0,"cache_read_input_tokens":8,"output_tokens":8}})"},
+    {"/messages", R"({"type":"message_stop"})"},
+    {"/messages", R"({"type":"ping"})"},
+    {"/messages", R"({"type":"error","error":{"type":"api_error","message":"why"}})"},
+    {"/api/chat",
+     R"({"model":"a","created_at":"2026-11-26T18:55:11.619245Z","message":{"role":"assistant","content":"Hi",
+     "thinking?":"","tool_calls?":[{"function":{"index?":0,"name":"f","arguments":{}}}]},"logprobs?":[],"done":false,
+     "done_reason?":"stop","total_duration?":1,"load_duration?":0,"prompt_eval_count?":9,"prompt_eval_duration?":1,
+     "eval_count?":9,"eval_duration?":1})"},
+    {"/api/generate",
+     R"({"model":"a","created_at":"2026-11-26T18:55:11.619245Z","response":"Hi","thinking?":"","logprobs?":[],"done":false,
+     "done_reason?":"stop","context?":[],"total_duration?":1,"load_duration?":0,"prompt_eval_count?":9,
+     "prompt_eval_duration?":1,"eval_count?":9,"eval_duration?":1})"},
+    {"/api/chat /api/generate", R"({"error":"why"})"},
+    {"/models/sse", R"({"model":"a","event":"model_status","data?":{}})"},
+};
+
+// The end of an answer in llama.cpp's form, which is also the whole answer; the field `response_fields` may leave out any member.
+constexpr std::string_view native_end =
+    R"({"index?":0,"content?":"Hi","tokens?":[1],"id_slot?":-1,"stop?":true,"model?":"a","tokens_predicted?":2,
+    "tokens_evaluated?":1,"generation_settings?":{},"prompt?":"Hi","has_new_line?":false,"truncated?":false,
+    "stop_type?":"limit","stopping_word?":"","tokens_cached?":0,"timings?":{},
+    "completion_probabilities?":[{"id":1,"token":"a","bytes":[97],"logprob?":-0.5,"top_logprobs?":[{"id":1,"token":"a",
+    "bytes":[97],"logprob":-0.5}],"prob?":0.5,"top_probs?":[{"id":1,"token":"a","bytes":[97],"prob":0.5}]}]})";
+
+Json schema_like(const Json& example) {
+    if (example.is_null()) return Json::object();
+    if (example.is_boolean()) return {{"type", "boolean"}};
+    if (example.is_string()) return {{"type", "string"}};
+    if (example.is_number_integer()) return {{"type", "integer"}};
+    if (example.is_number()) return {{"type", "number"}};
+    if (example.is_array()) {
+        Json out{{"type", "array"}};
+        if (!example.empty()) out["items"] = schema_like(example[0]);
+        return out;
+    }
+    Json out{{"type", "object"}};
+    for (auto at = example.begin(); at != example.end(); ++at) {
+        std::string name = at.key();
+        if (name.ends_with('?')) name.pop_back();
+        else out["required"].push_back(name);
+        out["properties"][name] = schema_like(at.value());
+    }
+    return out;
+}
+
+Json native_schema() { return schema_like(Json::parse(native_end)); }
+
+// Of one row: a string stands for itself, and so does the member by which events are told apart.
+Json schema_of(const EventRow& row, const Json& response) {
+    if (row.example == "end") return native_schema();
+    const Json example = Json::parse(row.example);
+    if (example.is_string()) return {{"const", example}};
+    Json out = schema_like(example);
+    for (const char* kind : {"type", "object"})
+        if (example.contains(kind)) out["properties"][kind] = {{"const", example[kind]}};
+    if (!example.contains("response") || !example.contains("type")) return out;
+    Json& own                  = out["properties"]["response"];
+    own                        = response;
+    own["properties"]["usage"] = Json::object(); // null until the end
+    return out;
+}
+
+Json event_schema(std::string_view path, const Json& response) {
+    Json all = Json::array();
+    for (const EventRow& row : event_rows) {
+        const std::vector<std::string_view> paths = split(row.paths);
+        if (std::ranges::find(paths, path) != paths.end()) all.push_back(schema_of(row, response));
+    }
+    return all.empty() ? Json::object() : Json{{"anyOf", std::move(all)}};
+}
+
+} // namespace quire
