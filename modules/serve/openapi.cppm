@@ -176,7 +176,7 @@ Json query_parameters(std::string_view path) {
     }
     for (std::string_view by_model : {"/health", "/load", "/metrics", "/props"})
         if (path == by_model) out.push_back(one("model", {{"type", "string"}}));
-    if (path == "/models") out.push_back(one("reload", {{"enum", {"1", "true"}}}));
+    if (path == "/models") out.push_back(one("reload", {{"type", "string"}}));
     if (path == "/slots") out.push_back(one("fail_on_no_slot", {{"type", "string"}}));
     if (path == "/slots/*") out.push_back(one("action", {{"enum", {"save", "restore", "erase"}}}));
     if (path == "/blocks/events") out.push_back(one("changes", {{"type", "string"}}));
