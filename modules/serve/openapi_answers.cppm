@@ -163,10 +163,10 @@ Json answer_content(std::string_view method, std::string_view path) {
     check(row != std::end(answer_rows), "a route whose answer /openapi.json does not describe");
     const Json response = schema_like(Json::parse(response_example));
     const Json text{{"schema", {{"type", "string"}}}};
-    const Json events{{"schema", event_schema(row->path, response)}}; // of the data of each
     Json       out = Json::object();
-    if (row->form == Form::events || row->form == Form::json_or_events) out["text/event-stream"] = events;
-    if (row->form == Form::json_or_lines) out["application/x-ndjson"] = events;
+    if (row->form == Form::events || row->form == Form::json_or_events)
+        out["text/event-stream"] = {{"schema", sse_schema(row->path, response)}};
+    if (row->form == Form::json_or_lines) out["application/x-ndjson"] = {{"schema", event_schema(row->path, response)}};
     if (row->form == Form::text) out["text/plain"] = text;
     if (row->form == Form::events || row->form == Form::text) return out;
     Json& schema = out["application/json"]["schema"];

@@ -12,9 +12,11 @@ export namespace quire {
 Json schema_like(const Json& example);
 // The schema of an answer in llama.cpp's form.
 Json native_schema();
-// The schema of the data of one event of a route's stream, or of one line of it. `path`: of the route, without /v1 where its stream does not
+// The schema of the JSON in one event of a route's stream, or of one line of it. `path`: of the route, without /v1 where its stream does not
 // depend on it. `response`: the schema of OpenAI's response. Empty: any event.
 Json event_schema(std::string_view path, const Json& response);
+// The schema of such an event, whose `data` is a text (OpenAPI 3.2, "Server-Sent Event Streams").
+Json sse_schema(std::string_view path, const Json& response);
 
 } // namespace quire
 
@@ -26,6 +28,9 @@ namespace quire {
 struct EventRow {
     std::string_view paths, example;
 };
+
+// Their streams end with an event that is no JSON.
+constexpr std::string_view done_routes = "/chat/completions /v1/completions /completions";
 
 constexpr std::string_view openai_routes = "/chat/completions /v1/completions /completions /completion /infill";
 
@@ -40,7 +45,6 @@ constexpr EventRow event_rows[] = {
      R"({"id":"cmpl-1","object":"text_completion","created":1795719310,"model":"a","system_fingerprint":"quire-0.1",
      "choices":[{"index":0,"text":"Hi","logprobs":null,"finish_reason":null,"stop_reason?":null,"token_ids?":[1],
      "prompt_token_ids?":[1]}],"usage?":null,"timings?":{},"prompt_progress?":{},"__verbose?":{}})"},
-    {"/chat/completions /v1/completions /completions", R"("[DONE]")"},
     {"/completion /infill /completions", // a piece, then the end of an answer
      R"({"index":0,"content":"Hi","tokens":[1],"stop":false,"id_slot":-1,"tokens_predicted":1,"tokens_evaluated":1,
      "timings?":{},"prompt_progress?":{},"completion_probabilities?":[]})"},
@@ -138,12 +142,16 @@ Json schema_like(const Json& example) {
 
 Json native_schema() { return schema_like(Json::parse(native_end)); }
 
-// Of one row: a string stands for itself, and so does the member by which events are told apart.
+bool has_path(std::string_view paths, std::string_view path) {
+    const std::vector<std::string_view> all = split(paths);
+    return std::ranges::find(all, path) != all.end();
+}
+
+// Of one row: the member by which events are told apart has the example's value.
 Json schema_of(const EventRow& row, const Json& response) {
     if (row.example == "end") return native_schema();
     const Json example = Json::parse(row.example);
-    if (example.is_string()) return {{"const", example}};
-    Json out = schema_like(example);
+    Json       out     = schema_like(example);
     for (const char* kind : {"type", "object"})
         if (example.contains(kind)) out["properties"][kind] = {{"const", example[kind]}};
     if (!example.contains("response") || !example.contains("type")) return out;
@@ -155,11 +163,17 @@ Json schema_of(const EventRow& row, const Json& response) {
 
 Json event_schema(std::string_view path, const Json& response) {
     Json all = Json::array();
-    for (const EventRow& row : event_rows) {
-        const std::vector<std::string_view> paths = split(row.paths);
-        if (std::ranges::find(paths, path) != paths.end()) all.push_back(schema_of(row, response));
-    }
+    for (const EventRow& row : event_rows)
+        if (has_path(row.paths, path)) all.push_back(schema_of(row, response));
     return all.empty() ? Json::object() : Json{{"anyOf", std::move(all)}};
+}
+
+Json sse_schema(std::string_view path, const Json& response) {
+    Json content = event_schema(path, response);
+    if (content.empty()) return content;
+    Json data{{"type", "string"}, {"contentMediaType", "application/json"}, {"contentSchema", std::move(content)}};
+    if (has_path(done_routes, path)) data = Json{{"anyOf", Json::array({std::move(data), {{"const", "[DONE]"}}})}};
+    return {{"type", "object"}, {"required", Json::array({"data"})}, {"properties", {{"data", std::move(data)}}}};
 }
 
 } // namespace quire
