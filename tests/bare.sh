@@ -2,7 +2,7 @@
 # Runs the two commands as a new user would: tests/bare.sh RELEASE (12 or 13) creates a Debian of that release with only git
 # and make (debootstrap, a chroot), clones the last commit into it, and runs there
 #   as a user without sudo       make chat: must name what is missing and stop
-#   as root                      make chat with a question piped in, make test, make test-clients
+#   as root                      make chat with a question piped in, make test, on 13 make test-clients
 #   as root, without a network   make chat again
 #   as a user without sudo       on 13 make chat in a clone of that user, without a network
 # What `make package` and `make dist` made there is then tried in the same Debian with nothing installed: the archive without a network, and
@@ -103,12 +103,14 @@ says 'about 1 GB on disk and about four minutes' # said before it is taken
 says '^setup: unpacking '                        # and shown while it is
 step "make test" yes root "make test"
 tests
-step "make test-clients" yes root "QUIRE_CLIENTS=few make test-clients"
-grep -E 'SKIP' "$log" || true
+if [ "$release" = 13 ]; then # what one release shows for both; the machine of .ci/run is the other one
+    step "make test-clients" yes root "QUIRE_CLIENTS=few make test-clients"
+    grep -E 'SKIP' "$log" || true
+fi
 step "without network: make chat" no root "$chat"
 answer
 if grep -q '^setup:' "$log"; then fail "the second make chat installs something"; fi
-if [ "$release" = 13 ]; then # what one release shows for both
+if [ "$release" = 13 ]; then # likewise
     step "as a user: make chat" no reader "$chat"
     answer
 fi
