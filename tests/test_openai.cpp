@@ -242,6 +242,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("use_beam_search":true,"dry_multiplier":1)", "dry_multiplier"},
         {R"("n_keep":5)", "n_keep"},
         {R"("n_discard":5)", "n_discard"},
+        {R"("speculative.n_max":-1)", "speculative.n_max"},
         {R"("reasoning_effort":"hard")", "reasoning_effort"},
         {R"("store":"true")", "store"},
         {R"("samplers":3)", "samplers"},
@@ -377,6 +378,8 @@ TEST_CASE("samplers have llama.cpp's names, and the server's defaults", "[openai
         parse_chat_request("{" + hello + R"(,"truncation":"disabled","n_keep":-1,"n_discard":3})", defaults);
     REQUIRE(shifts.has_value());
     CHECK(!shifts->trim);
+    CHECK(shifts->request.most_drafts == -1);
+    CHECK(parse_chat_request("{" + hello + R"(,"speculative.n_max":0})", defaults)->request.most_drafts == 0);
     CHECK((shifts->request.context_shift && shifts->request.n_keep == -1 && shifts->request.n_discard == 3));
     CHECK(wrong_field(parse_chat_request("{" + hello + R"(,"truncation":"some"})", defaults)) == "truncation");
 }

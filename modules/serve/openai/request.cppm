@@ -89,6 +89,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
     out.has_keep    = f.has("n_keep");
     r.n_keep        = f.integer("n_keep", -1, huge, 0);
     r.n_discard     = f.integer("n_discard", 0, huge, 0);
+    r.most_drafts   = f.integer("speculative.n_max", 0, huge, -1); // its absence: as the server says
     if (!r.context_shift)
         for (auto [name, given] : {std::pair("n_keep", r.n_keep > 0), std::pair("n_discard", r.n_discard > 0)})
             if (given) f.fail(name, cat(name, " needs a server that was started with --context-shift"));
