@@ -167,7 +167,7 @@ TEST_CASE("every event of a stream is as /openapi.json describes it", "[server][
             if (data.is_object() && data.contains("type")) seen.insert(data["type"].get<std::string>());
             n++;
         }
-        CHECK(n > 1);
+        CHECK(n > 0); // a slow client gets several tokens in one event
     };
     const Json wishes{{"return_progress", true},
                       {"timings_per_token", true},
