@@ -473,6 +473,16 @@ TEST_CASE("bench speculate measures decoding with draft tokens and without") {
     CHECK(f.out.contains(text ? "\"guesses\":\"text 1\"" : "\"sequences\":3"));
 }
 
+TEST_CASE("bench speculate measures the guesses of a model beside none") {
+    const std::string file = model("llama3-gqa-Q8_0.gguf");
+    const Finished    f = run_program("bench", {"speculate", "-m", file, "--device", "cpu", "-t", "1", "--rounds", "1",
+                                                "-n", "16", "--spec", "draft", "--spec-draft-model", file, "--json"});
+    INFO(f.out << f.err);
+    CHECK(f.code == 0);
+    CHECK(f.out.contains("\"guesses\":\"model\""));
+    CHECK(f.out.contains("\"answers_that_differ\":0"));
+}
+
 TEST_CASE("a draft model reads a long prompt in pieces, while other texts get guesses") {
     EngineOptions o = small_blocks(false, 200, 4);
     o.step_seconds  = 1e-9; // prompts in pieces of 8 tokens, in both models

@@ -264,9 +264,10 @@ struct TakeColumns {
     std::int64_t groups = 1;
 };
 
-// The hidden state before each token, for an MTP layer or a draft of EAGLE-3. First the rows that the plan keeps go from `steps`, or from `guesses`, to `memory`, both
-// with out's width: `memory` is several times as wide, and a row of it holds several. Then out[t] = x[t - 1] if that is a row of t's sequence;
-// for a sequence's first token, and for all without x, the row of memory that the plan names, or zeros. `memory` outlives the step.
+// The hidden state before each token, for an MTP layer or a draft of EAGLE-3. First the rows that the plan keeps go from `steps`, or from
+// `guesses`, to `memory`, both with out's width: `memory` is several times as wide, and a row of it holds several. Then out[t] = x[t - 1] if
+// that is a row of t's sequence; for a sequence's first token, and for all without x, the row of memory that the plan names, or zeros.
+// `memory` outlives the step.
 struct Carry {
     ValueId x = none, steps = none, guesses = none, memory = none, out = none;
 };

@@ -1,5 +1,6 @@
-// quire.engine.mtp_guesses: a layer behind the model, which reads its hidden states, guesses the next tokens of the running sequences: the model's
-// own layer for multi-token prediction (MTP), or a draft of EAGLE-3. Its K and V lie in the model's own blocks. **Owns** the list of the hidden states that the device keeps for the sequences.
+// quire.engine.mtp_guesses: a layer behind the model, which reads its hidden states, guesses the next tokens of the running sequences: the
+// model's own layer for multi-token prediction (MTP), or a draft of EAGLE-3. Its K and V lie in the model's own blocks. **Owns** the list of
+// the hidden states that the device keeps for the sequences.
 export module quire.engine.mtp_guesses;
 
 import quire.core.base;

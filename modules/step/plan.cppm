@@ -112,9 +112,9 @@ struct StepPlan {
     BlockMoves                moves; // run before the tokens
     MoveTicket   after = 0;          // the executor's ticket of the moves that have to be done before the tokens run
     SamplingPlan sampling;           // for a device that samples
-    // Of a model with an MTP layer or a draft of EAGLE-3 (ModelConfig::mtp, draft), in one process. `guesses`: that layer alone runs, one token of each sequence, all of
-    // them logit rows, in place of a step. Before it, or a step, the hidden states of some logit rows are kept: of the last step, or of
-    // the last guesses, in rows of Carry's memory, which has mtp_states rows for each logit row that a step can have.
+    // Of a model with an MTP layer or a draft of EAGLE-3 (ModelConfig::mtp, draft), in one process. `guesses`: that layer alone runs, one token
+    // of each sequence, all of them logit rows, in place of a step. Before it, or a step, the hidden states of some logit rows are kept: of the
+    // last step, or of the last guesses, in rows of Carry's memory, which has mtp_states rows for each logit row that a step can have.
     struct KeptRow {
         std::int32_t row = 0, to = 0;
         bool         guessed = false;

@@ -34,8 +34,9 @@ std::string                 shape_names(); // "tiny, llama-1b, ..."
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: experts, all other matrices
 // Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if Q8_0's blocks do
 // not divide them either. `counts`: an embedding in F16 that outweighs the layers, so that after token t the most likely one is t + 1, and an
-// answer does not depend on rounding, and an MTP layer guesses it; for shapes with an output matrix. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
-// another type, a file without a vocabulary, or a path that cannot be written.
+// answer does not depend on rounding, and an MTP layer guesses it; for shapes with an output matrix. The vocabulary comes from the GGUF file
+// `vocabulary`, or is byte tokens and words without a meaning. Error: another type, a file without a vocabulary, or a path that cannot be
+// written.
 Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
                                 const std::function<void(double)>& progress = {}, const std::string& vocabulary = {},
                                 bool counts = false);

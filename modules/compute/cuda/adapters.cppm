@@ -36,7 +36,8 @@ private:
     cuda::Context& gpu_;
     int            n_adapters_ = 0; // 0: the program has none
     bool           in_use_     = false;
-    // [max_sequences + 1 × n_adapters] factors, those behind the last sequence of the step 0; then the sequence of each token, and of each logit row.
+    // [max_sequences + 1 × n_adapters] factors, those behind the last sequence of the step 0; then the sequence of each token, and of each
+    // logit row.
     float *     host_ = nullptr, *device_ = nullptr, *low_ = nullptr;
     std::size_t at_tokens_ = 0, at_logits_ = 0, size_ = 0;
 };

@@ -50,8 +50,8 @@ struct PrefillLaunch {
     int first_unpack = 0, n_unpacks = 0, most_entries = 0, n_blocks = 0;
 };
 
-// The lists of a step, as words of 4 bytes, with room for most_shared_tiles() SharedTiles, most_shared_queries() SharedQueries, and an UnpackedBlocks and
-// the place of a table for each sequence.
+// The lists of a step, as words of 4 bytes, with room for most_shared_tiles() SharedTiles, most_shared_queries() SharedQueries, and an
+// UnpackedBlocks and the place of a table for each sequence.
 struct AttentionLists {
     std::int32_t *items = nullptr, *tiles = nullptr, *shared = nullptr, *queries = nullptr, *unpacks = nullptr,
                  *unpacked_starts        = nullptr;
