@@ -22,7 +22,7 @@ long long n_failed_allocations() { return n_failed; }
 Exempt::Exempt() : before_(exempt) { exempt = true; }
 Exempt::~Exempt() { exempt = before_; }
 
-static void* allocate(std::size_t size) {
+[[maybe_unused]] static void* allocate(std::size_t size) {
     const unsigned each = fail_each.load(std::memory_order_relaxed);
     if (each > 0 && !exempt && ++n % each == 0)
         if (const std::new_handler handler = std::get_new_handler()) {
@@ -39,6 +39,8 @@ static void* allocate(std::size_t size) {
 
 } // namespace quire::simulation
 
+#if !defined(__has_feature) || \
+    !__has_feature(thread_sanitizer) // which has operators of its own: there no allocation fails
 void* operator new(std::size_t size) { return quire::simulation::allocate(size); }
 void* operator new[](std::size_t size) { return quire::simulation::allocate(size); }
 // The library's sorts take memory by these; operator delete gives it back.
@@ -48,3 +50,4 @@ void  operator delete(void* p) noexcept { std::free(p); }
 void  operator delete[](void* p) noexcept { std::free(p); }
 void  operator delete(void* p, std::size_t) noexcept { std::free(p); }
 void  operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+#endif
