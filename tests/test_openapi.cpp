@@ -226,6 +226,21 @@ TEST_CASE("every event of a stream is as /openapi.json describes it", "[server][
         CHECK(seen.contains(kind));
     }
     unlink(file.c_str());
+    for (const char* path : {"/blocks/events", "/blocks/events?changes=1"}) {
+        const Json& of = all["/blocks/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]["schema"];
+        Client      watcher = s.client(), busy = s.client();
+        watcher.send(std::string("GET ") + path + " HTTP/1.1\r\nHost: x\r\n\r\n");
+        CHECK(watcher.head().status == 200);
+        bool used = false;
+        for (int n = 0; n < 3 || !used; n++) {
+            const Json event = Json::parse(watcher.chunk().substr(6));
+            INFO(path << ' ' << event.dump().substr(0, 600));
+            CHECK(misfit(of["properties"]["data"]["contentSchema"], event, "the event", true) == "");
+            used = used || !event["sequences"].empty();
+            if (n == 0) busy.send(Client::request("/v1/completions", R"({"prompt":"Hi","max_tokens":200,"n":2})"));
+        }
+        busy.hang_up();
+    }
     // The whole answer of llama.cpp's form has no member that is not described.
     const Json& content = all["/completion"]["post"]["responses"]["200"]["content"];
     for (const Json& more :

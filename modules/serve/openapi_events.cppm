@@ -12,6 +12,8 @@ export namespace quire {
 Json schema_like(const Json& example);
 // The schema of an answer in llama.cpp's form.
 Json native_schema();
+// The schema of the KV memory; `changes`: with the blocks that changed in place of all.
+Json memory_schema(bool changes);
 // The schema of the JSON in one event of a route's stream, or of one line of it. `path`: of the route, without /v1 where its stream does not
 // depend on it. `response`: the schema of OpenAI's response. Empty: any event.
 Json event_schema(std::string_view path, const Json& response);
@@ -109,7 +111,18 @@ constexpr EventRow event_rows[] = {
      "prompt_eval_duration?":1,"eval_count?":9,"eval_duration?":1})"},
     {"/api/chat /api/generate", R"({"error":"why"})"},
     {"/models/sse", R"({"model":"a","event":"model_status","data?":{}})"},
+    {"/blocks/events", "all blocks"}, // the first event, and with ?changes=1 the others
+    {"/blocks/events", "changed blocks"},
 };
+
+// The KV memory (docs/block-viz.md).
+constexpr std::string_view memory_example =
+    R"({"step":71,"label":"a","block_size":16,"context":1024,"swap_blocks":0,"swap_used":0,"host_cached":0,"in_files":0,
+    "totals":{"blocks":4096,"used":1,"cached":1,"free":4094,"pinned":0,"shared":0,"internal_waste":0.5,"saved_by_sharing":0.5},
+    "sequences":[{"request":1,"index":0,"status":"running","prompt":5,"tokens":9,"computed":8,"blocks":[1],"released?":1,
+    "other_groups?":[{"released":0,"blocks":[1]}],"state?":{"tokens":8,"blocks":[1]},"texts?":["a"],"texts_kept?":1}],
+    "events":[{"kind":"allocate","request?":1,"index?":0,"from?":1,"to?":1}],
+    "blocks":[{"refs":0,"filled":0,"pinned?":true,"hash?":"00","group?":1,"state?":true}]})";
 
 // The end of an answer in llama.cpp's form, which is also the whole answer; the field `response_fields` may leave out any member.
 constexpr std::string_view native_end =
@@ -147,9 +160,20 @@ bool has_path(std::string_view paths, std::string_view path) {
     return std::ranges::find(all, path) != all.end();
 }
 
+Json memory_schema(bool changes) {
+    Json example = Json::parse(memory_example);
+    if (changes) {
+        example["changed"] = example["blocks"];
+        example.erase("blocks");
+        example["changed"][0]["id"] = 1;
+    }
+    return schema_like(example);
+}
+
 // Of one row: the member by which events are told apart has the example's value.
 Json schema_of(const EventRow& row, const Json& response) {
     if (row.example == "end") return native_schema();
+    if (row.example.ends_with("blocks")) return memory_schema(row.example.starts_with("changed"));
     const Json example = Json::parse(row.example);
     Json       out     = schema_like(example);
     for (const char* kind : {"type", "object"})
