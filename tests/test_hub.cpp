@@ -120,6 +120,8 @@ TEST_CASE("which file of a repository is taken", "[hub]") {
     CHECK(part_of("x-00000-of-00002.gguf").count == 1);
     CHECK(part_of("x-00003-of-00002.gguf").count == 1);
     CHECK(part_of("x-00002-of-00002.gguf").number == 2);
+    CHECK(parts_of("a/x-00001-of-00002.gguf") == Names{"a/x-00001-of-00002.gguf", "a/x-00002-of-00002.gguf"});
+    CHECK(parts_of("x.gguf") == Names{"x.gguf"});
 
     for (const char* bad : {"model", "/model", "user/", "a/b/c", "../x", "user/..", "us er/x", "user/x?y", "user/x--y"})
         CHECK(!check_hub_model({bad, "", "", "", false}));

@@ -404,12 +404,28 @@ TEST_CASE("the list of models is made again while models answer", "[models][serv
     CHECK(answer("qwen") == of_qwen);
     CHECK(answer("more") == of_mistral);
 
+    // So is another content of a file that a flag names.
+    const fs::path file = temporary();
+    std::ofstream(file) << "{{ messages[0].content }}";
+    const std::string first = "[qwen]\nctx-size = 32\nchat-template-file = " + file.string() + "\n";
+    preset(first);
+    reload();
+    const auto prompt = [&] {
+        return s.ask("/apply-template",
+                     {{"model", "qwen"}, {"messages", {{{"role", "user"}, {"content", "Hi"}}}}})["prompt"];
+    };
+    CHECK(prompt() == "Hi");
+    std::ofstream(file) << "Say: {{ messages[0].content }}";
+    reload();
+    CHECK(prompt() == "Say: Hi");
+    fs::remove(file);
+
     // A list that cannot be made changes nothing.
     preset("[qwen]\nno-such-flag = 1\n");
     const Reply broken = s.get("/models?reload=1");
     CHECK(broken.status == 500);
     CHECK(!has(broken.body, presets.string()));
-    CHECK(status_of(s, "more") == "loaded");
+    CHECK(status_of(s, "qwen") == "loaded");
 
     std::vector<std::string> seen;
     while (seen.empty() || seen.back() != "chat model_remove") {

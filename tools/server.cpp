@@ -311,14 +311,24 @@ struct ModelFlags {
     CLI::App  app{"", "server"};
 };
 
-// Of a model's flags and its file; another one says that it is another model.
+// Of a model's flags, the files that they name, and all parts of its own file; another one says that it is another model.
 std::string version_of(const std::vector<std::string>& words, const std::string& path) {
     std::string version;
-    for (const std::string& word : words) version += cat(word, '\0');
-    struct stat file = {}; // of a file that has vanished
-    (void)stat(path.c_str(), &file);
-    return cat(version, file.st_dev, ' ', file.st_ino, ' ', file.st_size, ' ', file.st_mtim.tv_sec, ' ',
-               file.st_mtim.tv_nsec);
+    const auto  add = [&](const std::string& file) {
+        struct stat of = {};
+        if (stat(file.c_str(), &of) == 0 && S_ISREG(of.st_mode))
+            version += cat(of.st_dev, ' ', of.st_ino, ' ', of.st_size, ' ', of.st_mtim.tv_sec, ' ', of.st_mtim.tv_nsec);
+        version += '\0';
+    };
+    for (const std::string& word : words) {
+        version += cat(word, '\0');
+        for (std::string_view one : split(word, ',')) { // FILE, --FLAG=FILE, NAME=FILE, FILE:SCALE
+            one.remove_prefix(one.rfind('=') + 1);
+            add(std::string(one.substr(0, one.rfind(':'))));
+        }
+    }
+    for (const std::string& part : parts_of(path)) add(part);
+    return version;
 }
 
 // The models of --models-dir, --models-preset and the hub's cache. Error: `code` is that of the program.

@@ -58,6 +58,8 @@ struct PartName {
     int         number = 1, count = 1;
 };
 PartName part_of(std::string_view name);
+// Of the name of a model's only or first file: the names of all its files, in order.
+std::vector<std::string> parts_of(const std::string& name);
 
 } // namespace quire
 
@@ -156,6 +158,18 @@ PartName part_of(std::string_view name) {
     const auto number = to_number<int>(tail.substr(1, 5)), count = to_number<int>(tail.substr(10, 5));
     if (!number || !count || *number < 1 || *number > *count) return part;
     return {std::string(name.substr(0, name.size() - end.size())), *number, *count};
+}
+
+std::vector<std::string> parts_of(const std::string& name) {
+    const PartName part = part_of(name);
+    if (part.count == 1) return {name};
+    std::vector<std::string> names;
+    for (int i = 1; i <= part.count; i++) {
+        char end[32];
+        std::snprintf(end, sizeof end, "-%05d-of-%05d.gguf", i, part.count);
+        names.push_back(part.prefix + end);
+    }
+    return names;
 }
 
 std::vector<CachedModel> cached_models(const std::string& cache) {

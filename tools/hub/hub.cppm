@@ -164,17 +164,10 @@ Result<std::vector<std::string>> choose_files(const std::vector<std::string>& al
             if (chosen.empty() && tag.empty() && part_of(name).number == 1) chosen = name;
         if (chosen.empty()) return fail("no file has the type ", quote(tag), "; there are ", list_of(models));
     }
-    const PartName part = part_of(chosen);
-    if (part.count == 1) return std::vector{chosen};
-    std::vector<std::string> parts;
-    for (int i = 1; i <= part.count; i++) {
-        char end[32];
-        std::snprintf(end, sizeof end, "-%05d-of-%05d.gguf", i, part.count);
-        parts.push_back(part.prefix + end);
-        if (std::ranges::find(all, parts.back()) == all.end())
-            return fail("of the ", part.count, " parts of ", quote(chosen, 100), " there is no ",
-                        quote(parts.back(), 100));
-    }
+    const std::vector<std::string> parts = parts_of(chosen);
+    for (const std::string& one : parts)
+        if (std::ranges::find(all, one) == all.end())
+            return fail("of the ", parts.size(), " parts of ", quote(chosen, 100), " there is no ", quote(one, 100));
     return parts;
 }
 
@@ -195,16 +188,12 @@ std::vector<NamedModel> named_models(const std::string& cache) {
         const PartName part   = part_of(one.name);
         std::string    prefix = part.prefix;
         if (part.count == 1) prefix.resize(prefix.size() - std::string_view(".gguf").size());
-        bool whole = true;
-        for (int i = 2; i <= part.count; i++) {
-            char            end[32];
+        const bool        whole = std::ranges::all_of(parts_of(one.path), [](const std::string& path) {
             std::error_code ignored;
-            std::snprintf(end, sizeof end, "-%05d-of-%05d.gguf", i, part.count);
-            const std::string folder = one.path.substr(0, one.path.size() - one.name.size());
-            whole                    = whole && std::filesystem::exists(cat(folder, prefix, end), ignored);
-        }
-        const std::string tag  = tag_of(prefix);
-        const std::string main = cached_repo(cache, one.repo).commit_of("main");
+            return std::filesystem::exists(path, ignored);
+        });
+        const std::string tag   = tag_of(prefix);
+        const std::string main  = cached_repo(cache, one.repo).commit_of("main");
         if (whole)
             models.push_back({tag.empty() ? one.repo : cat(one.repo, ":", tag), one.path,
                               !main.empty() && one.path.contains(cat("/snapshots/", main, "/"))});
@@ -410,13 +399,11 @@ Result<std::string> url_file(const std::string& url, bool offline, const FetchRe
     if (cache_home().empty()) return fail("there is no folder for files: name one in XDG_CACHE_HOME");
     char hash[32];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(hash_bytes(place + query)));
-    const std::string folder = cat(cache_home(), "/quire/urls/", hash);
-    const PartName    part   = part_of(name);
-    for (int i = 1; i <= part.count; i++) {
-        char end[32];
-        std::snprintf(end, sizeof end, "-%05d-of-%05d.gguf", i, part.count);
+    const std::string              folder = cat(cache_home(), "/quire/urls/", hash);
+    const std::vector<std::string> parts  = parts_of(name);
+    for (const std::string& one : parts) {
         RemoteFile remote;
-        remote.name          = part.count == 1 ? name : part.prefix + end;
+        remote.name          = one;
         remote.url           = cat(place, "/", remote.name, query);
         remote.path          = cat(folder, "/", remote.name);
         remote.lock          = cat(folder, "/.", remote.name, ".lock");
@@ -429,9 +416,7 @@ Result<std::string> url_file(const std::string& url, bool offline, const FetchRe
                              "; without --offline (and HF_HUB_OFFLINE) it is fetched");
         if (auto ok = fetch_file(remote, report); !ok) return std::unexpected(ok.error());
     }
-    char first[32];
-    std::snprintf(first, sizeof first, "-%05d-of-%05d.gguf", 1, part.count);
-    return cat(folder, "/", part.count == 1 ? name : part.prefix + first);
+    return cat(folder, "/", parts[0]);
 }
 
 // USER/NAME:TAG in two. The tag of llama.cpp's users that means none is "latest".
