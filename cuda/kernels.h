@@ -607,6 +607,8 @@ int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& 
 // Compiles the operations of a step of one token with one row of logits into the kernel's program. Null: not on this GPU, or
 // not the operations of a model that it knows.
 void* make_decode_megakernel(const Operation* ops, int n_ops, Context& gpu);
+// Into how many splits a long sequence is cut for it: each CTA, one of each SM, then has one, for the heads that it takes together.
+int megakernel_splits(const Context& gpu, int n_heads, int n_kv_heads);
 // `partial`, `arrivals`: as for attention_decode(). False: not launched, as something else holds some of the SMs.
 bool run_decode_megakernel(void* megakernel, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu);
 void destroy_decode_megakernel(void* megakernel);

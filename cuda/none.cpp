@@ -126,6 +126,7 @@ void sum_parts(const Parts&, void*, bool, std::int64_t, Context&) {}
 void embed_part(const Weight&, std::int32_t, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
 
 void*       make_decode_megakernel(const Operation*, int, Context&) { return nullptr; }
+int         megakernel_splits(const Context&, int, int) { return 1; }
 bool        run_decode_megakernel(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }
 void        destroy_decode_megakernel(void*) {}
 std::size_t prepare_layer_kernel(Context&) { return 0; }

@@ -33,6 +33,19 @@ __device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int block_s
     return kv_row(slot / block_size, kv_head, slot % block_size, block_stride, block_size);
 }
 
+// The rows of one KV head in an array whose blocks are `stride` tiles apart.
+struct HeadRows {
+    const unsigned char* first;
+    unsigned             block_bytes, row_bytes; // from a block to the next, from a row to the next
+
+    __device__ HeadRows(const void* array, int kv_head, int stride, int block_size, int row_bytes)
+        : first(static_cast<const unsigned char*>(array) + std::int64_t(kv_head) * block_size * row_bytes),
+          block_bytes(unsigned(stride) * unsigned(block_size * row_bytes)), row_bytes(unsigned(row_bytes)) {}
+    __device__ const unsigned char* at(int block, int offset) const {
+        return first + std::uint64_t(unsigned(block)) * block_bytes + unsigned(offset) * row_bytes;
+    }
+};
+
 // Rows from one KV head of a block to the next.
 __device__ inline int kv_head_stride(int block_size) { return block_size; }
 
@@ -48,6 +61,7 @@ struct BlockOf {
         power      = (size & (size - 1)) == 0;
     }
     __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
+    __device__ int offset(int position) const { return power ? position & (block_size - 1) : position % block_size; }
 };
 
 } // namespace quire::cuda

@@ -57,6 +57,11 @@ __device__ inline float max_or_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
     return most;
 }
+__device__ inline float warp_max_or_nan(float v) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) v = max_or_nan(v, __shfl_xor_sync(~0u, v, step));
+    return v;
+}
 
 // The threads that sum or synchronise together: all threads of a CTA, or the first ones of a warp-specialised kernel's CTA.
 struct WholeCta {

@@ -30,7 +30,7 @@ __device__ void spread(float* x, int n, int size, int lane) {
     __syncwarp();
 }
 
-// x [n] to numbers first .. first + n of a row. The largest magnitude becomes the largest code; a row with an infinity or NaN becomes NaN.
+// x [n] to numbers first .. first + n of a row.
 __device__ void store_row(const float* x, int n, const KvArray& a, int slot, int kv_head, int block_size, int cols,
                           int first, int part, int lane) {
     const int  block = slot / block_size, offset = slot % block_size;
@@ -41,21 +41,9 @@ __device__ void store_row(const float* x, int n, const KvArray& a, int slot, int
     }
     float most = 0;
     for (int i = lane; i < n; i += 32) most = max_or_nan(most, fabsf(x[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
-    const float top     = top_code(a.type);
-    const bool  usual   = most >= 1e-30f && most < INFINITY;
-    const float inverse = usual ? top / most : 0.0f;
-    if (lane == 0)
-        a.scales[kv_row(block, kv_head, offset, a.scale_stride, block_size) * a.parts + part] = usual ? most / top
-                                                                                                : most < 1e-30f ? 0.0f
-                                                                                                                : NAN;
-    for (int i = lane; i < n; i += 32) {
-        const float v                               = usual ? x[i] * inverse : 0.0f;
-        static_cast<unsigned char*>(a.rows)[at + i] = a.type == KvType::e4m3
-                                                          ? __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3)
-                                                          : static_cast<unsigned char>(__float2int_rn(v) + 128);
-    }
+    const RowCode code(warp_max_or_nan(most), a.type);
+    if (lane == 0) a.scales[kv_row(block, kv_head, offset, a.scale_stride, block_size) * a.parts + part] = code.scale;
+    for (int i = lane; i < n; i += 32) static_cast<unsigned char*>(a.rows)[at + i] = code.of(x[i]);
 }
 
 __global__ void __launch_bounds__(row_warps * 32) rope_store_codes_kernel(RopeStore a, Plan plan) {

@@ -14,8 +14,9 @@
 namespace quire::cuda {
 
 // Four codes without their scale: two pairs of fp16, which hold each code exactly. A byte b in the low bits of the fp16 1024 makes 1024 + b of
-// it; int8 codes are stored with 128 added.
-template <KvType Type>
+// it; int8 codes are stored with 128 added. Raised: int8 codes stay so, 1152 too large.
+constexpr float raised_by = 1152;
+template <KvType Type, bool Raised = false>
 __device__ inline uint2 as_fp16(std::uint32_t codes) {
     uint2 pairs;
     if constexpr (Type == KvType::e4m3) {
@@ -23,11 +24,12 @@ __device__ inline uint2 as_fp16(std::uint32_t codes) {
                           high = __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(codes >> 16), __NV_E4M3);
         pairs                  = {low.x | std::uint32_t(low.y) << 16, high.x | std::uint32_t(high.y) << 16};
     } else {
-        const std::uint32_t low               = __byte_perm(codes, 0x64646464u, 0x4140),
-                            high              = __byte_perm(codes, 0x64646464u, 0x4342);
-        const __half2 offset                  = __half2half2(__ushort_as_half(0x6480)); // 1152
-        *reinterpret_cast<__half2*>(&pairs.x) = __hsub2(*reinterpret_cast<const __half2*>(&low), offset);
-        *reinterpret_cast<__half2*>(&pairs.y) = __hsub2(*reinterpret_cast<const __half2*>(&high), offset);
+        pairs = {__byte_perm(codes, 0x64646464u, 0x4140), __byte_perm(codes, 0x64646464u, 0x4342)};
+        if constexpr (!Raised)
+            for (std::uint32_t* pair : {&pairs.x, &pairs.y}) {
+                auto& numbers = *reinterpret_cast<__half2*>(pair);
+                numbers       = __hsub2(numbers, __float2half2_rn(raised_by));
+            }
     }
     return pairs;
 }
@@ -37,6 +39,57 @@ __device__ inline uint2 as_fp16(std::uint32_t codes, KvType type) {
 
 // A scale's unit: the largest code.
 __device__ constexpr float top_code(KvType type) { return type == KvType::e4m3 ? 448.0f : 127.0f; }
+
+// Sixteen codes as two words of fp16, for MmaHeads::softmax(): int8 codes raised.
+template <KvType Type>
+__device__ inline void put_fp16(const uint4& codes, uint4& first, uint4& second) {
+    const uint2 a = as_fp16<Type, true>(codes.x), b = as_fp16<Type, true>(codes.y), c = as_fp16<Type, true>(codes.z),
+                d = as_fp16<Type, true>(codes.w);
+    first         = {a.x, a.y, b.x, b.y};
+    second        = {c.x, c.y, d.x, d.y};
+}
+
+// How numbers of a row become codes, by their largest magnitude, which becomes the largest code. A row with an infinity or NaN becomes NaN.
+struct RowCode {
+    float  scale, inverse;
+    KvType type;
+
+    __device__ RowCode(float most, KvType type) : type(type) {
+        const float top   = top_code(type);
+        const bool  usual = most >= 1e-30f && most < INFINITY;
+        inverse           = usual ? top / most : 0.0f;
+        scale             = usual ? most / top : most < 1e-30f ? 0.0f : NAN;
+    }
+    __device__ unsigned char of(float x) const {
+        const float v = inverse == 0 ? 0.0f : x * inverse;
+        return type == KvType::e4m3 ? __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3)
+                                    : static_cast<unsigned char>(__float2int_rn(v) + 128);
+    }
+};
+
+// x times the Hadamard matrix of that size, a power of two up to 32 · N, over its root. Number lane + 32 r of a row is x[r].
+template <int N>
+__device__ inline void spread_lanes(float (&x)[N], int size, int lane) {
+    if (size == 1) return;
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2)
+#pragma unroll
+        for (int r = 0; r < N; r++) {
+            const float other = __shfl_xor_sync(~0u, x[r], apart);
+            if (apart < size) x[r] = lane & apart ? other - x[r] : x[r] + other;
+        }
+#pragma unroll
+    for (int apart = 1; apart < N; apart *= 2)
+#pragma unroll
+        for (int r = 0; r < N; r++)
+            if (!(r & apart) && 32 * apart < size) {
+                const float a = x[r], b = x[r + apart];
+                x[r] = a + b, x[r + apart] = a - b;
+            }
+    const float factor = rsqrtf(float(size));
+#pragma unroll
+    for (int r = 0; r < N; r++) x[r] *= factor;
+}
 
 // A row of K or V, of one position and KV head, in an array of rows of `cols` numbers.
 struct KvRow {

@@ -12,6 +12,7 @@
 
 #include "../kernels.h"
 #include "../paged_kv.cuh"
+#include "../ptx/cp_async.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "codes.cuh"
@@ -294,55 +295,51 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
     const int start   = item.begin / 16 * 16 + (OneWarp ? 0 : warp * 16);
     const int n_tiles = max(0, item.end - start + step - 1) / step;
 
+    const BlockOf block_of{a.block_size};
+    const auto seen = [&](int position) { return unsigned(position - item.begin) < unsigned(item.end - item.begin); };
     // Half a warp holds the block ids of an even tile, the other half the ids of the odd tile after it.
-    const auto block_of = [&](int t) {
+    const auto id_of = [&](int t) {
         const int position = start + (t + lane / 16) * step + lane % 16;
-        return position >= item.begin && position < item.end ? plan.block_tables[item.table + position / a.block_size]
-                                                             : 0;
+        return seen(position) ? plan.block_tables[item.table + block_of(position)] : 0;
     };
-    std::int32_t block = block_of(0), next_block = block_of(2);
+    std::int32_t block = id_of(0), next_block = id_of(2);
     if (lane == 0) {
-        for (int s = 0; s < Tiles::stages; s++) mbarrier_init(&ready[warp][s], 1);
+        for (int s = 0; s < Tiles::stages; s++) mbarrier_init(&ready[warp][s], Coded ? 1 + 32 : 1);
         mbarrier_init_fence();
     }
     __syncwarp();
+    const auto rows_of = [&](const KvArray& array, const Half* fp16) {
+        return Coded ? HeadRows(array.rows, kv_head, array.row_stride, a.block_size, Tiles::row_bytes)
+                     : HeadRows(fp16, kv_head, a.block_stride, a.block_size, Tiles::row_bytes);
+    };
+    const auto scales_of = [&](const KvArray& array) {
+        return HeadRows(array.scales, kv_head, array.scale_stride, a.block_size, sizeof(float));
+    };
+    const HeadRows k_rows = rows_of(a.k_array, a.cache_k), v_rows = rows_of(a.v_array, a.cache_v),
+                   k_scales = scales_of(a.k_array), v_scales = scales_of(a.v_array);
     const std::uint64_t policy    = l2_evict_first();
     const auto          load_tile = [&](int t) {
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
         std::uint64_t* b = &ready[warp][t % Tiles::stages];
-        // Scales are copied by four, which are 16 bytes; a block has a multiple of four.
-        const unsigned n_scales = Coded ? unsigned((high + 3) / 4 * 4 - low / 4 * 4) : 0;
-        if (lane == 0)
-            mbarrier_arrive_expect_tx(b, unsigned(high - low) * Tiles::row_bytes * 2 + n_scales * 2 * sizeof(float));
+        if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * Tiles::row_bytes * 2);
         __syncwarp();
-        const int position = from + lane % 16, offset = position % a.block_size;
-        if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
-            const int      n     = min(high - position, a.block_size - offset);
-            const unsigned bytes = unsigned(n) * Tiles::row_bytes;
-            unsigned char *tile  = tiles + t % Tiles::stages * Tiles::tile_bytes,
-                          *to    = tile + (position - from) * Tiles::row_bytes;
-            if constexpr (Coded) {
-                const auto copy = [&](const KvArray& array, int which) {
-                    tma_copy_bulk(to + which * Tiles::v_at,
-                                           static_cast<const unsigned char*>(array.rows) +
-                                               kv_row(block, kv_head, offset, array.row_stride, a.block_size) * D,
-                                           bytes, b, policy);
-                    const int first = offset / 4 * 4, some = (offset + n + 3) / 4 * 4 - first;
-                    auto*     scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + which * 16;
-                    tma_copy_bulk(scale + (position - from) / 4 * 4,
-                                           array.scales + kv_row(block, kv_head, first, array.scale_stride, a.block_size),
-                                           unsigned(some) * sizeof(float), b, policy);
-                };
-                copy(a.k_array, 0);
-                copy(a.v_array, 1);
-            } else {
-                const auto at = kv_row(block, kv_head, offset, a.block_stride, a.block_size) * D;
-                tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
-                tma_copy_bulk(to + Tiles::v_at, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
-            }
+        const int      position = from + lane % 16, offset = block_of.offset(position);
+        unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
+        const bool     mine = lane / 16 == t % 2 && seen(position);
+        if constexpr (Coded) { // by each lane: a bulk copy of 64 bytes costs as much as one of 2 KB
+            auto* scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + lane % 16;
+            if (mine)
+                cp_async_word(scale, k_scales.at(block, offset)), cp_async_word(scale + 16, v_scales.at(block, offset));
+            cp_async_mbarrier_arrive(b);
         }
-        if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
+        if (mine && (position == low || offset == 0)) {
+            const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * Tiles::row_bytes;
+            unsigned char* to    = tile + lane % 16 * Tiles::row_bytes;
+            tma_copy_bulk(to, k_rows.at(block, offset), bytes, b, policy);
+            tma_copy_bulk(to + Tiles::v_at, v_rows.at(block, offset), bytes, b, policy);
+        }
+        if (t % 2 == 1) block = next_block, next_block = id_of(t + 3);
     };
     int loaded = 0;
     while (loaded < Tiles::stages && min(start + loaded * step + 16, item.end) <= item.readable) load_tile(loaded++);
@@ -351,10 +348,10 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
     std::uint32_t q[D / 8];
     MmaHeads<D>::template load_q<Coded>(query_of<D>(a, item, head0), n_heads, q);
     MmaHeads<D> heads;
+    if constexpr (Type == KvType::i8) heads.expect_offset(q);
     for (int t = 0; t < n_tiles; t++) {
         const int            from = start + t * step;
         const unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
-        const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
         uint4                k[2][MmaHeads<D>::k_words];
         const unsigned char* row[4]; // where this lane's part of V begins in its four rows
 #pragma unroll
@@ -386,11 +383,8 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
                 scales.v[h]    = seen(from + i + 8 * h) ? at[16] * top_code(Type) : 0.0f; // else not written
 #pragma unroll
                 for (int w = 0; w < MmaHeads<D>::k_words; w += 2) { // a word of 16 codes is two of fp16
-                    const uint4 codes = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D + (j + 2 * w) * 16);
-                    const uint2 c[4]  = {as_fp16<Type>(codes.x), as_fp16<Type>(codes.y), as_fp16<Type>(codes.z),
-                                         as_fp16<Type>(codes.w)};
-                    k[h][w]           = {c[0].x, c[0].y, c[1].x, c[1].y};
-                    k[h][w + 1]       = {c[2].x, c[2].y, c[3].x, c[3].y};
+                    put_fp16<Type>(*reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D + (j + 2 * w) * 16), k[h][w],
+                                   k[h][w + 1]);
                 }
             }
 #pragma unroll

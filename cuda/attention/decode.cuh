@@ -53,13 +53,78 @@ struct CtaWork {
     int item, slot, n_slots;
 };
 
+// Reduces n splits of some heads: `all` has of the first split, and `apart` floats behind of each further one, [n_heads][D values, row max,
+// row sum]. sinks: those of the heads, or null; out: [n_heads × D]. Each head's row max and row sum of all splits come first, by a warp, and
+// the splits' weights, of which the first D go to `weights`, [n_heads × D] in shared memory; then the values, two numbers a thread, of 16
+// splits at a time: each time costs a read from L2. No part of its caller, whose registers it would take.
+template <int D, int G, int Depth, class Team>
+__device__ void reduce_partial(const float* all, std::int64_t apart, int n, int n_heads, const float* sinks,
+                               float* weights, std::uint32_t* out) {
+    __shared__ float new_maxes[G], total_sums[G];
+    constexpr int    most = 1; // splits that a lane keeps
+    for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
+        const int    lane    = threadIdx.x % 32;
+        const float* from    = all + g * (D + 2) + D;
+        float        new_max = sinks ? sinks[g] : -INFINITY, total_sum = 0;
+        float2       own[most]; // row max and row sum
+#pragma unroll
+        for (int k = 0; k < most; k++) {
+            const int c = lane + 32 * k;
+            own[k]      = c < n ? __ldcg(reinterpret_cast<const float2*>(from + c * apart)) : float2{-INFINITY, 0};
+        }
+#pragma unroll
+        for (int k = 0; k < most; k++) new_max = fmaxf(new_max, own[k].x);
+        for (int c = lane + 32 * most; c < n; c += 32) new_max = fmaxf(new_max, __ldcg(from + c * apart));
+        new_max = warp_max(new_max);
+#pragma unroll
+        for (int k = 0; k < most; k++) {
+            const float weight = rescale_of(own[k].x, new_max);
+            const int   c      = lane + 32 * k;
+            total_sum += weight * own[k].y;
+            if (c < min(n, D)) weights[c * n_heads + g] = weight;
+        }
+        for (int c = lane + 32 * most; c < n; c += 32) {
+            const float weight = rescale_of(__ldcg(from + c * apart), new_max);
+            total_sum += weight * __ldcg(from + c * apart + 1);
+            if (c < D) weights[c * n_heads + g] = weight;
+        }
+        total_sum = warp_sum(total_sum);
+        if (sinks) total_sum += rescale_of(sinks[g], new_max);
+        if (lane == 0) new_maxes[g] = new_max, total_sums[g] = total_sum;
+    }
+    Team::sync();
+    const auto reduce = [&](const auto& weight) {
+        for (int i = threadIdx.x; i < n_heads * (D / 2); i += Team::size()) {
+            const int    g = i / (D / 2), d = i % (D / 2) * 2;
+            const float* from = all + g * (D + 2) + d;
+            float2       sum{};
+            for (int c0 = 0; c0 < n; c0 += Depth) {
+                float2 v[Depth];
+#pragma unroll
+                for (int c = 0; c < Depth; c++)
+                    v[c] = __ldcg(reinterpret_cast<const float2*>(from + min(c0 + c, n - 1) * apart));
+#pragma unroll
+                for (int c = 0; c < Depth; c++) {
+                    if (c0 + c >= n) break;
+                    const float by = weight(c0 + c, g);
+                    sum.x += by * v[c].x, sum.y += by * v[c].y;
+                }
+            }
+            const float total    = total_sums[g];
+            out[(g * D + d) / 2] = total == 0 ? 0u : pack(__fdividef(sum.x, total), __fdividef(sum.y, total));
+        }
+    };
+    if (n <= D) reduce([&](int c, int g) { return weights[c * n_heads + g]; });
+    else reduce([&](int c, int g) { return rescale_of(__ldcg(all + c * apart + g * (D + 2) + D), new_maxes[g]); });
+}
+
 // The reduction of split-KV: first the parts of a CTA, in a fixed order; then, by the last CTA of a sequence to arrive, its
 // splits, from `partial`; combine_splits() does it where SharedTiles have some of them. row_maxes, row_sums: [parts][G], values:
-// [parts][G][D], parts `stride` floats apart, in shared memory.
-template <int D, int G, class Team = WholeCta>
+// [parts][n_heads][D], parts `stride` floats apart, in shared memory; it is written.
+template <int D, int G, class Team = WholeCta, int Depth = 16>
 __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const CtaWork& work, int head0, int n_heads,
-                              int n_parts, const float* row_maxes, const float* row_sums, const float* values,
-                              int stride, float* partial, std::int32_t* arrivals) {
+                              int n_parts, const float* row_maxes, const float* row_sums, float* values, int stride,
+                              float* partial, std::int32_t* arrivals) {
     Team::sync();
     const bool only_split = item.n_splits == 1;
     for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
@@ -94,42 +159,11 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
     }
     Team::sync();
     if (!is_last) return;
-    // Of each head the row max and row sum of all splits, by a warp; then the values, eight splits at a time.
-    __shared__ float   new_maxes[G], total_sums[G];
-    const std::int64_t first_split = std::int64_t(work.item) + item.moved - item.split,
-                       apart       = std::int64_t(a.n_heads) * (D + 2);
-    const float* all               = partial + (first_split * a.n_heads + head0) * (D + 2);
-    for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
-        const float* from    = all + g * (D + 2) + D;
-        float        new_max = sink_of(a, head0 + g), total_sum = 0;
-        for (int c = threadIdx.x % 32; c < item.n_splits; c += 32) new_max = fmaxf(new_max, __ldcg(from + c * apart));
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, step));
-        for (int c = threadIdx.x % 32; c < item.n_splits; c += 32)
-            total_sum += rescale_of(__ldcg(from + c * apart), new_max) * __ldcg(from + c * apart + 1);
-        total_sum = warp_sum(total_sum);
-        if (a.sinks) total_sum += rescale_of(a.sinks[head0 + g], new_max);
-        if (threadIdx.x % 32 == 0) new_maxes[g] = new_max, total_sums[g] = total_sum;
-    }
-    Team::sync();
-    for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
-        const int    g = i / D, d = i % D;
-        const float* from  = all + g * (D + 2);
-        float        value = 0;
-        for (int c0 = 0; c0 < item.n_splits; c0 += 8) {
-            float row_max[8], v[8];
-#pragma unroll
-            for (int c = 0; c < 8; c++) {
-                const float* at = from + min(c0 + c, item.n_splits - 1) * apart;
-                row_max[c] = __ldcg(at + D), v[c] = __ldcg(at + d);
-            }
-#pragma unroll
-            for (int c = 0; c < 8; c++)
-                if (c0 + c < item.n_splits) value += rescale_of(row_max[c], new_maxes[g]) * v[c];
-        }
-        reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0 + g) * D + d] =
-            __float2half(total_sums[g] == 0 ? 0.0f : __fdividef(value, total_sums[g]));
-    }
+    const std::int64_t first_split = std::int64_t(work.item) + item.moved - item.split;
+    reduce_partial<D, G, Depth, Team>(
+        partial + (first_split * a.n_heads + head0) * (D + 2), std::int64_t(a.n_heads) * (D + 2), item.n_splits,
+        n_heads, a.sinks ? a.sinks + head0 : nullptr, values,
+        reinterpret_cast<std::uint32_t*>(a.out) + (std::int64_t(item.row) * a.n_heads + head0) * (D / 2));
 }
 
 // Decode attention on tensor cores (mma.m16n8k16), up to 8 query heads of a KV head together: scores are K·Qᵀ (16 positions × 8
@@ -148,6 +182,17 @@ template <int D>
 struct MmaHeads {
     static constexpr int k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
     float                out[D / 16][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
+    float                offset[2] = {}; // where the scores of heads 2j and 2j + 1 begin
+
+    // K will be raised codes (as_fp16() in codes.cuh).
+    __device__ void expect_offset(const std::uint32_t (&q)[D / 8]) {
+        constexpr std::uint32_t one     = 0x3c003c00;
+        const std::uint32_t     ones[4] = {one, one, one, one};
+        float                   sums[4] = {}; // of q
+#pragma unroll
+        for (int w = 0; w < D / 16; w++) mma_m16n8k16(sums, ones, q[2 * w], q[2 * w + 1]);
+        offset[0] = -raised_by * sums[0], offset[1] = -raised_by * sums[1];
+    }
 
     // heads: [n_heads][D]. Words of head i, in the order of K's; Coded: where a lane has 16 codes of K side by side.
     template <bool Coded>
@@ -173,8 +218,8 @@ struct MmaHeads {
     // The first half of add(): scores and one step of the online softmax; p gets the weights of the positions.
     __device__ void softmax(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
                             bool visible0, bool visible8, std::uint32_t (&p)[2], const KvScales& scales = {}) {
-        const float scale    = a.scale * 1.4426950408889634f;
-        float       score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
+        const float scale = a.scale * 1.4426950408889634f;
+        float score[4]    = {offset[0], offset[1], offset[0], offset[1]}; // positions i and i + 8: heads 2j and 2j + 1
 #pragma unroll
         for (int w = 0; w < k_words; w++) {
             const std::uint32_t first[4]  = {k[0][w].x, k[1][w].x, k[0][w].y, k[1][w].y};

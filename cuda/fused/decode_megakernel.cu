@@ -16,6 +16,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "../context.cuh"
@@ -30,7 +31,8 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-template <int D>
+// Type: of K and V.
+template <int D, KvType Type>
 __global__ void __launch_bounds__(threads, 1)
     decode_megakernel(const Instruction* instructions, const __grid_constant__ Program program,
                       const __grid_constant__ Plan plan, const SplitKvItem* items, int n_items, float* partial,
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x / 32 == producer) {
         produce_weights(instructions, program.n_ops, ops, pipeline, odd ? program.exchange_size : 0,
                         odd ? 0 : program.exchange_size, odd, [&](const Instruction& op) {
-                            if (op.is_attention) prefetch_cache_l2<D>(op, program.attend, plan, step);
+                            if (op.is_attention) prefetch_cache_l2<D, Type>(op, program.attend, plan, step);
                             if (op.norm) prefetch_l2(op.norm, program.hidden * 4);
                         });
         return;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // all have finished that instruction
         };
         if (op.is_attention) {
-            attend<D>(op, program, plan, items, n_items, partial, arrivals, xs, step, wait);
+            attend<D, Type>(op, program, plan, items, n_items, partial, arrivals, xs, step, wait);
             Team::sync();
         } else {
             if (op.kind == kind_f16) make_x<kind_f16>(op, program.hidden, residual, xs, squares, wait);
@@ -110,8 +112,15 @@ struct Megakernel {
 
 using Kernel = void (*)(const Instruction*, Program, Plan, const SplitKvItem*, int, float*, std::int32_t*, unsigned*,
                         unsigned, bool);
+template <int D>
+Kernel kernel_for(KvType type) {
+    return type == KvType::f16  ? decode_megakernel<D, KvType::f16>
+           : type == KvType::i8 ? decode_megakernel<D, KvType::i8>
+                                : decode_megakernel<D, KvType::e4m3>;
+}
 Kernel kernel_of(const Program& program) {
-    return program.attend.head_dim == 64 ? decode_megakernel<64> : decode_megakernel<128>;
+    const KvType type = program.attend.k_array.type;
+    return program.attend.head_dim == 64 ? kernel_for<64>(type) : kernel_for<128>(type);
 }
 
 } // namespace
@@ -151,6 +160,11 @@ void* make_decode_megakernel(const Operation* operations, int n, Context& gpu) {
     upload(m->exchange, empty.data(), empty.size() * sizeof(Half), gpu);
     upload(m->ops, ops.data(), ops.size() * sizeof(Instruction), gpu);
     return m;
+}
+
+int megakernel_splits(const Context& gpu, int n_heads, int n_kv_heads) {
+    const int per_kv = (n_heads / n_kv_heads + max_heads - 1) / max_heads;
+    return std::max(1, gpu.n_sms / (n_kv_heads * per_kv));
 }
 
 bool run_decode_megakernel(void* megakernel, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {

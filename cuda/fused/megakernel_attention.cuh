@@ -2,6 +2,9 @@
 // (attention/decode.cuh); a sequence's only split is reduced without a detour through memory.
 #pragma once
 
+#include <type_traits>
+
+#include "../attention/codes.cuh"
 #include "../attention/decode.cuh"
 #include "../gemm/gemv_tma.cuh"
 #include "../paged_kv.cuh"
@@ -15,67 +18,121 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
+// K and V of 16 positions, as a lane has them for MmaHeads: fp16, or codes with their scales.
+template <int D, KvType Type>
+struct KvOfLane {
+    static constexpr bool coded   = Type != KvType::f16;
+    static constexpr int  k_words = MmaHeads<D>::k_words / (coded ? 2 : 1), v_words = MmaHeads<D>::v_words;
+    using VWord = std::conditional_t<coded, uint2, uint4>;
+
+    uint4    k[2][k_words];
+    VWord    v[4][v_words];
+    KvScales scales;
+
+    __device__ void load_k(int h, const unsigned char* row) { // of position i + 8 h; null: zeros
+        const int j = threadIdx.x % 4;
+#pragma unroll
+        for (int w = 0; w < k_words; w++) k[h][w] = row ? word_at(row + (j + 4 * w) * 16) : make_uint4(0, 0, 0, 0);
+    }
+    __device__ void load_v(int h, const unsigned char* row) { // of position 2j, 2j + 1, 2j + 8 or 2j + 9; null: zeros
+        const int  i    = threadIdx.x % 32 / 4;
+        const auto from = row + i * v_words * int(sizeof(VWord));
+#pragma unroll
+        for (int w = 0; w < v_words; w++)
+            v[h][w] = row ? *reinterpret_cast<const VWord*>(from + w * sizeof(VWord)) : VWord{};
+    }
+    __device__ void load_scales(int h, const float* of_k, const float* of_v) { // of position i + 8 h; null: 0
+        if constexpr (coded) scales.k[h] = of_k ? *of_k : 0, scales.v[h] = of_v ? *of_v * top_code(Type) : 0;
+    }
+    // Scores, and a step of the online softmax: p gets the weights of the positions.
+    __device__ void softmax(const Attention& a, MmaHeads<D>& heads, const std::uint32_t (&q)[D / 8], bool visible0,
+                            bool visible8, std::uint32_t (&p)[2]) const {
+        if constexpr (coded) {
+            uint4 fp16[2][MmaHeads<D>::k_words];
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int w = 0; w < k_words; w++) put_fp16<Type>(k[h][w], fp16[h][2 * w], fp16[h][2 * w + 1]);
+            heads.softmax(a, q, fp16, visible0, visible8, p, scales);
+        } else {
+            heads.softmax(a, q, k, visible0, visible8, p);
+        }
+    }
+    __device__ void accumulate(MmaHeads<D>& heads, const std::uint32_t (&p)[2]) const {
+        if constexpr (coded) heads.template accumulate_codes<Type>(p, v);
+        else heads.accumulate_values(p, v);
+    }
+};
+
+// Shared memory of attention. The newest position's K and V stand here as they will in the cache.
+template <int D, KvType Type>
+struct AttentionShared {
+    static constexpr int row_bytes = Type == KvType::f16 ? 2 * D : D;
+
+    float  row_maxes[warps][max_heads], sums[warps][max_heads];
+    __half q[max_heads][D];
+    alignas(16) unsigned char k[row_bytes], v[row_bytes];
+    float k_scale, v_scale;
+    alignas(16) float values[1]; // [attention_warps][n_heads][D]; before, a row of each warp
+};
+
 // One KV head of the paged cache, as a split sees it. Position `newest` is not in it yet: its K and V come from shared memory.
-template <int D>
+template <int D, KvType Type>
 struct PagedHead {
+    using Shared = AttentionShared<D, Type>;
+
     const Instruction&  op;
     const Attention&    a;
     const std::int32_t* table; // of the sequence
     const SplitKvItem&  item;
     int                 kv_head, newest;
 
-    __device__ bool          visible(int position) const { return position >= item.begin && position < item.end; }
-    __device__ const __half* row_at(const Half* cache, int position) const {
+    __device__ bool visible(int position) const { return position >= item.begin && position < item.end; }
+    __device__ bool cached(int position) const { return visible(position) && position != newest; }
+    __device__ std::int64_t index(int position, int stride) const {
         const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size is a power of two
-        return reinterpret_cast<const __half*>(cache) +
-               kv_row(block, kv_head, position & (a.block_size - 1), a.block_stride, PowerOfTwo{shift}) * D;
+        return kv_row(block, kv_head, position & (a.block_size - 1), stride, PowerOfTwo{shift});
     }
-    __device__ void load_k(int from, uint4 (&k)[2][MmaHeads<D>::k_words]) const {
-        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    __device__ const unsigned char* row_at(const CacheArray& array, int position) const {
+        return array.rows + index(position, a.k_array.row_stride) * Shared::row_bytes;
+    }
+    __device__ const float* scale_at(const CacheArray& array, int position) const {
+        return array.scales + index(position, a.k_array.scale_stride);
+    }
+    // From the cache: K of positions from .. from + 15, and the scales of K and V; V.
+    __device__ void load_k(int from, KvOfLane<D, Type>& to) const {
+        const int i = threadIdx.x % 32 / 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int     position = from + i + 8 * h;
-            const __half* at       = visible(position) && position != newest ? row_at(op.cache_k, position) : nullptr;
-#pragma unroll
-            for (int w = 0; w < MmaHeads<D>::k_words; w++)
-                k[h][w] = at ? word_at(at + (j + 4 * w) * 8) : make_uint4(0, 0, 0, 0);
+            const int  position = from + i + 8 * h;
+            const bool there    = cached(position);
+            to.load_k(h, there ? row_at(op.cache_k, position) : nullptr);
+            if constexpr (Type != KvType::f16)
+                to.load_scales(h, there ? scale_at(op.cache_k, position) : nullptr,
+                               there ? scale_at(op.cache_v, position) : nullptr);
         }
     }
-    __device__ void put_k(int from, const __half* new_k, uint4 (&k)[2][MmaHeads<D>::k_words]) const {
-        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (from + i + 8 * h == newest)
-#pragma unroll
-                for (int w = 0; w < MmaHeads<D>::k_words; w++) k[h][w] = word_at(new_k + (j + 4 * w) * 8);
-    }
-    __device__ void load_v(int from, uint4 (&v)[4][MmaHeads<D>::v_words]) const {
-        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    __device__ void load_v(int from, KvOfLane<D, Type>& to) const {
+        const int j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 4; h++) {
-            const int     position = from + 2 * j + h % 2 + h / 2 * 8;
-            const __half* at =
-                visible(position) && position != newest ? row_at(op.cache_v, position) + i * (D / 8) : nullptr;
-#pragma unroll
-            for (int w = 0; w < MmaHeads<D>::v_words; w++) v[h][w] = at ? word_at(at + w * 8) : make_uint4(0, 0, 0, 0);
+            const int position = from + 2 * j + h % 2 + h / 2 * 8;
+            to.load_v(h, cached(position) ? row_at(op.cache_v, position) : nullptr);
         }
     }
-    __device__ void put_v(int from, const __half* new_v, uint4 (&v)[4][MmaHeads<D>::v_words]) const {
-        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    // The newest position's, where it is among them.
+    __device__ void put_k(int from, const Shared& s, KvOfLane<D, Type>& to) const {
+        const int i = threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (from + i + 8 * h == newest) to.load_k(h, s.k), to.load_scales(h, &s.k_scale, &s.v_scale);
+    }
+    __device__ void put_v(int from, const Shared& s, KvOfLane<D, Type>& to) const {
+        const int j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 4; h++)
-            if (from + 2 * j + h % 2 + h / 2 * 8 == newest)
-#pragma unroll
-                for (int w = 0; w < MmaHeads<D>::v_words; w++) v[h][w] = word_at(new_v + i * (D / 8) + w * 8);
+            if (from + 2 * j + h % 2 + h / 2 * 8 == newest) to.load_v(h, s.v);
     }
-};
-
-// Shared memory of attention.
-template <int D>
-struct AttentionShared {
-    float  row_maxes[warps][max_heads], sums[warps][max_heads];
-    __half q[max_heads][D], k[D], v[D];
-    float  values[1]; // [attention_warps][n_heads][D]
 };
 
 // A unit of work: a split-KV item for some query heads of one KV head. A CTA takes every gridDim-th.
@@ -98,8 +155,8 @@ struct AttentionUnit {
 };
 
 // Reduces the partial results of the warps where a sequence has only one split.
-template <int D>
-__device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int n_parts, const AttentionShared<D>& s) {
+template <int D, class Shared>
+__device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int n_parts, const Shared& s) {
     Team::sync();
     const int  part = int(threadIdx.x % 32);
     const bool has  = part < n_parts;
@@ -116,7 +173,7 @@ __device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int 
 }
 
 // Values that the attention of all layers shares in a step, in shared memory.
-constexpr int max_block_ids = 256;
+constexpr int max_block_ids = 512;
 template <int D>
 struct StepState {
     int           newest, slot; // the new token's position and slot
@@ -157,15 +214,105 @@ struct StepState {
     }
 };
 
+// The query heads of a unit, and with `has_newest` K and V of the new token: rotated by its position, in shared memory; the first unit of a
+// KV head stores K and V in the cache, too. By all threads, which are behind a barrier at the end.
+template <int D, class Shared>
+__device__ void rotate_and_store(const Instruction& op, const Program& program, const StepState<D>& step,
+                                 const AttentionUnit& unit, bool has_newest, Shared& s) {
+    auto *const k = reinterpret_cast<__half*>(s.k), *const v = reinterpret_cast<__half*>(s.v);
+    const RopeStore& rope = program.rope;
+    for (int t = int(threadIdx.x); t < (unit.n_heads + int(has_newest)) * (D / 2); t += Team::size()) {
+        const int   h = t / (D / 2), pair = t % (D / 2);
+        const Half* source  = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
+        __half*     to      = h < unit.n_heads ? s.q[h] : k;
+        const bool  rotates = pair < rope.n_pairs; // beyond n_pairs are the dimensions that RoPE leaves alone
+        const int   one     = rotates && rope.neox ? pair : 2 * pair,
+                  other     = rotates && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
+        const Half  x_bits = load_relaxed_fp16(source + one), y_bits = load_relaxed_fp16(source + other);
+        const float x        = __half2float(poll_fp16(x_bits, source + one)),
+                    y        = __half2float(poll_fp16(y_bits, source + other));
+        const float2 by      = rotates ? step.angles[pair] : float2{0, 1};
+        const float2 rotated = rotate_pair(x, y, by.x, by.y);
+        to[one] = __float2half(rotated.x), to[other] = __float2half(rotated.y);
+    }
+    if (const int d = int(threadIdx.x) - (Team::size() - D); has_newest && d >= 0) {
+        const Half* source = op.v + unit.kv_head * D + d;
+        v[d]               = poll_fp16(load_relaxed_fp16(source), source);
+    }
+    Team::sync();
+    if (has_newest && unit.is_first && threadIdx.x < D) {
+        const int        d  = int(threadIdx.x);
+        const Attention& a  = program.attend;
+        const auto       at = kv_row_of_slot(step.slot, unit.kv_head, a.k_array.row_stride, a.block_size) * D + d;
+        reinterpret_cast<__half*>(op.cache_k.rows)[at] = k[d];
+        reinterpret_cast<__half*>(op.cache_v.rows)[at] = v[d];
+    }
+}
+
+// As rotate_and_store(), K and V as codes, but without a barrier at the end: a warp has a head of q, or K, or V, and of it in each lane
+// every 32nd number.
+template <int D, KvType Type>
+__device__ void rotate_and_encode(const Instruction& op, const Program& program, const StepState<D>& step,
+                                  const AttentionUnit& unit, bool has_newest, AttentionShared<D, Type>& s) {
+    constexpr int each = D / 32;
+    const int     warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32), n = unit.n_heads;
+    if (warp >= n + (has_newest ? 2 : 0)) return;
+    const bool       is_q = warp < n, is_v = warp == n + 1;
+    const RopeStore& rope   = program.rope;
+    const Half*      source = is_q ? op.q + (unit.head0 + warp) * D : (is_v ? op.v : op.k) + unit.kv_head * D;
+    float* const     row    = s.values + warp * D;
+    float            x[each];
+    Half             bits[each];
+#pragma unroll
+    for (int r = 0; r < each; r++) bits[r] = load_relaxed_fp16(source + lane + 32 * r);
+#pragma unroll
+    for (int r = 0; r < each; r++) x[r] = __half2float(poll_fp16(bits[r], source + lane + 32 * r));
+    if (!is_v) {
+#pragma unroll
+        for (int r = 0; r < each; r++) row[lane + 32 * r] = x[r];
+        __syncwarp();
+        for (int pair = lane; pair < rope.n_pairs; pair += 32) {
+            float &one = row[rope.neox ? pair : 2 * pair], &other = row[rope.neox ? pair + rope.n_pairs : 2 * pair + 1];
+            const float2 by = step.angles[pair], rotated = rotate_pair(one, other, by.x, by.y);
+            one = rotated.x, other = rotated.y;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int r = 0; r < each; r++) x[r] = row[lane + 32 * r];
+        spread_lanes(x, rope.rotation, lane);
+    }
+    if (is_q) {
+#pragma unroll
+        for (int r = 0; r < each; r++) s.q[warp][lane + 32 * r] = to_finite(x[r]);
+        return;
+    }
+    float most = 0;
+#pragma unroll
+    for (int r = 0; r < each; r++) most = max_or_nan(most, fabsf(x[r]));
+    const RowCode        code(warp_max_or_nan(most), Type);
+    unsigned char* const to = is_v ? s.v : s.k;
+#pragma unroll
+    for (int r = 0; r < each; r++) to[lane + 32 * r] = code.of(x[r]);
+    if (lane == 0) (is_v ? s.v_scale : s.k_scale) = code.scale;
+    if (!unit.is_first) return;
+    const CacheArray& cache = is_v ? op.cache_v : op.cache_k;
+    const Attention&  a     = program.attend;
+    const auto row_of       = [&](int stride) { return kv_row_of_slot(step.slot, unit.kv_head, stride, a.block_size); };
+    unsigned char* const at = cache.rows + row_of(a.k_array.row_stride) * D;
+#pragma unroll
+    for (int r = 0; r < each; r++) at[lane + 32 * r] = code.of(x[r]);
+    if (lane == 0) cache.scales[row_of(a.k_array.scale_stride)] = code.scale;
+}
+
 // One attention instruction. wait(): until q, k and v are there.
-template <int D, class Wait>
+template <int D, KvType Type, class Wait>
 __device__ void attend(const Instruction& op, const Program& program, const Plan& plan, const SplitKvItem* items,
                        int n_items, float* partial, std::int32_t* arrivals, unsigned char* memory,
                        const StepState<D>& step, const Wait& wait) {
     Attention a    = program.attend;
     a.out          = op.attended;
     a.softcap      = 0; // compile() refuses models with one
-    auto&     s    = *reinterpret_cast<AttentionShared<D>*>(memory);
+    auto&     s    = *reinterpret_cast<AttentionShared<D, Type>*>(memory);
     const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = step.newest;
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
@@ -176,69 +323,62 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
         if (unit.work.item >= n_items) break;
         const SplitKvItem item = known ? step.item : items[unit.work.item];
         if (item.row < 0) break; // no more
-        const PagedHead<D> cache{op,           a,     known ? step.table(plan) : plan.block_tables + item.table, item,
-                                 unit.kv_head, newest};
-        int                from = item.begin / 16 * 16;
+        const PagedHead<D, Type> cache{
+            op, a, known ? step.table(plan) : plan.block_tables + item.table, item, unit.kv_head, newest};
+        int       from    = item.begin / 16 * 16;
         const int n_parts = min(program.attention_warps, (item.end - from + 15) / 16); // warps that have positions
         from += warp * 16;
-        uint4 k[2][MmaHeads<D>::k_words];
         if (warp >= n_parts) from = item.end;
-        uint4 v[4][MmaHeads<D>::v_words];
-        cache.load_k(from, k); // independent of this step
-        cache.load_v(from, v);
+        KvOfLane<D, Type> kv;
+        cache.load_k(from, kv); // independent of this step
+        cache.load_v(from, kv);
         if (waited) Team::sync(); // the previous unit is done with shared memory
         else wait();
         waited = true;
 
-        const bool       has_newest = item.end == newest + 1;
-        const RopeStore& rope       = program.rope;
-        for (int t = int(threadIdx.x); t < (unit.n_heads + int(has_newest)) * (D / 2); t += Team::size()) {
-            const int   h = t / (D / 2), pair = t % (D / 2);
-            const Half* source  = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
-            __half*     to      = h < unit.n_heads ? s.q[h] : s.k;
-            const bool  rotates = pair < rope.n_pairs; // beyond n_pairs are the dimensions that RoPE leaves alone
-            const int   one     = rotates && rope.neox ? pair : 2 * pair,
-                      other     = rotates && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
-            const Half  x_bits = load_relaxed_fp16(source + one), y_bits = load_relaxed_fp16(source + other);
-            const float x        = __half2float(poll_fp16(x_bits, source + one)),
-                        y        = __half2float(poll_fp16(y_bits, source + other));
-            const float2 by      = rotates ? step.angles[pair] : float2{0, 1};
-            const float2 rotated = rotate_pair(x, y, by.x, by.y);
-            to[one] = __float2half(rotated.x), to[other] = __float2half(rotated.y);
-        }
-        if (const int d = int(threadIdx.x) - (Team::size() - D); has_newest && d >= 0) {
-            const Half* source = op.v + unit.kv_head * D + d;
-            s.v[d]             = poll_fp16(load_relaxed_fp16(source), source);
-        }
-        Team::sync();
-        if (has_newest && unit.is_first && threadIdx.x < D) {
-            const int          slot = step.slot, d = int(threadIdx.x);
-            const std::int64_t at = kv_row_of_slot(slot, unit.kv_head, a.block_stride, a.block_size) * D + d;
-            reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
-            reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
-        }
+        const bool has_newest = item.end == newest + 1;
+        if constexpr (Type == KvType::f16) rotate_and_store(op, program, step, unit, has_newest, s);
+        else rotate_and_encode(op, program, step, unit, has_newest, s), Team::sync();
         if (warp < n_parts) {
-            std::uint32_t q[D / 8];
-            MmaHeads<D>::template load_q<false>(s.q[0], unit.n_heads, q);
-            MmaHeads<D>   heads;
-            std::uint32_t weights[2];
-            if (has_newest) cache.put_k(from, s.k, k), cache.put_v(from, s.v, v);
-            heads.softmax(a, q, k, cache.visible(from + i), cache.visible(from + i + 8), weights);
-            heads.accumulate_values(weights, v);
-            while ((from += program.attention_warps * 16) < item.end) {
-                cache.load_k(from, k);
-                if (has_newest) cache.put_k(from, s.k, k);
-                heads.softmax(a, q, k, cache.visible(from + i), cache.visible(from + i + 8), weights);
-                cache.load_v(from, v);
-                if (has_newest) cache.put_v(from, s.v, v);
-                heads.accumulate_values(weights, v);
+            std::uint32_t q[D / 8], weights[2];
+            MmaHeads<D>::template load_q<Type != KvType::f16>(s.q[0], unit.n_heads, q);
+            MmaHeads<D> heads;
+            if constexpr (Type == KvType::i8) heads.expect_offset(q);
+            const int  step_size = program.attention_warps * 16;
+            const auto weigh     = [&] {
+                if (has_newest) cache.put_k(from, s, kv);
+                kv.softmax(a, heads, q, cache.visible(from + i), cache.visible(from + i + 8), weights);
+            };
+            const auto accumulate = [&] {
+                if (has_newest) cache.put_v(from, s, kv);
+                kv.accumulate(heads, weights);
+            };
+            if constexpr (Type == KvType::f16) { // once there are sums, registers do not hold K and V at a time
+                if (has_newest) cache.put_v(from, s, kv);
+                weigh(), kv.accumulate(heads, weights);
+                while ((from += step_size) < item.end) {
+                    cache.load_k(from, kv), weigh();
+                    cache.load_v(from, kv), accumulate();
+                }
+            } else {
+                while (true) { // K of the next positions is on its way while V of these is accumulated
+                    weigh();
+                    const int next = from + step_size;
+                    if (next < item.end) cache.load_k(next, kv);
+                    accumulate();
+                    if (next >= item.end) break;
+                    cache.load_v(next, kv);
+                    from = next;
+                }
             }
-            heads.store(unit.n_heads, s.row_maxes[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
+            heads.store(unit.n_heads, s.row_maxes[warp], s.sums[warp], s.values + warp * unit.n_heads * D,
+                        Type == KvType::f16 ? 1 : 1 / top_code(Type));
         }
         if (item.n_splits == 1) reduce_parts<D>(a, unit, n_parts, s);
         else
-            reduce_splits<D, max_heads, Team>(a, item, unit.work, unit.head0, unit.n_heads, n_parts, &s.row_maxes[0][0],
-                                              &s.sums[0][0], s.values, unit.n_heads * D, partial, arrivals);
+            reduce_splits<D, max_heads, Team, 8>(a, item, unit.work, unit.head0, unit.n_heads, n_parts,
+                                                 &s.row_maxes[0][0], &s.sums[0][0], s.values, unit.n_heads * D, partial,
+                                                 arrivals);
     }
     if (!waited) wait();
 }
@@ -248,18 +388,18 @@ __device__ void prefetch_l2(const void* memory, int bytes) {
     for (int line = int(threadIdx.x % 32) * 128; line < bytes; line += 32 * 128)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(memory) + line));
 }
-// Prefetches the K and V of this CTA's first unit into L2, by one warp.
-template <int D>
+// Prefetches the K and V of this CTA's first unit into L2, by one warp: no more than L2 keeps until they are read.
+template <int D, KvType Type>
 __device__ void prefetch_cache_l2(const Instruction& op, const Attention& a, const Plan& plan,
                                   const StepState<D>& step) {
     if (step.item.row < 0) return;
-    const AttentionUnit unit = step.unit;
-    const PagedHead<D>  cache{op, a, step.table(plan), step.item, unit.kv_head, -1};
-    for (int position = step.item.begin + int(threadIdx.x % 32); position < step.item.end; position += 32)
-        for (const Half* of : {op.cache_k, op.cache_v})
-            for (int line = 0; line < D * 2; line += 128)
-                asm volatile(
-                    "prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.row_at(of, position)) + line));
+    const PagedHead<D, Type> cache{op, a, step.table(plan), step.item, step.unit.kv_head, -1};
+    constexpr int            bytes = AttentionShared<D, Type>::row_bytes, most = (176 << 10) / (2 * bytes);
+    const int                end = min(step.item.end, step.item.begin + most);
+    for (int position = step.item.begin + int(threadIdx.x % 32); position < end; position += 32)
+        for (const CacheArray* of : {&op.cache_k, &op.cache_v})
+            for (int line = 0; line < bytes; line += 128)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(cache.row_at(*of, position) + line));
 }
 
 } // namespace

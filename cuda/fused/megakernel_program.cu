@@ -53,7 +53,11 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
     const Operation *norm = nullptr, *rope = nullptr; // the latest ones
     const Half*      pending = nullptr;               // to be added at the next norm
     bool             fresh   = false;                 // no GEMV has read that norm yet
-    const auto       fp16    = [](const void* p) { return static_cast<const Half*>(p); };
+    const auto array_of = [](const KvArray& a) { return CacheArray{static_cast<unsigned char*>(a.rows), a.scales}; };
+    const auto same     = [](const KvArray& a, const KvArray& b) {
+        return a.type == b.type && a.row_stride == b.row_stride && a.scale_stride == b.scale_stride;
+    };
+    const auto fp16 = [](const void* p) { return static_cast<const Half*>(p); };
     for (int t = 0; t < n; t++) {
         const Operation& op = operations[t];
         switch (op.kind) {
@@ -89,12 +93,13 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                 program.rope = op.rope;
                 break;
             case Operation::attention: {
-                // All layers have the same attention.
-                if (!rope || rope->rope.q != op.attend.q || op.attend.sinks || !op.attend.cache_v ||
+                // All layers have the same attention, and K and V the same type.
+                if (!rope || rope->rope.q != op.attend.q || op.attend.sinks || op.attend.latent() ||
                     rope->rope.q_first != 0 || rope->rope.q_dim != op.attend.head_dim ||
+                    !same(op.attend.k_array, op.attend.v_array) ||
                     (program.attend.q &&
                      (program.attend.window != op.attend.window || program.attend.softcap != op.attend.softcap ||
-                      program.attend.scale != op.attend.scale)))
+                      program.attend.scale != op.attend.scale || !same(program.attend.k_array, op.attend.k_array))))
                     return false;
                 program.attend = op.attend;
                 Instruction to;
@@ -103,8 +108,8 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                 to.q                  = rope->rope.q;
                 to.k                  = rope->rope.k;
                 to.v                  = rope->rope.v;
-                to.cache_k            = rope->rope.cache_k;
-                to.cache_v            = rope->rope.cache_v;
+                to.cache_k            = array_of(op.attend.k_array);
+                to.cache_v            = array_of(op.attend.v_array);
                 to.attended           = op.attend.out;
                 to.n_attended         = op.attend.n_heads * op.attend.head_dim;
                 ops.push_back(to);
@@ -161,7 +166,7 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
 bool plan(int n_sms, Program& program, std::vector<Instruction>& ops) {
     const int head_dim = program.attend.head_dim;
     const int group    = std::min(max_heads, program.attend.n_heads / program.attend.n_kv_heads);
-    const int values = group * head_dim * 4, beside = 2 * warps * max_heads * 4 + (max_heads + 2) * head_dim * 2;
+    const int values = group * head_dim * 4, beside = 2 * warps * max_heads * 4 + (max_heads + 2) * head_dim * 2 + 16;
     int       room = beside + 4 * values, largest_stage = 0;
     for (Instruction& op : ops) {
         if (op.is_attention) continue;

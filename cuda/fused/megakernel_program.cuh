@@ -18,6 +18,12 @@ constexpr int  max_dynamic_chunks = 16; // of one instruction for one CTA
 constexpr int  max_shared         = 215 * 1024;
 constexpr Half empty_fp16         = 0xffff; // marks a value that is not there yet: a NaN that conversions do not make
 
+// K or V of a layer; what all layers have alike is in Program::attend.
+struct CacheArray {
+    unsigned char* rows   = nullptr;
+    float*         scales = nullptr;
+};
+
 // A GEMV of one or several projections, whose x is the RMS norm of the residual or the output of an earlier instruction; or
 // attention.
 struct Instruction {
@@ -52,7 +58,8 @@ struct Instruction {
     int       n_taken                       = 0;
     // Attention, and the exchange between CTAs (megakernel_exchange.cuh).
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
-    Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
+    CacheArray  cache_k, cache_v;
+    Half*       attended  = nullptr;
     uint4*      cleared   = nullptr; // where this instruction's results will be in the next step: emptied by this step
     int         n_cleared = 0, n_attended = 0; // in words of eight fp16 values; in values
 };
@@ -66,6 +73,7 @@ struct Program {
     Weight embedding;
     int    hidden = 0, n_ops = 0, x_room = 0, pipeline_bytes = 0; // shared memory for x, and for the weight pipeline
     int    attention_warps     = 0;
+    int    prefetched          = 0; // bytes of K and V that a CTA prefetches into L2 for an attention
     int    shared              = 0; // all the shared memory of a CTA
     std::int64_t exchange_size = 0; // fp16 values that CTAs exchange in a step
     RopeStore    rope;

@@ -1,4 +1,4 @@
-// cp.async: asynchronous copies of 16 bytes from global to shared memory, started by every thread for itself (Ampere and
+// cp.async: asynchronous copies of 16 or 4 bytes from global to shared memory, started by every thread for itself (Ampere and
 // later).
 #pragma once
 
@@ -11,6 +11,10 @@ namespace quire::cuda {
 __device__ inline void cp_async(void* to, const void* from) {
     const auto address = unsigned(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ inline void cp_async_word(void* to, const void* from) { // 4 bytes
+    const auto address = unsigned(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
 }
 // Zeros where not valid.
 __device__ inline void cp_async(void* to, const void* from, bool valid) {

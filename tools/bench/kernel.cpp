@@ -16,8 +16,9 @@ constexpr int D = 128, block = 16; // head_dim, and tokens in a KV block
 
 // Decoding sequences: `common` positions in the same blocks, `own` more of each, in blocks of `size` tokens.
 struct DecodeShape {
-    int  sequences, common, own, heads, kv_heads, size = block;
-    bool together = false; // the common positions are read once for all
+    int          sequences, common, own, heads, kv_heads, size = block;
+    bool         together = false; // the common positions are read once for all
+    cuda::KvType type     = cuda::KvType::f16;
 };
 
 // Seconds of split-KV attention, cut as in a step.
@@ -43,7 +44,8 @@ double decode_seconds(Gpu& gpu, const DecodeShape& d) {
     }
     AttentionShape shape;
     shape.head_dim = shape.value_dim = D, shape.n_heads = H, shape.n_kv_heads = K;
-    shape.block_size                  = d.together ? d.size : 0;
+    shape.block_size = d.together ? d.size : 0;
+    if (d.type != cuda::KvType::f16) shape.unpacked = n_blocks, shape.entry = d.size;
     const AttentionRoom       room    = attention_room(shape, gpu.context(), S, S, L);
     const auto                ints    = [](std::size_t bytes) { return std::vector<std::int32_t>(bytes / 4); };
     std::vector<std::int32_t> items   = ints(std::size_t(room.list) * sizeof(cuda::SplitKvItem)),
@@ -63,15 +65,21 @@ double decode_seconds(Gpu& gpu, const DecodeShape& d) {
                                            work.one_warp,
                                            {static_cast<cuda::SharedTile*>(gpu.ints(shareds)),
                                             static_cast<cuda::SharedQuery*>(gpu.ints(queries)), work.n_shared, work.n_shared_queries}};
+    const bool                   coded  = d.type != cuda::KvType::f16;
     const std::size_t            n      = std::size_t(n_blocks) * std::size_t(d.size) * std::size_t(K) * D;
-    const int                    copies = std::max(1, int(400e6 / (double(n) * 4)));
+    const int                    copies = std::max(1, int(400e6 / (double(n) * (coded ? 2 : 4))));
     std::vector<cuda::Attention> all;
     for (int i = 0; i < copies; i++) {
         cuda::Attention t;
-        t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * std::size_t(H) * D));
-        t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
-        t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
-        t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
+        t.q   = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * std::size_t(H) * D));
+        t.out = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
+        if (t.coded = coded; coded) { // any codes, all scales 0
+            for (cuda::KvArray* array : {&t.k_array, &t.v_array})
+                *array = {gpu.fp16(n / 2), static_cast<float*>(gpu.zeros(n / D * 4)), d.type, K, K};
+        } else {
+            t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
+            t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
+        }
         t.n_heads = H, t.n_kv_heads = t.block_stride = K, t.head_dim = t.value_dim = D, t.block_size = d.size,
         t.scale = 0.088f;
         all.push_back(t);
@@ -95,6 +103,19 @@ void shared_attention(Gpu& gpu, const Arguments& a) {
             kernel_line(together ? "shared decode, together" : "shared decode, each alone",
                         cat(S, " × (", common, " + ", own, "), heads 32/8"), decode_seconds(gpu, shape),
                         (double(together ? common : S * common) + double(S) * own) * 8 * D * 4, 0, a);
+        }
+}
+
+// Over codes in place of fp16, a scale for each row.
+void coded_attention(Gpu& gpu, const Arguments& a) {
+    for (auto [S, L] : {std::array{1, 32000}, std::array{8, 4096}, std::array{64, 512}, std::array{64, 4096}})
+        for (const auto& [name, type] : {std::pair{"coded decode f16", cuda::KvType::f16},
+                                         {"coded decode q8_0", cuda::KvType::i8},
+                                         {"coded decode fp8", cuda::KvType::e4m3}}) {
+            if (!wanted(a, {"coded decode"})) continue;
+            const double bytes = type == cuda::KvType::f16 ? 4 * D : 2 * D + 2 * 4;
+            kernel_line(name, cat(S, " × ", L, ", heads 32/8"),
+                        decode_seconds(gpu, {S, 0, L, 32, 8, block, false, type}), double(S) * L * 8 * bytes, 0, a);
         }
 }
 
@@ -346,6 +367,7 @@ int kernels(const Arguments& a) {
     Gpu gpu;
     small_gemms(gpu, a);
     decode_attention(gpu, a);
+    coded_attention(gpu, a);
     shared_attention(gpu, a);
     prefill_attention(gpu, a);
     latent_attention(gpu, a);

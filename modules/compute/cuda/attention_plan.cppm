@@ -20,9 +20,10 @@ struct AttentionShape {
     bool chunked       = false; // Attention::chunked
     int  first         = 0;     // Attention::first
     bool deterministic = false; // splits at fixed positions, the same in any step
-    bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
-    int  unpacked      = 0;     // blocks of codes that a launch of prompts can have as fp16; 0: K and V are no codes
-    int  entry         = 0;     // tokens of one
+    bool alone = false; // one query in all: the decode megakernel, which gives a CTA of each SM one split of a KV head
+    bool rounded  = false; // numbers of items are rounded up, so that steps share a CUDA graph
+    int  unpacked = 0;     // blocks of codes that a launch of prompts can have as fp16; 0: K and V are no codes
+    int  entry    = 0;     // tokens of one
     // Reading K and V once for all sequences that share them costs a launch: worth it where it saves so many bytes in a layer.
     std::int64_t least_saved = 80 << 20;
 };
@@ -246,6 +247,10 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
         lengths.length = bounded(lengths.length, positions, gpu);
         if (lengths.short_length > 0) lengths.short_length = bounded(lengths.short_length, positions, gpu);
         if (lengths.short_length >= lengths.length || shared > 0) lengths.short_length = 0;
+    }
+    if (shape.alone) {
+        const int n = cuda::megakernel_splits(gpu, shape.n_heads, shape.n_kv_heads);
+        if (positions > n * cuda::fixed_split_length) lengths = {(int(positions) + 16 * n - 1) / (16 * n) * 16};
     }
     int        longest = 0, most_splits = 1;
     const auto one_query = [&](int row, int s, int wanted) {

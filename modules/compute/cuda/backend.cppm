@@ -339,9 +339,6 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
 
 // -- the step
 
-// Kernels that have the whole shared memory for attention are faster for longer sequences.
-constexpr int max_megakernel_items = 512;
-
 void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
     const bool alone = cuda::begin_launches(*gpu_);
@@ -353,7 +350,6 @@ void CudaBackend::run(const StepPlan& plan) {
     if (!decoding) {
         run_operations(plan.guesses);
     } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
-               step_.n_items() * limits_.n_kv_heads <= max_megakernel_items &&
                cuda::run_decode_megakernel(megakernel_, step_.plan(), partial_, arrivals_, *gpu_)) {
         run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
     } else if (void** const graph = graphs_.find(key); graph == nullptr) {
@@ -473,6 +469,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     if (step_.n_tables() == 1 &&
         std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
+    if (megakernel_ != nullptr) step_.use_megakernel();
 }
 
 void announce_cuda_ranks() { cuda::announce_ranks(); }

@@ -187,7 +187,7 @@ public:
         const KvLayer&   cache  = layers_[std::size_t(op.layer)];
         const bool       stores = op.k != none;
         const bool       coded  = cache.k_scales || cache.v_scales;
-        const bool       whole  = stores && !coded && op.q != none; // as the fused kernels take it
+        const bool       whole  = stores && op.q != none;
         LoweredOperation to     = of_one_row(whole);
         to.tables               = tables_of(cache);
         cuda::RopeStore& args   = to.device.rope;
@@ -213,7 +213,7 @@ public:
         args.v_array            = v_array(cache);
         args.rotation           = cache.k_scales ? cache.rotation() : 1;
         to.device.kind          = cuda::Operation::rope_and_store;
-        to.fusible              = whole;
+        to.fusible              = whole && !coded;
         return to;
     }
 

@@ -27,6 +27,8 @@ public:
     bool prepare(const StepLimits& limits, DeviceMemory& memory, PinnedMemory& pinned);
     // Takes the kinds of attention of the program.
     void compile(const Program& program, std::span<const KvLayer> layers);
+    // From now on a step of one token runs in the decode megakernel.
+    void use_megakernel() { megakernel_ = true; }
     // Sends the plan up. Whether the step only decodes, in the shape of other steps, so that a graph can replay it.
     bool send(const StepPlan& plan);
 
@@ -66,7 +68,6 @@ public:
             launch(some);
         }
     }
-    int n_items() const { return work_[0].n_items; } // of the first list
     // Prompts likewise: launch(tiles, n_tiles, unpacks, of them), because launches share the memory of unpacked blocks.
     template <class Launch>
     void each_prefill(int list, const Launch& launch) const {
@@ -117,6 +118,7 @@ private:
         shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
         shape.block_size = block_size_, shape.window = kind.window, shape.chunked = kind.chunked;
         shape.deterministic = deterministic_, shape.rounded = rounded;
+        shape.alone    = megakernel_ && rounded && shape_.tokens == 1;
         shape.unpacked = unpacked_, shape.entry = limits_.block_size;
         return shape;
     }
@@ -124,7 +126,7 @@ private:
     int  n_runs_ = 0, most_tokens_ = 0; // sequences with those that only fill up a graph; the tokens of the longest
 
     cuda::Context& gpu_;
-    bool           deterministic_;
+    bool           deterministic_, megakernel_ = false;
     StepLimits     limits_;
     std::int32_t * host_ = nullptr, *device_ = nullptr;
     std::size_t    at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
