@@ -500,10 +500,10 @@ TEST_CASE("the models of the hub's cache are models of the server", "[models][se
 
 TEST_CASE("a model leaves for another one, but not while it answers", "[models][server]") {
     const Models models;
-    const Server s = models.serve({"--models-max", "2"});
-    for (const char* name : {"llama", "qwen", "llama"})
-        CHECK(s.post("/v1/completions", completion(name)).status == 200);
-    CHECK(s.post("/v1/completions", completion("mistral")).status == 200);
+    const Server s      = models.serve({"--models-max", "2"});
+    Client       client = s.client(); // one connection: a model's use ends before the next one begins
+    for (const char* name : {"llama", "qwen", "llama", "mistral"})
+        CHECK(client.post("/v1/completions", completion(name).dump()).status == 200);
     CHECK(status_of(s, "qwen") == "unloaded"); // the least recently used one
     CHECK(status_of(s, "llama") == "loaded");
 
