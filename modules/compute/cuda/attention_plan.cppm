@@ -216,7 +216,7 @@ AttentionWork AttentionPlanner::plan(const StepPlan& plan, const GroupPlan& tabl
     if (shared > 0)
         for (const SharedPrefix& p : prefixes_.prefixes())
             for (int i = 0; i < p.n; i++) {
-                Beginning& of = beginnings_[std::size_t(prefixes_.order()[std::size_t(p.first + i)])];
+                Beginning& of = beginnings_[std::size_t(prefixes_.order()[std::size_t(p.first) + std::size_t(i)])];
                 of.end        = p.end;
                 of.n_splits += (p.end - p.begin + shared - 1) / shared;
             }

@@ -204,7 +204,7 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     }
     for (std::size_t g = 0; g < l.parts.size(); g++)
         for (int part = 0; part < std::max(l.parts[g], l.parts.size() == 1 ? 1 : 0); part++) {
-            const auto  i     = std::size_t(first_tables_[g] + part);
+            const auto  i     = std::size_t(first_tables_[g]) + std::size_t(part);
             cuda::Plan& plan  = plans_[i];
             plan.tokens       = device_;
             plan.positions    = device_ + at_positions_;
