@@ -33,7 +33,8 @@ __device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int block_s
     return kv_row(slot / block_size, kv_head, slot % block_size, block_stride, block_size);
 }
 
-// The rows of one KV head in an array whose blocks are `stride` tiles apart.
+// The rows of one KV head in an array whose blocks are `stride` tiles apart, by products of 32 bits, of which kv_row() takes several of 64: a
+// block of all layers has less than 4 GiB.
 struct HeadRows {
     const unsigned char* first;
     unsigned             block_bytes, row_bytes; // from a block to the next, from a row to the next

@@ -108,6 +108,12 @@ public:
         const std::string piece = bytes(n + 2);
         return piece.substr(0, n);
     }
+    // The data of the next server-sent event; comments, which a stream without news sends, are skipped.
+    std::string event() {
+        std::string piece = chunk();
+        while (piece.starts_with(':')) piece = chunk();
+        return piece.starts_with("data: ") ? piece.substr(6) : piece;
+    }
     Reply reply(bool has_body = true) {
         Reply r = head();
         if (r.status == 0 || !has_body) return r;

@@ -233,7 +233,7 @@ TEST_CASE("every event of a stream is as /openapi.json describes it", "[server][
         CHECK(watcher.head().status == 200);
         bool used = false;
         for (int n = 0; n < 3 || !used; n++) {
-            const Json event = Json::parse(watcher.chunk().substr(6));
+            const Json event = Json::parse(watcher.event());
             INFO(path << ' ' << event.dump().substr(0, 600));
             CHECK(misfit(of["properties"]["data"]["contentSchema"], event, "the event", true) == "");
             used = used || !event["sequences"].empty();

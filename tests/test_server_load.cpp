@@ -208,14 +208,14 @@ TEST_CASE("the KV memory can be watched", "[server]") {
     Client       watcher = s.client();
     watcher.send("GET /blocks/events HTTP/1.1\r\nHost: x\r\n\r\n");
     CHECK(watcher.head().headers.at("content-type") == "text/event-stream");
-    const Json first = Json::parse(watcher.chunk().substr(6));
+    const Json first = Json::parse(watcher.event());
     CHECK(first["totals"]["used"] == 0);
     Client busy = s.client();
     busy.send(Client::request("/v1/completions", long_one.dump()));
-    for (Json at = first; at["totals"]["used"] == 0;) at = Json::parse(watcher.chunk().substr(6));
+    for (Json at = first; at["totals"]["used"] == 0;) at = Json::parse(watcher.event());
     busy.hang_up();
-    for (Json at = Json::parse(watcher.chunk().substr(6)); at["totals"]["used"] != 0;)
-        at = Json::parse(watcher.chunk().substr(6));
+    for (Json at = Json::parse(watcher.event()); at["totals"]["used"] != 0;)
+        at = Json::parse(watcher.event());
 }
 
 TEST_CASE("the changes of the blocks add up to the blocks", "[server]") {
@@ -223,7 +223,7 @@ TEST_CASE("the changes of the blocks add up to the blocks", "[server]") {
     Client       watcher = s.client();
     watcher.send("GET /blocks/events?changes=1 HTTP/1.1\r\nHost: x\r\n\r\n");
     REQUIRE(watcher.head().status == 200);
-    const auto next   = [&] { return Json::parse(watcher.chunk().substr(6)); };
+    const auto next   = [&] { return Json::parse(watcher.event()); };
     Json       blocks = next().at("blocks");
     CHECK(blocks.size() == 80);
     Json many          = long_one;

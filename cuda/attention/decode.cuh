@@ -54,38 +54,26 @@ struct CtaWork {
 };
 
 // Reduces n splits of some heads: `all` has of the first split, and `apart` floats behind of each further one, [n_heads][D values, row max,
-// row sum]. sinks: those of the heads, or null; out: [n_heads × D]. Each head's row max and row sum of all splits come first, by a warp, and
-// the splits' weights, of which the first D go to `weights`, [n_heads × D] in shared memory; then the values, two numbers a thread, of 16
-// splits at a time: each time costs a read from L2. No part of its caller, whose registers it would take.
+// row sum]. sinks: those of the heads, or null; out: [n_heads × D] of fp16. Each head's row max and row sum of all splits come first, by a
+// warp, and the splits' weights, of which the first D go to `weights`, [D][n_heads] in shared memory; then the values, two numbers a thread,
+// of Depth splits at a time: each time costs a read from L2.
 template <int D, int G, int Depth, class Team>
 __device__ void reduce_partial(const float* all, std::int64_t apart, int n, int n_heads, const float* sinks,
                                float* weights, std::uint32_t* out) {
     __shared__ float new_maxes[G], total_sums[G];
-    constexpr int    most = 1; // splits that a lane keeps
     for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
         const int    lane    = threadIdx.x % 32;
-        const float* from    = all + g * (D + 2) + D;
+        const float* from    = all + g * (D + 2) + D; // row max and row sum
+        const auto   of      = [&](int c) { return __ldcg(reinterpret_cast<const float2*>(from + c * apart)); };
         float        new_max = sinks ? sinks[g] : -INFINITY, total_sum = 0;
-        float2       own[most]; // row max and row sum
-#pragma unroll
-        for (int k = 0; k < most; k++) {
-            const int c = lane + 32 * k;
-            own[k]      = c < n ? __ldcg(reinterpret_cast<const float2*>(from + c * apart)) : float2{-INFINITY, 0};
-        }
-#pragma unroll
-        for (int k = 0; k < most; k++) new_max = fmaxf(new_max, own[k].x);
-        for (int c = lane + 32 * most; c < n; c += 32) new_max = fmaxf(new_max, __ldcg(from + c * apart));
+        const float2 own = lane < n ? of(lane) : float2{-INFINITY, 0}; // few sequences have more than 32 splits
+        new_max          = fmaxf(new_max, own.x);
+        for (int c = lane + 32; c < n; c += 32) new_max = fmaxf(new_max, of(c).x);
         new_max = warp_max(new_max);
-#pragma unroll
-        for (int k = 0; k < most; k++) {
-            const float weight = rescale_of(own[k].x, new_max);
-            const int   c      = lane + 32 * k;
-            total_sum += weight * own[k].y;
-            if (c < min(n, D)) weights[c * n_heads + g] = weight;
-        }
-        for (int c = lane + 32 * most; c < n; c += 32) {
-            const float weight = rescale_of(__ldcg(from + c * apart), new_max);
-            total_sum += weight * __ldcg(from + c * apart + 1);
+        for (int c = lane; c < n; c += 32) {
+            const float2 split  = c == lane ? own : of(c);
+            const float  weight = rescale_of(split.x, new_max);
+            total_sum += weight * split.y;
             if (c < D) weights[c * n_heads + g] = weight;
         }
         total_sum = warp_sum(total_sum);

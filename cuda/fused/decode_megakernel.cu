@@ -11,8 +11,8 @@
 // of the residual, and adds and normalises it itself, which is faster than to receive it. The last rows of gate and up are
 // scheduled dynamically: faster CTAs take more of them.
 //
-// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden size up to 8192, K of other GEMVs up
-// to 30720. All CTAs have to run at once: a cooperative launch.
+// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; K and V of one type; hidden size up to 8192, K of other
+// GEMVs up to 30720. All CTAs have to run at once: a cooperative launch.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

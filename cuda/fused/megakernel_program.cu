@@ -166,6 +166,7 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
 bool plan(int n_sms, Program& program, std::vector<Instruction>& ops) {
     const int head_dim = program.attend.head_dim;
     const int group    = std::min(max_heads, program.attend.n_heads / program.attend.n_kv_heads);
+    // See AttentionShared; at the end of `beside` the two scales of the newest position, aligned.
     const int values = group * head_dim * 4, beside = 2 * warps * max_heads * 4 + (max_heads + 2) * head_dim * 2 + 16;
     int       room = beside + 4 * values, largest_stage = 0;
     for (Instruction& op : ops) {

@@ -73,7 +73,6 @@ struct Program {
     Weight embedding;
     int    hidden = 0, n_ops = 0, x_room = 0, pipeline_bytes = 0; // shared memory for x, and for the weight pipeline
     int    attention_warps     = 0;
-    int    prefetched          = 0; // bytes of K and V that a CTA prefetches into L2 for an attention
     int    shared              = 0; // all the shared memory of a CTA
     std::int64_t exchange_size = 0; // fp16 values that CTAs exchange in a step
     RopeStore    rope;

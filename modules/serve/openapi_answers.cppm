@@ -130,9 +130,7 @@ constexpr AnswerRow answer_rows[] = {
      R"({"default_generation_settings":{"n_ctx":1024,"params":{}},"model_alias":"a","model_path":"a.gguf",
      "build_info":"quire 0.1","total_slots?":64,"role?":"router","chat_template?":"","is_sleeping?":false,
      "modalities?":{"vision":false,"audio":false},"engine?":{}})"},
-    {"GET", "/blocks", Form::json,
-     R"({"step":71,"block_size":16,"context":1024,"totals":{"blocks":4096,"used":1,"cached":1,"free":4094},
-     "sequences":[],"events":[],"blocks":[{"refs":0,"filled":0,"hash?":"00","pinned?":true}]})"},
+    {"GET", "/blocks", Form::json, "memory"},
     {"GET", "/blocks/events", Form::events},
     {"GET", "/version", Form::json, R"({"version":"0.1"})"},
     {"POST", "/pin", Form::json, R"({"id":"pin-1","object":"pin","tokens":1,"blocks":1})"},
@@ -171,6 +169,7 @@ Json answer_content(std::string_view method, std::string_view path) {
     if (row->form == Form::events || row->form == Form::text) return out;
     Json& schema = out["application/json"]["schema"];
     if (row->example == "response") schema = response;
+    else if (row->example == "memory") schema = memory_schema(false);
     else if (row->example == "native")
         schema = {{"anyOf", {native_schema(), {{"type", "array"}, {"items", native_schema()}}}}};
     else schema = schema_like(Json::parse(row->example));

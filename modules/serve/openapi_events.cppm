@@ -111,8 +111,8 @@ constexpr EventRow event_rows[] = {
      "prompt_eval_duration?":1,"eval_count?":9,"eval_duration?":1})"},
     {"/api/chat /api/generate", R"({"error":"why"})"},
     {"/models/sse", R"({"model":"a","event":"model_status","data?":{}})"},
-    {"/blocks/events", "all blocks"}, // the first event, and with ?changes=1 the others
-    {"/blocks/events", "changed blocks"},
+    {"/blocks/events", "memory"}, // the first event, and with ?changes=1 the others
+    {"/blocks/events", "changes of memory"},
 };
 
 // The KV memory (docs/block-viz.md).
@@ -173,7 +173,7 @@ Json memory_schema(bool changes) {
 // Of one row: the member by which events are told apart has the example's value.
 Json schema_of(const EventRow& row, const Json& response) {
     if (row.example == "end") return native_schema();
-    if (row.example.ends_with("blocks")) return memory_schema(row.example.starts_with("changed"));
+    if (row.example.ends_with("memory")) return memory_schema(row.example != "memory");
     const Json example = Json::parse(row.example);
     Json       out     = schema_like(example);
     for (const char* kind : {"type", "object"})
