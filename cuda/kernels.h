@@ -599,7 +599,10 @@ constexpr int max_quantised_layer_rows = 768;
 std::size_t prepare_layer_kernel(Context& gpu);
 // How many of these operations, from the first one on, the kernel runs in a step of 2 to n_tokens tokens; 0: none. Launches nothing.
 int match_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Context& gpu);
-// Runs the operations that match_layer_kernel() counts and returns their number, or 0 where the launch is impossible now.
+// Whether it also runs a GEMM of this weight that stands alone.
+bool can_layer_gemm(const Context& gpu, const Weight& weight);
+// Runs the operations that match_layer_kernel() counts, or one GEMM of weights for which can_layer_gemm() is true, and returns their
+// number, or 0 where the launch is impossible now.
 int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu);
 
 // -- fused/decode_megakernel.cu: a step of one token as one persistent kernel

@@ -20,6 +20,7 @@ bool         begin_launches(Context&) { return false; }
 void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
+bool         can_layer_gemm(const Context&, const Weight&) { return false; }
 int          most_splits(const Context&) { return 0; }
 SplitLengths split_lengths(const Context&, int, int, std::int64_t, bool) { return {}; }
 int          shared_tile_rows(int, int) { return 0; }

@@ -346,7 +346,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
     int mode = 0; // what becomes of q, k and v: nothing, RoPE with interleaved pairs, or with NeoX pairs
     for (const auto& [from, hidden, ff, kv, D] : {Shape{64, 64, 128, 16, 16}, Shape{40, 208, 72, 144, 16},
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
-        for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128}) {
+        for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 100, 128}) {
             if (hidden > 1000 && n != 9 && n != 31) continue;
             mode                    = (mode + 1) % 3;
             const auto   activation = n % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;

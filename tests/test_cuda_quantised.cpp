@@ -151,7 +151,7 @@ TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the s
     // each time other ones.
     constexpr int n_types = int(std::size(types));
     for (int pass = 0; pass < n_types + 6; pass++)
-        for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 128, 129, 200, 256, 300}) {
+        for (int n : {1, 2, 8, 9, 16, 31, 33, 64, 65, 128, 129, 192, 200, 256, 300}) {
             const bool   mixed = pass >= n_types, odd = pass == n_types + 3, narrow = pass > n_types + 3;
             const Widths widths = odd      ? Widths{384, 640, 896, 128, 64, 64}
                                   : narrow ? Widths{1024, 1024, 512, 1024, 64, 64}
@@ -191,11 +191,62 @@ TEST_CASE("GPU: the layer kernel with quantised weights equals itself with the s
                 WARN("not tested: only Hopper has this kernel");
                 return;
             }
-            const auto got = layer.run(weights, n);
-            REQUIRE(got.size() == want.size()); // no kernel but this one
-            for (std::size_t i = 0; i < want.size(); i++) {
-                CAPTURE(i);
-                CHECK(difference(got[i], want[i]) < 3e-3);
+            for (const bool quantised : {true, false}) {
+                if (!quantised && n > cuda::max_layer_kernel_rows) continue;
+                const auto got = layer.run(quantised ? weights : in_fp16, n);
+                REQUIRE(got.size() == want.size()); // no kernel but this one
+                for (std::size_t i = 0; i < want.size(); i++) {
+                    CAPTURE(quantised, i);
+                    CHECK(difference(got[i], want[i]) < 3e-3);
+                }
             }
         }
+}
+
+TEST_CASE("GPU: the layer kernel runs a quantised GEMM that stands alone", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(12);
+    if (cuda::prepare_layer_kernel(gpu) == 0) {
+        WARN("not tested: only Hopper has this kernel");
+        return;
+    }
+    constexpr std::int64_t rows = 1040, cols = 512; // rows: no multiple of a tile
+    for (const DType type : {DType::Q8_0, DType::Q4_K, DType::Q6_K}) {
+        const auto    blocks = random_rows(type, rows, cols, random);
+        DeviceMemory  memory(gpu);
+        DeviceWeights on_device(gpu, memory, std::size_t(1) << 30);
+        const auto    view = on_device.prepare({type, rows, cols, blocks.data()});
+        REQUIRE(view);
+        cuda::Projection p{on_device.of(*view)};
+        REQUIRE(cuda::can_layer_gemm(gpu, p.weight));
+        const OnDevice<std::uint16_t> values(gpu, std::vector<std::uint16_t>(rows * cols, fp16_nan));
+        cuda::dequantize(p.weight, values.data, gpu);
+        const std::vector<float> w = floats_of(values.back(gpu)), bias_of = floats_of(random_fp16(rows, random));
+        const OnDevice<float>    bias(gpu, bias_of);
+        for (const int n : {2, 9, 64, 100, 129, 200, 300}) {
+            CAPTURE(type, n);
+            const auto                    x_of = random_fp16(std::size_t(n * cols), random);
+            const std::vector<float>      x    = floats_of(x_of);
+            const OnDevice<std::uint16_t> there(gpu, x_of);
+            const OnDevice<float>         out(gpu, std::vector<float>(std::size_t(n * rows)));
+            p.bias = bias.data, p.out = out.data, p.out_is_float = true, p.scale = 0.5f;
+            cuda::Operation op;
+            op.kind = cuda::Operation::gemm, op.x = there.data, op.rows = n, op.cols = cols;
+            op.projection[0] = p, op.n_projections = 1;
+            static_cast<void>(cuda::begin_launches(gpu)); // alone on the device, as passes have to be
+            CHECK(cuda::run_layer_kernel(&op, 1, n, {}, gpu) == 1);
+            cuda::end_launches(gpu);
+            CHECK(cuda::match_layer_kernel(&op, 1, n, gpu) == 0); // other kernels are as good within a layer
+            std::vector<double> want;
+            for (int t = 0; t < n; t++)
+                for (std::int64_t r = 0; r < rows; r++) {
+                    double sum = double(bias_of[std::size_t(r)]);
+                    for (std::int64_t c = 0; c < cols; c++)
+                        sum += double(x[std::size_t(t * cols + c)]) * double(w[std::size_t(r * cols + c)]);
+                    want.push_back(sum / 2);
+                }
+            CHECK(relative_error(out.back(gpu), want) < 1e-3);
+        }
+    }
 }

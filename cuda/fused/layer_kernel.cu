@@ -128,7 +128,7 @@ __device__ void load_x(const Params& params, const Pipeline<L::x_stages>& pipeli
         for (int i = range.begin; i < range.end; i++) {
             for (int c = 0; c < L::chunks; c++) {
                 pipeline.producer_acquire(at);
-                mbarrier_arrive_expect_tx(pipeline.full + at.stage, L::x_bytes);
+                mbarrier_arrive_expect_tx(pipeline.full + at.stage, params.x_bytes);
                 tma_copy_2d(pipeline.memory + at.stage * L::x_bytes, phase.x, (step * L::chunks + c) * tile_k, 0,
                             pipeline.full + at.stage);
                 at.advance();
@@ -306,7 +306,7 @@ __device__ void gemm(const Phase& phase, const Params& params, const StepTokens<
 #pragma unroll 1
                 for (int cta = int(blockIdx.x) + 1; cta <= last; cta++) {
                     const float4* from    = params.fix_up + std::int64_t(cta) * cta_stride + threadIdx.x;
-                    constexpr int at_once = words < 16 ? words : 16;
+                    constexpr int at_once = words % 16 == 0 ? 16 : words % 12 == 0 ? 12 : words;
 #pragma unroll
                     for (int first = 0; first < words; first += at_once) {
                         float4 v[at_once];
@@ -564,6 +564,7 @@ int run_pass(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Co
             case 32: return launch<32, Q>(params, gpu);
             case 64: return launch<64, Q>(params, gpu);
             case 128: return launch<128, Q>(params, gpu);
+            case 192: return launch<192, true>(params, gpu);
             default: return launch<256, true>(params, gpu);
         }
     };

@@ -81,7 +81,9 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
     phase.k_tiles       = int((cols + unit - 1) / unit);
     phase.epilogue      = Epilogue::store;
     phase.first_tile[0] = 0;
-    if (!encode_matrix(phase.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
+    const int x_rows    = (n_tokens + 7) / 8 * 8; // the swizzle has 8 rows
+    params.x_bytes      = unsigned(x_rows * tile_k * 2);
+    if (!encode_matrix(phase.x, op.x, n_tokens, cols, x_rows)) return 0;
     if (op.kind == Operation::gated_gemm) {
         if (op.projection[0].bias || op.projection[1].bias ||
             (op.activation != Activation::silu && op.activation != Activation::gelu_tanh))
@@ -139,7 +141,7 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
 
 int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Params& params) {
     const auto& room = gpu.layer;
-    if (n_ops < 2 || !room.partial_sums || !room.fix_up || !room.fix_up_arrivals || !room.grid_barrier ||
+    if (!room.partial_sums || !room.fix_up || !room.fix_up_arrivals || !room.grid_barrier ||
         tensor_map_encoder() == nullptr)
         return 0;
     int done = 0;
@@ -149,7 +151,7 @@ int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, P
         more = params.phase[params.n_phases++].epilogue != Epilogue::rope_store;
         done += n;
     }
-    return done < 2 ? 0 : done;
+    return done < 2 && (n_ops > 1 || !params.quantised) ? 0 : done;
 }
 
 } // namespace quire::cuda::layer_kernel
@@ -160,7 +162,13 @@ using namespace layer_kernel;
 
 int match_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Context& gpu) {
     Params params{};
-    return n_tokens <= max_quantised_layer_rows ? compile(ops, n_ops, std::min(n_tokens, max_tokens), gpu, params) : 0;
+    if (n_ops < 2 || n_tokens > max_quantised_layer_rows) return 0;
+    return compile(ops, n_ops, std::min(n_tokens, max_tokens), gpu, params);
+}
+
+bool can_layer_gemm(const Context& gpu, const Weight& weight) {
+    return gpu.layer.grid_barrier != nullptr && weight.form != WeightForm::f16 && readable(weight) &&
+           weight.rows % 16 == 0 && weight.rows <= max_tiles * tile_n / max_projections;
 }
 
 } // namespace quire::cuda

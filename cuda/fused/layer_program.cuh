@@ -11,7 +11,7 @@
 
 namespace quire::cuda::layer_kernel {
 
-constexpr int                  max_phases = 4, max_tokens = 256, max_tiles = 1024; // tokens: with quantised weights
+constexpr int                  max_phases = 4, max_tokens = 256, max_tiles = 4096; // tokens: with quantised weights
 constexpr int                  tile_n = 128, max_norm_cols = 8192;
 [[maybe_unused]] constexpr int mma_warps = 8, signal_warp = 8, fix_up_warp = 9;
 
@@ -24,13 +24,14 @@ struct Layout {
     // 128 or 256.
     static constexpr int x_bytes = N * tile_k * 2, weight_bytes = tile_n * (Quantised ? 144 : tile_k * 2);
     static constexpr int x_stages      = N == 256   ? 3
+                                         : N == 192 ? 4
                                          : N == 128 ? (Quantised ? 5 : 4)
                                          : N == 64  ? 6
                                                     : (N == 8 && Quantised ? 16 : 8),
                          weight_stages = Quantised ? (N <= 16    ? 11
                                                       : N <= 32  ? 10
                                                       : N <= 64  ? 9
-                                                      : N <= 128 ? 7
+                                                      : N <= 192 ? 7
                                                                  : 6)
                                                    : (N <= 16   ? 13
                                                       : N <= 32 ? 12
@@ -81,7 +82,8 @@ struct Params {
     RopeStore rope;
     Plan      plan;
     int       n_phases, n_tokens;
-    bool      quantised;       // all weights, or none
+    unsigned  x_bytes;   // of the tokens' rows in a stage of x; what TMA loads beyond them would cost more than they do
+    bool      quantised; // all weights, or none
     float*    partial_sums;    // add_norm: of a CTA's part of a tile, [tokens × 128], at CTA + tile
     float4*   fix_up;          // of a CTA's first tile, for the CTA that does the fix-up; as the threads hold them
     unsigned* fix_up_arrivals; // [phases × max_tiles] how many have written there; zero before and after
@@ -94,10 +96,11 @@ constexpr int rounded(int n_tokens) {
            : n_tokens <= 32  ? 32
            : n_tokens <= 64  ? 64
            : n_tokens <= 128 ? 128
+           : n_tokens <= 192 ? 192
                              : 256;
 }
 
-// Matches as many operations as one launch runs, from the first one on; returns how many, 0: none.
+// Matches as many operations as one launch runs, from the first one on; returns how many, 0: none. One alone only where n_ops is 1.
 int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Params& params);
 
 } // namespace quire::cuda::layer_kernel

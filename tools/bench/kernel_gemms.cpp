@@ -72,7 +72,7 @@ void small_gemms(Gpu& gpu, const Arguments& a) {
 // The persistent fused layer kernel: all of a layer of the 13 B shape between two attentions.
 void layer_kernels(Gpu& gpu, const Arguments& a) {
     if (!wanted(a, {"layer kernel"})) return;
-    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::max_layer_kernel_rows;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = 256;
     const auto             fp16 = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.fp16(std::size_t(n))); };
     struct Layer {
         cuda::Projection o, gate, up, down, q, k, v;
@@ -100,7 +100,7 @@ void layer_kernels(Gpu& gpu, const Arguments& a) {
             layers.push_back({projection(hidden, hidden, delta), projection(ff, hidden, gate),
                               projection(ff, hidden, up), projection(hidden, ff, delta), projection(hidden, hidden, q),
                               projection(hidden, hidden, k), projection(hidden, hidden, v)});
-        for (int n : {4, 8, 16, 32, 64, 128}) {
+        for (int n : {4, 8, 16, 32, 64, 80, 128, 160, 192, 256}) {
             const auto run = [&](const Layer& l) {
                 cuda::Operation ops[6];
                 const auto      gemm = [&](cuda::Operation& op, const void* x,

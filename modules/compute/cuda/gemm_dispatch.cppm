@@ -49,12 +49,13 @@ public:
 private:
     using Half = cuda::Half;
     struct Limits {
-        int gemv, skinny; // the last M of each
+        int gemv, skinny, layer; // the last M of each
     };
     static bool is_fp16(const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; }
     static bool is_quantised(const cuda::Weight& w) { return !is_fp16(w) && w.form != cuda::WeightForm::f32; }
     Limits      limits(std::span<const cuda::Projection> projections) const;
     bool        gemm(const cuda::Operation& op, bool biases = true);
+    bool        by_layer_kernel(const cuda::Operation& op);
     void        gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m);
     bool        cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections, bool biases);
 
@@ -105,8 +106,7 @@ void GemmDispatch::tune(int max_tokens, int max_logit_rows, int vocab_size, bool
     std::set<std::array<std::int64_t, 3>> done; // N, K, matrices
     const auto                            tune = [&](const cuda::Weight& w, int count, std::int64_t stride) {
         if (!done.insert({w.rows, w.cols, count}).second) return;
-        const bool        logits = w.rows == vocab_size;
-        const Half* const values = in_fp16(w);
+        const bool logits = w.rows == vocab_size;
         // Fewer rows, and many, have kernels of our own.
         cuda::Operation op;
         op.kind          = cuda::Operation::gemm;
@@ -116,8 +116,10 @@ void GemmDispatch::tune(int max_tokens, int max_logit_rows, int vocab_size, bool
         int min_m = 1, max_m = logits ? max_logit_rows : max_tokens;
         if (!logits && is_fp16(w) && has_layer_kernel) min_m = cuda::max_layer_kernel_rows + 1;
         if (!is_fp16(w) && cuda::can_skinny_gemm(gpu_, w)) min_m = cuda::max_skinny_rows + 1;
+        if (cuda::can_layer_gemm(gpu_, w)) min_m = cuda::max_quantised_layer_rows + 1;
         if (!logits && cuda::match_prefill_gemm(&op, 1, gpu_) > 0) max_m = std::min(max_m, min_prefill_rows - 1);
-        cuda::tune_cublaslt({w.rows, w.cols, logits, count, stride, 0}, values, min_m, max_m, gpu_);
+        if (min_m > max_m) return;
+        cuda::tune_cublaslt({w.rows, w.cols, logits, count, stride, 0}, in_fp16(w), min_m, max_m, gpu_);
     };
     const auto apart = [&](std::size_t i) { // of a matrix and the next, where they may go together; else 0
         if (i + 1 >= weights_.size()) return std::ptrdiff_t(0);
@@ -142,6 +144,7 @@ void GemmDispatch::run(const cuda::Operation& op) {
     if (op.rows == 1 && !deterministic_ &&
         cuda::gemv_gated(static_cast<const Half*>(op.x), gate, up, op.activation, gpu_))
         return;
+    if (by_layer_kernel(op)) return;
     gemm(op);
     cuda::activate(op.activation, out, static_cast<const Half*>(up.out), op.rows * gate.weight.rows, gpu_);
 }
@@ -191,23 +194,26 @@ bool GemmDispatch::run_prefill(std::span<const cuda::Operation> ops, const cuda:
 }
 
 GemmDispatch::Limits GemmDispatch::limits(std::span<const cuda::Projection> projections) const {
-    if (deterministic_) return {cuda::max_gemv_rows, 0};
+    if (deterministic_) return {cuda::max_gemv_rows, 0, 0};
     const bool skinny = std::ranges::all_of(
         projections, [&](const cuda::Projection& p) { return cuda::can_skinny_gemm(gpu_, p.weight); });
+    const bool layer = std::ranges::all_of(
+        projections, [&](const cuda::Projection& p) { return cuda::can_layer_gemm(gpu_, p.weight); });
     const bool cublaslt = has_cublaslt_ && is_fp16(projections[0].weight);
     return {skinny     ? 1
             : cublaslt ? 4
                        : cuda::max_gemv_rows,
             !skinny    ? 0
             : cublaslt ? 7 // the library is better from 8 on
-                       : cuda::max_skinny_rows};
+                       : cuda::max_skinny_rows,
+            layer ? cuda::max_quantised_layer_rows : 0};
 }
 
 std::string GemmDispatch::explain(const cuda::Operation& op, int least, int most) const {
     const std::span projections(op.projection, std::size_t(op.n_projections));
     if (!std::ranges::all_of(projections, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); }))
         return "plain GEMM";
-    const auto [gemv, skinny] = limits(projections);
+    const auto [gemv, skinny, layer] = limits(projections);
     std::string text;
     int         from = least;
     const auto  say  = [&](std::string_view kernel, int last) {
@@ -216,9 +222,17 @@ std::string GemmDispatch::explain(const cuda::Operation& op, int least, int most
         from = last + 1;
     };
     say("GEMV", has_cublaslt_ || skinny > 0 ? gemv : most);
-    say("skinny GEMM", skinny);
+    if (layer > 0) say("layer kernel", layer);
+    else say("skinny GEMM", skinny);
     say(has_cublaslt_ ? "cuBLASLt" : "GEMV", std::numeric_limits<int>::max());
     return text;
+}
+
+// Whether the layer kernel has run the operation. It unpacks quantised weights faster than the skinny GEMM, and reading them again for every
+// 256 rows costs less than making fp16 of them in memory.
+bool GemmDispatch::by_layer_kernel(const cuda::Operation& op) {
+    const Limits most = limits(std::span(op.projection, std::size_t(op.n_projections)));
+    return op.rows > 1 && op.rows <= most.layer && cuda::run_layer_kernel(&op, 1, int(op.rows), {}, gpu_) == 1;
 }
 
 bool GemmDispatch::gemm(const cuda::Operation& op, bool biases) {
@@ -228,10 +242,11 @@ bool GemmDispatch::gemm(const cuda::Operation& op, bool biases) {
         cuda::gemm_plain(x, op.rows, op.cols, op.projection, op.n_projections, gpu_);
         return false;
     }
-    const auto [gemv_rows, skinny_rows] = limits(projections);
-    if (op.rows > gemv_rows && op.rows <= skinny_rows)
+    if (op.kind == cuda::Operation::gemm && by_layer_kernel(op)) return false;
+    const Limits most = limits(projections);
+    if (op.rows > most.gemv && op.rows <= most.skinny)
         cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, gpu_);
-    else if (op.rows <= gemv_rows || !has_cublaslt_) gemv(op, projections, gemv_rows);
+    else if (op.rows <= most.gemv || !has_cublaslt_) gemv(op, projections, most.gemv);
     else return cublaslt(op, projections, biases);
     return false;
 }
