@@ -13,6 +13,16 @@
 
 namespace quire::cuda {
 
+// The last tile along M where the tokens do not fill it: its first token (-1: there is none), and how many rows of x are loaded for it, a
+// multiple of 8, as the swizzle has 8 rows. Rows beyond, which TMA would fill with zeros, cost more time than rows that it reads.
+struct RestOfTokens {
+    int first_m, rows;
+};
+inline RestOfTokens rest_of(std::int64_t m, int tile) {
+    const int rest = int(m % tile);
+    return rest == 0 ? RestOfTokens{-1, tile} : RestOfTokens{int(m) - rest, (rest + 7) / 8 * 8};
+}
+
 struct PrefillResults {
     __half*             out[max_projections];
     const float*        bias[max_projections];

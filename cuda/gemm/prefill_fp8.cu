@@ -24,7 +24,7 @@ constexpr int M = 256, N = fp8_block, K = fp8_block, stages = 4; // of a tile, a
 [[maybe_unused]] constexpr int x_bytes = M * K, stage_bytes = (M + N) * K;
 
 struct Maps {
-    CUtensorMap x, weight[max_projections];
+    CUtensorMap x, rest, weight[max_projections];
 };
 
 struct Params {
@@ -32,6 +32,7 @@ struct Params {
     const float *  x_scales, *weight_scales[max_projections];
     int            first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
     int            k_tiles, tiles_m, n_tiles;         // steps; tiles along M; all tiles
+    RestOfTokens   rest;
 };
 
 // A CTA for a 128 × 128 block.
@@ -116,12 +117,15 @@ __global__ void __launch_bounds__(384, 1)
         if (threadIdx.x != 256) return;
         PipelineState<stages> at = pipeline.producer_start();
         for (int i = first; i < params.n_tiles; i += step) {
-            const Tile t = tile_of<E>(params, i);
+            const Tile         t     = tile_of<E>(params, i);
+            const bool         rest  = t.first_m == params.rest.first_m;
+            const CUtensorMap& x_map = rest ? maps.rest : maps.x;
+            const int          bytes = stage_bytes - (rest ? x_bytes - params.rest.rows * K : 0);
             for (int k = 0; k < params.k_tiles; k++) {
                 pipeline.producer_acquire(at);
-                mbarrier_arrive_expect_tx(&full[at.stage], unsigned(stage_bytes));
+                mbarrier_arrive_expect_tx(&full[at.stage], unsigned(bytes));
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
-                tma_copy_2d(x, maps.x, k * K, t.first_m, &full[at.stage]);
+                tma_copy_2d(x, x_map, k * K, t.first_m, &full[at.stage]);
                 tma_copy_2d(w, maps.weight[t.projection], k * K, t.first_n, &full[at.stage]);
                 if (is_gated(E)) tma_copy_2d(w + N / 2 * K, maps.weight[1], k * K, t.first_n, &full[at.stage]);
                 at.advance();
@@ -214,7 +218,9 @@ int run_fp8_gemm(const Operation* ops, int n_ops, const Fp8Matrix& x, const Plan
     params.x_scales = x.scales;
     params.k_tiles  = int((op.cols + K - 1) / K);
     params.tiles_m  = int((op.rows + M - 1) / M);
-    bool ok         = encode(maps.x, x.codes, op.rows, op.cols, M);
+    params.rest     = rest_of(op.rows, M);
+    bool ok =
+        encode(maps.x, x.codes, op.rows, op.cols, M) && encode(maps.rest, x.codes, op.rows, op.cols, params.rest.rows);
     for (int k = 0; k < max_projections; k++) {
         const Weight& w            = op.projection[k].weight;
         const bool    begins       = k < (gated ? 1 : op.n_projections);

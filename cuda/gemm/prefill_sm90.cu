@@ -33,7 +33,8 @@ constexpr int row_bytes                = tile_k * 2; // bytes of a tile's row in
 [[maybe_unused]] constexpr int x_bytes = M * row_bytes, stage_bytes = (M + N) * row_bytes;
 
 struct Maps {
-    CUtensorMap x, weight[max_projections], strip[max_projections]; // weights: half the rows of a tile, or of a strip
+    CUtensorMap x, rest;
+    CUtensorMap weight[max_projections], strip[max_projections]; // half the rows of a tile, or of a strip
 };
 
 struct Params {
@@ -41,7 +42,8 @@ struct Params {
     int            first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
     int            k_tiles;                           // steps of 64 columns
     int            tiles_m;                           // tiles along M
-    int            n_whole, n_all;                    // whole tiles; and with strips
+    RestOfTokens   rest;
+    int            n_whole, n_all; // whole tiles; and with strips
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -93,11 +95,14 @@ __global__ void __launch_bounds__(384, 1)
             const bool         whole = i < params.n_whole;
             const CUtensorMap* map   = whole ? maps.weight : maps.strip;
             const int          half  = whole ? N / 2 : N / 2 / Strips; // of the rows of the weights
+            const bool         rest  = t.first_m == params.rest.first_m;
+            const CUtensorMap& x_map = rest ? maps.rest : maps.x;
+            const int          bytes = (rest ? params.rest.rows * row_bytes : x_bytes) + 2 * half * row_bytes;
             for (int k = 0; k < params.k_tiles; k++) {
                 pipeline.producer_acquire(at);
-                mbarrier_arrive_expect_tx(&full[at.stage], unsigned(x_bytes + 2 * half * row_bytes));
+                mbarrier_arrive_expect_tx(&full[at.stage], unsigned(bytes));
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
-                tma_copy_2d(x, maps.x, k * tile_k, t.first_m, &full[at.stage]);
+                tma_copy_2d(x, x_map, k * tile_k, t.first_m, &full[at.stage]);
                 tma_copy_2d(w, map[t.projection], k * tile_k, t.first_n, &full[at.stage]);
                 if (is_gated(E)) tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
                 else
@@ -198,7 +203,9 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     const bool cut      = time(strips, quarters ? 0.33 : 0.55) < time(1, 1);
     params.n_whole      = cut ? n - last_wave : n;
     params.n_all        = cut ? n - last_wave + last_wave * strips : n;
-    bool ok             = encode_matrix(maps.x, op.x, op.rows, op.cols, M);
+    params.rest         = rest_of(op.rows, M);
+    bool ok             = encode_matrix(maps.x, op.x, op.rows, op.cols, M) &&
+              encode_matrix(maps.rest, op.x, op.rows, op.cols, params.rest.rows);
     for (int k = 0; k < op.n_projections; k++) {
         const Weight& w = op.projection[k].weight;
         ok              = ok && encode_matrix(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
