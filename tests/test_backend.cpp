@@ -377,6 +377,28 @@ TEST_CASE("attention over contiguous blocks gives the bits of attention over a l
 }
 
 // Gemma 4 has two shapes of layers, and layers that read the K and V of others.
+TEST_CASE("a model whose layers have too many shapes, or remember nothing, is refused") {
+    ModelConfig c;
+    c.n_heads      = 8;
+    const auto why = [&] {
+        const Result<void> ok = check_cache_shapes("m.gguf", c);
+        return ok ? std::string() : ok.error().message;
+    };
+    c.layers.emplace_back();
+    CHECK(why() == "m.gguf: no layer has keys and values or a recurrent state");
+    for (int i = 0; i < 8; i++) {
+        LayerConfig& l = c.layers.emplace_back();
+        l.n_kv_heads = 1 + i % 4, l.head_dim = l.value_dim = 64;
+    }
+    CHECK(why().empty());
+    CHECK(cache_layout(c, DType::F16, 4096).groups.size() == 4);
+    c.layers[3].head_dim = 32;
+    CHECK(why() == "m.gguf: the layers have keys, values and states of 5 different shapes; quire has room for 4");
+    c.layers[3].head_dim = 64;
+    c.layers.push_back({.state = {3, 10, 2, 4, 6}});
+    CHECK(why() == "m.gguf: the layers have keys, values and states of 5 different shapes; quire has room for 4");
+}
+
 TEST_CASE("layers of several shapes, layers that share K and V, and states lie in one pool") {
     ModelConfig c;
     c.n_heads = 8;

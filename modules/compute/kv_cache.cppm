@@ -15,6 +15,11 @@ export namespace quire {
 // ranks have as many heads, and so the same layout.
 CacheLayout cache_layout(const ModelConfig& config, KvTypes types, int context, int block_size = 16);
 
+// In how many ways the layers differ in what they remember: in the shape of K and V, or in having a state. Each takes a cache group.
+int cache_shapes(const ModelConfig& config);
+// Whether there is a layout. `path`: of the model's file, for the error: no layer remembers anything, or there are too many shapes.
+Result<void> check_cache_shapes(const std::string& path, const ModelConfig& config);
+
 class KvCache {
 public:
     // Allocates n_blocks blocks of block_size tokens on the device and n_swap on the host. A layout without layers means that every layer
@@ -72,6 +77,22 @@ CacheLayout cache_layout(const ModelConfig& config, KvTypes types, int context, 
         if (l.keeps_kv()) cache.arrays = arrays_of(config, l, types);
     }
     return make_cache_layout(layers, context, block_size);
+}
+
+int cache_shapes(const ModelConfig& config) {
+    std::set<std::tuple<int, int, int>> shapes;
+    for (const LayerConfig& l : config.layers)
+        if (l.keeps_kv()) shapes.insert({l.n_kv_heads, l.head_dim, l.value_dim});
+    return int(shapes.size()) + std::ranges::any_of(config.layers, &LayerConfig::keeps_state);
+}
+
+Result<void> check_cache_shapes(const std::string& path, const ModelConfig& config) {
+    const int n = cache_shapes(config);
+    if (n == 0) return fail(path, ": no layer has keys and values or a recurrent state");
+    if (n > most_cache_groups)
+        return fail(path, ": the layers have keys, values and states of ", n, " different shapes; quire has room for ",
+                    most_cache_groups);
+    return {};
 }
 
 std::size_t KvCache::bytes_per_token(const ModelConfig& config, KvTypes types) {

@@ -2,13 +2,13 @@
 // quire.engine.mtp_guesses drives it. Owns nothing.
 export module quire.engine.eagle_draft;
 
+import quire.compute.kv_cache;
 import quire.core.base;
 export import quire.decode.drafting; // DraftOptions
 import quire.engine.draft_model;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
 export import quire.model_file.weights;
-import quire.paging.cache_layout;
 export import quire.text.tokens.tokenizer;
 
 export namespace quire {
@@ -38,14 +38,6 @@ Result<std::optional<Gguf>> open_eagle_draft(DraftOptions& o) {
     return is_one ? std::optional<Gguf>(std::move(*file)) : std::nullopt;
 }
 
-// Layers of different shapes need cache groups of their own (quire.paging.cache_layout).
-std::size_t shapes_of(const ModelConfig& c) {
-    std::set<std::tuple<int, int, int>> shapes;
-    for (const LayerConfig& l : c.layers)
-        if (l.keeps_kv()) shapes.insert({l.n_kv_heads, l.head_dim, l.value_dim});
-    return shapes.size() + std::ranges::any_of(c.layers, &LayerConfig::keeps_state);
-}
-
 Result<void> add_eagle_draft(const Gguf& file, const Tokenizer& tokenizer, ModelConfig& config, ModelTensors& tensors) {
     const std::string&  path  = file.path();
     Result<ModelConfig> draft = read_eagle_config(file);
@@ -62,7 +54,7 @@ Result<void> add_eagle_draft(const Gguf& file, const Tokenizer& tokenizer, Model
     if (config.latent)
         return fail(path, ": quire does not run a draft of EAGLE-3 for a model with latent attention (",
                     config.architecture_name, ")");
-    if (shapes_of(config) >= std::size_t(most_cache_groups))
+    if (cache_shapes(config) >= most_cache_groups)
         return fail(path, ": the model's layers have too many shapes of K and V for one more layer");
     Result<Tokenizer> mine = Tokenizer::load(file);
     if (!mine) return std::unexpected(mine.error());

@@ -224,6 +224,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         ranks[r].backend = std::move(devices->backends[r]);
         backends.push_back(ranks[r].backend.get());
     }
+    if (auto ok = check_cache_shapes(path, config); !ok) return std::unexpected(ok.error());
     MemoryPlan memory(o, config, (*shapes)[0].config, backends, processes);
     if (o.layout.keeps_state() && (processes || o.reservations))
         return fail(path, ": a model with recurrent states runs in one process, with blocks on demand");

@@ -293,6 +293,9 @@ Result<WeightHandle> CudaBackend::prepare(const TensorView& tensor, WeightUse us
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
     cuda::use(*gpu_);
+    if (l.n_attentions > most_attentions)
+        return fail_with(ErrorKind::input, "the GPU runs layers with ", most_attentions,
+                         " kinds of attention (window, KV heads, head size), not with ", l.n_attentions);
     if (l.n_heads > 65535) return fail_with(ErrorKind::input, "the GPU's kernels know 65535 heads, not ", l.n_heads);
     // Where ranks share a GPU, one that waits for another may hold the room that a kernel on all SMs needs.
     has_layer_kernel_ =

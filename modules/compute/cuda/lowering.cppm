@@ -24,7 +24,7 @@ struct AttentionKind {
 };
 AttentionKind attention_of(const quire::Attention& op, std::span<const KvLayer> layers);
 // Of a program: quire.compute.cuda.step_upload has lists for so many.
-inline constexpr int most_attentions = 3;
+inline constexpr int most_attentions = 4;
 // The different ones of a program, as they come.
 std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers);
 
