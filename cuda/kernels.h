@@ -304,8 +304,14 @@ struct Recurrence {
     int          n_heads = 0, n_groups = 0, key_dim = 0, value_dim = 0;
     std::int64_t state_at = 0;
     bool         delta = false, grouped = false;
+    // Room of recurrence_chunks_bytes(): sequences with many tokens in the step run in chunks on tensor cores, and their sums depend on where a
+    // prompt was cut. Null: no sequence does.
+    void* chunks = nullptr;
 };
 void recurrence(const Recurrence& op, const States& states, Context& gpu);
+// 0: a recurrence of this shape does not run in chunks.
+constexpr int max_chunked_keys = 128;
+std::size_t   recurrence_chunks_bytes(int n_heads, int n_groups, int key_dim, int max_tokens);
 
 // -- sampling.cu
 

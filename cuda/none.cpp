@@ -57,14 +57,15 @@ void i8_layout(std::uint32_t, int&, bool&, bool&) {}
 int  scale_exponent_of(const Weight&, Context&) { return 0; }
 void dequantize(const Weight&, Half*, Context&) {}
 
-void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
-void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
-          std::int64_t, Context&, int, const Fp8Matrix&) {}
-void gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
-void causal_conv(const CausalConv&, const States&, Context&) {}
-void recurrence(const Recurrence&, const States&, Context&) {}
-void lora_add(const LoraAdd&, const LoraStep&, std::int64_t, Context&) {}
-void carry(const Carry&, const CarryStep&, std::int64_t, Context&) {}
+void        embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
+void        norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
+                 std::int64_t, Context&, int, const Fp8Matrix&) {}
+void        gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
+void        causal_conv(const CausalConv&, const States&, Context&) {}
+void        recurrence(const Recurrence&, const States&, Context&) {}
+std::size_t recurrence_chunks_bytes(int, int, int, int) { return 0; }
+void        lora_add(const LoraAdd&, const LoraStep&, std::int64_t, Context&) {}
+void        carry(const Carry&, const CarryStep&, std::int64_t, Context&) {}
 void put_columns(const void*, bool, std::int64_t, std::int64_t, void*, bool, std::int64_t, std::int64_t, Context&) {}
 void gather_columns(const float*, std::int64_t, std::int64_t, const std::int32_t*, float*, std::int64_t, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}

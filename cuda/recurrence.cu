@@ -8,29 +8,12 @@
 
 #include "epilogue.cuh"
 #include "kernels.h"
+#include "recurrence.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
 
 namespace {
-
-// The tokens of a sequence in this step, and its states.
-struct Run {
-    std::int64_t        first;
-    int                 n;
-    const std::int32_t *from, *to; // blocks; from: null where the sequence begins with zeros
-};
-__device__ Run run_of(const States& s, int sequence) {
-    const std::int32_t *from = s.from + std::int64_t(sequence) * s.unit, *to = s.to + std::int64_t(sequence) * s.unit;
-    const int           first = s.token_start[sequence];
-    return {first, s.token_start[sequence + 1] - first, s.from[std::int64_t(sequence) * s.unit] < 0 ? nullptr : from,
-            to};
-}
-// Float i of a layer's state.
-__device__ float* float_of(const States& s, const std::int32_t* unit, std::int64_t i) {
-    const unsigned at = unsigned(s.offset + i), block = at / unsigned(s.block_floats);
-    return s.memory + unit[block] * s.block_floats + (at - block * unsigned(s.block_floats));
-}
 
 // -- the causal convolution: a thread for each column, a CTA for conv_tokens tokens of a sequence. The first one of a sequence reads the old
 // state and writes the new one, which may be the same memory.
@@ -113,31 +96,21 @@ __device__ float column_sum(float v) {
     return v + __shfl_xor_sync(~0u, v, 16);
 }
 
-// log(1 + exp(x))
-__device__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
-
 // Groups: of 16 rows; the rows beyond key_dim are 0.
 template <int Groups, bool Delta>
-__global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence a, States states) {
+__global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence a, States states, bool in_chunks) {
     constexpr int           rows = Groups * 16, stride = scan_floats(rows);
     extern __shared__ float tokens[]; // [scan_tile][stride]
     wait_for_inputs();
     const Run run = run_of(states, int(blockIdx.z));
-    if (run.n == 0) return;
-    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, p = lane / 8;
-    const int h = int(blockIdx.y), of_group = a.n_heads / a.n_groups, N = a.key_dim, d = a.value_dim;
-    const int group = a.grouped ? h / of_group : h % a.n_groups, keys = a.n_groups * N;
-    const int first_column = int(blockIdx.x) * scan_columns, column = first_column + warp * 8 + lane % 8;
-    const int columns = 2 * keys + a.n_heads * d; // of x
-    // q, k, v or v, k, q
-    const int q_at = (Delta ? 0 : a.n_heads * d + keys) + group * N, k_at = (Delta ? keys : a.n_heads * d) + group * N,
-              v_at           = (Delta ? 2 * keys : 0) + h * d + first_column;
-    const int   step_columns = Delta && a.grouped ? 2 * a.n_heads : a.n_heads;
-    const int   write_at     = Delta && a.grouped ? h / of_group * 2 * of_group + h % of_group : h;
-    const auto* writes       = Delta && a.grouped ? a.step : a.write;
-    const int   step_at      = Delta && a.grouped ? write_at + of_group : h;
-    const float decay = a.decay[h], step_bias = a.step_bias[h], skip = a.skip ? a.skip[h] : 0.0f;
-    const bool  mine = column < d;
+    if (run.n == 0 || (in_chunks && run.n >= least_chunked)) return;
+    const int     lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, p = lane / 8;
+    const int     h = int(blockIdx.y), N = a.key_dim, d = a.value_dim;
+    const int     first_column = int(blockIdx.x) * scan_columns, column = first_column + warp * 8 + lane % 8;
+    const Columns of(a, h, Delta);
+    const int     v_at  = of.v + first_column;
+    const float   decay = a.decay[h], step_bias = a.step_bias[h], skip = a.skip ? a.skip[h] : 0.0f;
+    const bool    mine = column < d;
 
     // A float of the matrix: one address and a distance where all of the head's matrix lies in one block.
     const std::int64_t matrix  = a.state_at + std::int64_t(h) * N * d;
@@ -161,13 +134,13 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
         __syncthreads(); // all are done with the tile before
         for (int t = warp; t < n_tokens; t += scan_warps) {
             const std::int64_t row = run.first + begin + t;
-            const auto*        x   = reinterpret_cast<const __half*>(a.x) + row * columns;
+            const auto*        x   = reinterpret_cast<const __half*>(a.x) + row * of.columns;
             float*             to  = tokens + t * stride;
             float              k[Groups / 2 + 1], q[Groups / 2 + 1], kk = 0, qq = 0;
 #pragma unroll
             for (int i = 0; i < (rows + 31) / 32; i++) {
                 const int n = lane + 32 * i;
-                k[i] = n < N ? __half2float(x[k_at + n]) : 0.0f, q[i] = n < N ? __half2float(x[q_at + n]) : 0.0f;
+                k[i] = n < N ? __half2float(x[of.k + n]) : 0.0f, q[i] = n < N ? __half2float(x[of.q + n]) : 0.0f;
                 kk += k[i] * k[i], qq += q[i] * q[i];
             }
             float k_scale = 1, q_scale = 1;
@@ -180,9 +153,10 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
                 if (const int n = lane + 32 * i; n < rows) to[n] = k[i] * k_scale, to[rows + n] = q[i] * q_scale;
             to[2 * rows + lane] = first_column + lane < d ? __half2float(x[v_at + lane]) : 0.0f;
             if (lane == 0) {
-                const float size                = softplus(a.step[row * step_columns + step_at] + step_bias);
-                to[2 * rows + scan_columns]     = expf(decay * size);
-                to[2 * rows + scan_columns + 1] = Delta ? 1 / (1 + expf(-writes[row * step_columns + write_at])) : size;
+                const float size            = softplus(a.step[row * of.step_columns + of.step] + step_bias);
+                to[2 * rows + scan_columns] = expf(decay * size);
+                to[2 * rows + scan_columns + 1] =
+                    Delta ? 1 / (1 + expf(-of.writes[row * of.step_columns + of.write])) : size;
             }
         }
         __syncthreads();
@@ -235,12 +209,15 @@ void causal_conv(const CausalConv& op, const States& states, Context& gpu) {
 
 void recurrence(const Recurrence& op, const States& states, Context& gpu) {
     if (states.n_sequences == 0) return;
+    const bool in_chunks = op.chunks != nullptr && states.most_tokens >= least_chunked;
+    if (in_chunks) recurrence_in_chunks(op, states, gpu);
+    if (in_chunks && states.n_sequences == 1) return;
     const dim3 grid(unsigned((op.value_dim + scan_columns - 1) / scan_columns), unsigned(op.n_heads),
                     unsigned(states.n_sequences));
     const auto run = [&]<int Groups>() {
         const int tokens = std::min(states.most_tokens, scan_tile);
         run_kernel(op.delta ? recurrence_kernel<Groups, true> : recurrence_kernel<Groups, false>, grid, scan_warps * 32,
-                   std::size_t(tokens) * scan_floats(Groups * 16) * sizeof(float), gpu, op, states);
+                   std::size_t(tokens) * scan_floats(Groups * 16) * sizeof(float), gpu, op, states, in_chunks);
     };
     if (op.key_dim <= 16) run.operator()<1>();
     else if (op.key_dim <= 32) run.operator()<2>();

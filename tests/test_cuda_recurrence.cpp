@@ -196,3 +196,84 @@ TEST_CASE("GPU: the delta rule and the selective scan equal plain sums, however 
             }
         }
 }
+
+TEST_CASE("GPU: recurrences in chunks equal plain sums, for long and short sequences in one step", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(33);
+    for (const PlainRecurrence& r :
+         {PlainRecurrence{4, 2, 128, 128, true, false}, PlainRecurrence{4, 2, 64, 64, true, true},
+          PlainRecurrence{6, 3, 16, 80, false, true}, PlainRecurrence{4, 1, 128, 64, false, true},
+          PlainRecurrence{3, 1, 100, 33, true, false}, PlainRecurrence{2, 1, 256, 24, false, true}})
+        for (const bool large : {false, true}) { // keys and queries whose products are beyond fp16
+            if (large && r.delta) continue;
+            CAPTURE(r.n_heads, r.n_groups, r.key_dim, r.value_dim, r.delta, r.grouped, large);
+            // The tokens of the sequences, and how many of them run in a first step.
+            const std::vector<std::pair<int, int>> sequences{{1, 0},  {64, 0},    {40, 31}, {300, 100},
+                                                             {33, 1}, {129, 128}, {95, 32}};
+            const int                              H = r.n_heads, per = H / r.n_groups, columns = r.columns();
+            const std::int64_t                     size = std::int64_t(H) * r.key_dim * r.value_dim;
+            const auto         bias = noise(std::size_t(H), random), skip = noise(std::size_t(H), random);
+            std::vector<float> decay = noise(std::size_t(H), random);
+            for (float& a : decay) a = -std::exp(a - 2);
+            const OnDevice<float> biases(gpu, bias), decays(gpu, decay), skips(gpu, skip);
+            const std::size_t     bytes = cuda::recurrence_chunks_bytes(H, r.n_groups, r.key_dim, 1024);
+            CHECK((bytes > 0) == (r.key_dim <= cuda::max_chunked_keys));
+            const OnDevice<std::uint16_t>           room(gpu, std::vector<std::uint16_t>(bytes / 2 + 1, fp16_nan));
+            std::vector<std::vector<std::uint16_t>> x;
+            std::vector<std::vector<float>>         step, write;
+            std::vector<std::vector<double>>        want, S;
+            for (auto [n, first] : sequences) {
+                x.push_back(random_fp16(std::size_t(n * columns), random, large ? 100.0f : r.delta ? 1.0f : 0.3f));
+                step.push_back(noise(std::size_t(n * H), random)), write.push_back(noise(std::size_t(n * H), random));
+                S.emplace_back(std::size_t(size));
+                want.push_back(r.run(n, floats_of(x.back()), step.back(), write.back(), bias, decay, skip, S.back()));
+            }
+            const UnitsOnDevice             units(gpu, int(sequences.size()), 128 + size, 1 << 16);
+            std::vector<std::vector<float>> got(sequences.size());
+            for (int pass = 0; pass < 2; pass++) {
+                std::vector<std::uint16_t> rows;
+                std::vector<float>         steps, writes;
+                std::vector<std::int32_t>  starts{0};
+                std::vector<int>           from;
+                for (std::size_t s = 0; s < sequences.size(); s++) {
+                    const auto [n, first] = sequences[s];
+                    const int begin = pass == 0 ? 0 : first, end = pass == 0 ? first : n;
+                    starts.push_back(starts.back() + end - begin);
+                    from.push_back(begin == 0 ? -1 : 0);
+                    rows.insert(rows.end(), x[s].begin() + begin * columns, x[s].begin() + end * columns);
+                    for (int t = begin; t < end; t++) {
+                        if (r.delta && r.grouped)
+                            for (int g = 0; g < r.n_groups; g++)
+                                for (const auto* of : {&write[s], &step[s]})
+                                    steps.insert(steps.end(), of->begin() + t * H + g * per,
+                                                 of->begin() + t * H + (g + 1) * per);
+                        else steps.insert(steps.end(), step[s].begin() + t * H, step[s].begin() + (t + 1) * H);
+                        writes.insert(writes.end(), write[s].begin() + t * H, write[s].begin() + (t + 1) * H);
+                    }
+                }
+                const auto                    n_out = std::size_t(starts.back() * H * r.value_dim);
+                const OnDevice<std::uint16_t> in(gpu, rows);
+                const OnDevice<float>         st(gpu, steps), w(gpu, writes),
+                    out(gpu, std::vector<float>(n_out, std::numeric_limits<float>::quiet_NaN()));
+                cuda::Recurrence op;
+                op.x = in.data, op.step = st.data, op.write = r.delta && !r.grouped ? w.data : nullptr;
+                op.out = out.data, op.step_bias = biases.data, op.decay = decays.data;
+                op.skip = r.delta ? nullptr : skips.data, op.n_heads = H, op.n_groups = r.n_groups;
+                op.key_dim = r.key_dim, op.value_dim = r.value_dim, op.state_at = 128, op.delta = r.delta;
+                op.grouped = r.grouped, op.chunks = bytes > 0 ? room.data : nullptr;
+                units.run(gpu, starts, from, 0, [&](const cuda::States& states) { cuda::recurrence(op, states, gpu); });
+                const auto all = out.back(gpu);
+                for (std::size_t s = 0; s < sequences.size(); s++)
+                    got[s].insert(got[s].end(), all.begin() + starts[s] * H * r.value_dim,
+                                  all.begin() + starts[s + 1] * H * r.value_dim);
+            }
+            for (std::size_t s = 0; s < sequences.size(); s++) {
+                CAPTURE(s);
+                CHECK(relative_error(got[s], want[s]) < 2e-3);
+                std::vector<float> state = units.state(gpu, int(s), 0);
+                state.erase(state.begin(), state.begin() + 128);
+                CHECK(relative_error(state, S[s]) < 2e-3);
+            }
+        }
+}

@@ -99,7 +99,8 @@ struct StepLimits {
     std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
     int              unit      = 0;   // blocks of a recurrent state, of the group without parts; 0: there is none
     int              n_experts = 0, experts_used = 0, hidden_size = 0;
-    int              coded_cols =
+    int recurrent_heads = 0, recurrent_groups = 0, key_dim = 0; // of a layer's recurrence; 0: there is none
+    int coded_cols =
         0; // numbers of a token's K, and of its V, in a layer, at most, where they are codes; 0: they are not
     int n_ranks = 1, rank_vocab = 0; // of the model; rows of this rank's part of the logits' matrix
 };

@@ -185,14 +185,17 @@ StepLimits limits_of(const EngineOptions& o, const ModelConfig& config, const Ra
         limits.n_heads   = std::max(limits.n_heads, config.draft->n_heads);
         limits.value_dim = std::max(limits.value_dim, config.draft->layers[0].value_dim);
     }
-    limits.vocab_size   = mine.vocab_size;
-    limits.n_attentions = int(attentions.size());
-    limits.unit         = o.layout.blocks_per_unit();
-    limits.n_experts    = mine.experts.n;
-    limits.experts_used = mine.experts.used;
-    limits.hidden_size  = mine.hidden_size;
-    limits.n_ranks      = o.tensor_parallel;
-    limits.rank_vocab   = int(shape.n > 1 ? shape.vocab.n : mine.vocab_size);
+    limits.vocab_size       = mine.vocab_size;
+    limits.n_attentions     = int(attentions.size());
+    limits.unit             = o.layout.blocks_per_unit();
+    limits.n_experts        = mine.experts.n;
+    limits.experts_used     = mine.experts.used;
+    limits.hidden_size      = mine.hidden_size;
+    limits.recurrent_heads  = mine.recurrent.n_heads;
+    limits.recurrent_groups = mine.recurrent.n_groups;
+    limits.key_dim          = mine.recurrent.key_dim;
+    limits.n_ranks          = o.tensor_parallel;
+    limits.rank_vocab       = int(shape.n > 1 ? shape.vocab.n : mine.vocab_size);
     return limits;
 }
 

@@ -248,6 +248,52 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
     }
 }
 
+// The recurrences of Qwen3.5-27B (gated delta rule) and of Nemotron-H-8B (selective scan): of a decode step, and of one prompt token by token
+// and in chunks. Counted are the states and rows, and the products that a chunk of 64 tokens needs.
+void recurrences(Gpu& gpu, const Arguments& a) {
+    if (!wanted(a, {"recurrence"})) return;
+    struct Shape {
+        const char* name;
+        int         heads, groups, keys, values;
+        bool        delta;
+    };
+    for (const Shape& m : {Shape{"delta rule", 48, 16, 128, 128, true}, Shape{"scan", 128, 8, 128, 64, false}})
+        for (const auto& [n, T] :
+             {std::pair(1, 1), std::pair(32, 1), std::pair(1, 512), std::pair(1, 2048), std::pair(4, 512)})
+            for (const bool in_chunks : {false, true}) {
+                if (in_chunks && T == 1) continue;
+                const std::int64_t floats = std::int64_t(m.heads) * m.keys * m.values, block = 16384;
+                const int          unit = int(floats / block), columns = 2 * m.groups * m.keys + m.heads * m.values;
+                const auto         rows = std::size_t(n * T);
+                std::vector<std::int32_t> blocks, starts;
+                for (int i = 0; i < n * unit; i++) blocks.push_back(i);
+                for (int i = 0; i <= n; i++) starts.push_back(i * T);
+                cuda::States states;
+                states.memory       = static_cast<float*>(gpu.zeros(std::size_t(n) * std::size_t(floats) * 4));
+                states.block_floats = block, states.unit = unit, states.n_sequences = n, states.most_tokens = T;
+                states.token_start = static_cast<std::int32_t*>(gpu.ints(starts));
+                states.from = states.to = static_cast<std::int32_t*>(gpu.ints(blocks));
+                cuda::Recurrence op;
+                op.x       = static_cast<cuda::Half*>(gpu.fp16(rows * std::size_t(columns)));
+                op.step    = static_cast<float*>(gpu.zeros(rows * std::size_t(m.heads) * 4));
+                op.write   = m.delta ? op.step : nullptr;
+                op.out     = static_cast<float*>(gpu.zeros(rows * std::size_t(m.heads * m.values) * 4));
+                op.n_heads = m.heads, op.n_groups = m.groups, op.key_dim = m.keys, op.value_dim = m.values;
+                op.step_bias = op.decay = static_cast<float*>(gpu.zeros(std::size_t(m.heads) * 4));
+                op.delta = m.delta, op.grouped = !m.delta;
+                if (in_chunks)
+                    op.chunks = gpu.zeros(cuda::recurrence_chunks_bytes(m.heads, m.groups, m.keys, int(rows)));
+                const double s     = gpu.seconds([&](int) { cuda::recurrence(op, states, gpu.context()); });
+                const double chunk = std::min(T, 64), products = m.delta ? 3.0 : 2.0; // with S: K, Q and the update
+                const double flop = 2.0 * double(rows) * m.heads *
+                                    (products * m.keys * m.values + chunk / 2 * products * (m.keys + m.values) / 2);
+                kernel_line(in_chunks ? "recurrence, chunks" : "recurrence", cat(m.name, ", ", n, " × ", T), s,
+                            2.0 * n * double(floats) * 4 + double(rows) * (2.0 * columns + 4.0 * m.heads * m.values),
+                            T == 1 ? 0 : flop, a);
+                gpu.clear();
+            }
+}
+
 // Kernels limited by memory bandwidth: the activations, blocks and logits of a step. Counted are the bytes they must move.
 void memory_kernels(Gpu& gpu, const Arguments& a) {
     const auto fp16   = [&](std::size_t n) { return static_cast<cuda::Half*>(gpu.fp16(n)); };
@@ -374,6 +420,7 @@ int kernels(const Arguments& a) {
     prefill_gemms(gpu, a);
     layer_kernels(gpu, a);
     experts(gpu, a);
+    recurrences(gpu, a);
     memory_kernels(gpu, a);
     return 0;
 }

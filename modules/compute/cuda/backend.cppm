@@ -212,9 +212,10 @@ private:
     float*        partial_    = nullptr; // of split-KV attention
     std::int32_t* arrivals_   = nullptr;
     Half *        unpacked_k_ = nullptr, *unpacked_v_ = nullptr; // blocks of codes as fp16, of one layer
-    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write into it
-    float*        logits_      = nullptr; // pinned
-    std::size_t   logits_size_ = 0;
+    void*         recurrence_chunks_ = nullptr;                  // of recurrences that run in chunks
+    std::int32_t* best_              = nullptr; // of each logit row; pinned, so that kernels write into it
+    float*        logits_            = nullptr; // pinned
+    std::size_t   logits_size_       = 0;
 };
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
@@ -311,6 +312,13 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
         unpacked_k_ = static_cast<Half*>(memory_.take(unpacked));
         unpacked_v_ = static_cast<Half*>(memory_.take(unpacked));
         ok          = ok && unpacked_k_ && unpacked_v_;
+    }
+    // The sums of chunks depend on where a prompt was cut.
+    const std::size_t chunks =
+        cuda::recurrence_chunks_bytes(l.recurrent_heads, l.recurrent_groups, l.key_dim, limits_.max_tokens);
+    if (chunks > 0 && !options_.deterministic) {
+        recurrence_chunks_ = memory_.take(chunks);
+        ok                 = ok && recurrence_chunks_;
     }
     arrivals_             = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
     logits_size_          = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
@@ -447,6 +455,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
           "no memory for the adapters of a step");
     check(carry_.compile(program, limits_, memory_, pinned_), "no memory for the states that a step keeps");
     experts_.compile(lowered_);
+    for (LoweredOperation& op : lowered_) op.recurrence.chunks = recurrence_chunks_;
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});

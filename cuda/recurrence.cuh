@@ -1,0 +1,54 @@
+// Shared by the kernels of layers that keep a state: where the tokens, the columns and the states of a sequence are.
+#pragma once
+
+#include "kernels.h"
+
+namespace quire::cuda {
+
+// The tokens of a sequence in this step, and its states.
+struct Run {
+    std::int64_t        first;
+    int                 n;
+    const std::int32_t *from, *to; // blocks; from: null where the sequence begins with zeros
+};
+__device__ inline Run run_of(const States& s, int sequence) {
+    const std::int32_t *from = s.from + std::int64_t(sequence) * s.unit, *to = s.to + std::int64_t(sequence) * s.unit;
+    const int           first = s.token_start[sequence];
+    return {first, s.token_start[sequence + 1] - first, s.from[std::int64_t(sequence) * s.unit] < 0 ? nullptr : from,
+            to};
+}
+// Float i of a layer's state.
+__device__ inline float* float_of(const States& s, const std::int32_t* unit, std::int64_t i) {
+    const unsigned at = unsigned(s.offset + i), block = at / unsigned(s.block_floats);
+    return s.memory + unit[block] * s.block_floats + (at - block * unsigned(s.block_floats));
+}
+
+// Where a row of a recurrence has the numbers of head h. x: q, k, v (delta rule), or v, k, q.
+struct Columns {
+    int          group, columns, q, k, v; // columns: of x
+    int          step_columns, step, write;
+    const float* writes;
+
+    __device__ Columns(const Recurrence& a, int h, bool delta) {
+        const int  of_group = a.n_heads / a.n_groups, keys = a.n_groups * a.key_dim, values = a.n_heads * a.value_dim;
+        const bool both = delta && a.grouped; // a row of `step` also has what is written
+        group           = a.grouped ? h / of_group : h % a.n_groups;
+        columns         = 2 * keys + values;
+        q               = (delta ? 0 : values + keys) + group * a.key_dim;
+        k               = (delta ? keys : values) + group * a.key_dim;
+        v               = (delta ? 2 * keys : 0) + h * a.value_dim;
+        step_columns    = both ? 2 * a.n_heads : a.n_heads;
+        write           = both ? h / of_group * 2 * of_group + h % of_group : h;
+        step            = both ? write + of_group : h;
+        writes          = both ? a.step : a.write;
+    }
+};
+
+// log(1 + exp(x))
+__device__ inline float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+
+// recurrence_chunks.cu: the sequences with at least that many tokens in the step.
+constexpr int least_chunked = 32;
+void          recurrence_in_chunks(const Recurrence& op, const States& states, Context& gpu);
+
+} // namespace quire::cuda
