@@ -211,8 +211,16 @@ TEST_CASE("GPU: the layer kernel runs a quantised GEMM that stands alone", "[cud
         WARN("not tested: only Hopper has this kernel");
         return;
     }
-    constexpr std::int64_t rows = 1040, cols = 512; // rows: no multiple of a tile
-    for (const DType type : {DType::Q8_0, DType::Q4_K, DType::Q6_K}) {
+    struct Matrix {
+        DType            type;
+        std::int64_t     rows, cols;
+        std::vector<int> n; // tokens
+    };
+    const std::vector<int> all{2, 9, 64, 100, 129, 200, 300};
+    // Rows that are no multiple of a tile, and the output matrix of a large vocabulary.
+    for (const auto& [type, rows, cols, tokens] :
+         {Matrix{DType::Q8_0, 1040, 512, all}, Matrix{DType::Q4_K, 1040, 512, all}, Matrix{DType::Q6_K, 1040, 512, all},
+          Matrix{DType::Q8_0, 262144, 128, {66}}}) {
         const auto    blocks = random_rows(type, rows, cols, random);
         DeviceMemory  memory(gpu);
         DeviceWeights on_device(gpu, memory, std::size_t(1) << 30);
@@ -220,12 +228,13 @@ TEST_CASE("GPU: the layer kernel runs a quantised GEMM that stands alone", "[cud
         REQUIRE(view);
         cuda::Projection p{on_device.of(*view)};
         REQUIRE(cuda::can_layer_gemm(gpu, p.weight));
-        const OnDevice<std::uint16_t> values(gpu, std::vector<std::uint16_t>(rows * cols, fp16_nan));
+        const OnDevice<std::uint16_t> values(gpu, std::vector<std::uint16_t>(std::size_t(rows * cols), fp16_nan));
         cuda::dequantize(p.weight, values.data, gpu);
-        const std::vector<float> w = floats_of(values.back(gpu)), bias_of = floats_of(random_fp16(rows, random));
-        const OnDevice<float>    bias(gpu, bias_of);
-        for (const int n : {2, 9, 64, 100, 129, 200, 300}) {
-            CAPTURE(type, n);
+        const std::vector<float> w       = floats_of(values.back(gpu)),
+                                 bias_of = floats_of(random_fp16(std::size_t(rows), random));
+        const OnDevice<float> bias(gpu, bias_of);
+        for (const int n : tokens) {
+            CAPTURE(type, rows, n);
             const auto                    x_of = random_fp16(std::size_t(n * cols), random);
             const std::vector<float>      x    = floats_of(x_of);
             const OnDevice<std::uint16_t> there(gpu, x_of);

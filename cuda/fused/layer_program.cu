@@ -168,7 +168,7 @@ int match_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Cont
 
 bool can_layer_gemm(const Context& gpu, const Weight& weight) {
     return gpu.layer.grid_barrier != nullptr && weight.form != WeightForm::f16 && readable(weight) &&
-           weight.rows % 16 == 0 && weight.rows <= max_tiles * tile_n / max_projections;
+           weight.rows % 16 == 0 && weight.rows <= max_tiles * tile_n;
 }
 
 } // namespace quire::cuda
