@@ -110,8 +110,9 @@ private:
 
     std::string send_arguments(const std::string& piece) const {
         if (piece.empty()) return "";
-        return send("content_block_delta",
-                    {{"index", index_}, {"delta", {{"type", "input_json_delta"}, {"partial_json", piece}}}});
+        return event("content_block_delta",
+                     cat(R"({"type":"content_block_delta","index":)", index_,
+                         R"(,"delta":{"type":"input_json_delta","partial_json":)", json_quoted(piece), "}}"));
     }
 
     std::string send(const std::vector<BlockEvent>& events) {

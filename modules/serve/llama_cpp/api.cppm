@@ -59,7 +59,9 @@ public:
         const auto        answer = std::size_t(c.index);
         const std::string text   = text_of(c.parts);
         if (text.contains('\n')) new_line_[answer] = true;
-        if (!text.empty() || !c.token_ids.empty() || !c.logprobs.empty() || c.progress) {
+        if (!(head_.timings_per_token && c.timings) && !c.progress && !head_.logprobs) {
+            if (!text.empty() || !c.token_ids.empty()) out += text_event(c, text);
+        } else if (!text.empty() || !c.token_ids.empty() || !c.logprobs.empty() || c.progress) {
             Json part{{"index", c.index},
                       {"content", text},
                       {"tokens", c.token_ids},
@@ -86,6 +88,15 @@ public:
     }
 
 private:
+    // The object of a piece with nothing but text and tokens.
+    std::string text_event(const Choice& c, std::string_view text) const {
+        std::string tokens;
+        for (std::int32_t id : c.token_ids) tokens += cat(tokens.empty() ? "" : ",", id);
+        return event(cat(R"({"index":)", c.index, R"(,"content":)", json_quoted(text), R"(,"tokens":[)", tokens,
+                         R"(],"stop":false,"id_slot":)", head_.slot, R"(,"tokens_predicted":)", c.n_tokens,
+                         R"(,"tokens_evaluated":)", c.prompt_tokens, '}'));
+    }
+
     // The last object of an answer, without the answer's content.
     Json last(const Choice& c, bool new_line) const {
         const bool cut = c.finish_reason == "length";

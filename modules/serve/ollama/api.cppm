@@ -109,6 +109,16 @@ public:
 private:
     static std::string line(Json body) { return json_dump(std::move(body)) + "\n"; }
 
+    // A line with nothing but text, which is in a message beside its empty content where it is reasoning.
+    std::string text_line(std::string_view name, std::string_view text) const {
+        const bool  is_thought = name == "thinking";
+        std::string own        = is_thought ? cat('"', messages_ ? "content" : "response", R"(":"",)") : std::string();
+        own += cat('"', name, R"(":)", json_quoted(text));
+        return cat(R"({"model":)", json_quoted(head_.model), R"(,"created_at":")", now_text(), R"(",)",
+                   messages_ ? R"("message":{"role":"assistant",)" : "", own, messages_ ? "}" : "",
+                   ",\"done\":false}\n");
+    }
+
     Json frame(const std::string& text, const std::string& thoughts, Json calls) {
         Json body{{"model", head_.model}, {"created_at", now_text()}};
         Json own{{messages_ ? "content" : "response", text}};
@@ -160,7 +170,9 @@ private:
             std::string text, thoughts;
             Json        calls = Json::array();
             take({b}, text, thoughts, calls);
-            if (!text.empty() || !thoughts.empty() || !calls.empty())
+            if (calls.empty() && logprobs_.empty() && text.empty() != thoughts.empty())
+                out += text_line(text.empty() ? "thinking" : messages_ ? "content" : "response", text + thoughts);
+            else if (!text.empty() || !thoughts.empty() || !calls.empty())
                 out += line(frame(text, thoughts, std::move(calls)));
         }
         return out;

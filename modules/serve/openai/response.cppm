@@ -255,24 +255,40 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, con
     return json_dump(std::move(chunk));
 }
 
-// A chunk with nothing but text, around its index and its text.
+// A chunk that was rendered once, around its numbers and its text: nothing but text, or a piece of the arguments of a call.
 class TextChunk {
 public:
     TextChunk(const ResponseHead& head, AnswerPart::Kind kind) {
-        Choice c;
-        append(c.parts, kind, "x");
-        const std::string any   = event(render_chunk(head, c, {})); // in strings of JSON quotes have a backslash
-        constexpr auto    mark  = std::string_view("\"index\":");
-        const std::size_t index = any.find(mark) + mark.size(), text = any.find("\"x\"", index);
-        before_ = any.substr(0, index), between_ = any.substr(index + 1, text - index - 1),
-        behind_ = any.substr(text + 3);
+        const bool is_call = kind == AnswerPart::Kind::call;
+        Choice     c;
+        c.index = mark;
+        ToolCall call;
+        if (is_call) call.arguments = "x";
+        else append(c.parts, kind, "x");
+        // In strings of JSON quotes have a backslash, so that the marks are nowhere else.
+        const std::string any = event(is_call ? render_arguments(head, c, mark, call, {}) : render_chunk(head, c, {}));
+        const std::string index = cat("\"index\":", mark);
+        std::size_t       at    = 0;
+        for (std::string_view place : {std::string_view(index), std::string_view(index), std::string_view("\"x\"")}) {
+            if (!is_call && pieces_.size() == 1 && place == index) continue; // a text has one index
+            const std::size_t found = any.find(place, at);
+            pieces_.push_back(any.substr(at, found - at));
+            at = found + place.size();
+        }
+        behind_ = any.substr(at);
     }
     std::string chunk(int index, std::string_view text) const {
-        return cat(before_, index, between_, json_quoted(text), behind_);
+        return cat(pieces_[0], "\"index\":", index, pieces_[1], json_quoted(text), behind_);
+    }
+    std::string arguments(int index, int call, std::string_view text) const {
+        return cat(pieces_[0], "\"index\":", index, pieces_[1], "\"index\":", call, pieces_[2], json_quoted(text),
+                   behind_);
     }
 
 private:
-    std::string before_, between_, behind_;
+    static constexpr int     mark = -101;
+    std::vector<std::string> pieces_; // in front of each number and of the text
+    std::string              behind_;
 };
 
 class OpenAiRenderer : public AnswerRenderer {
@@ -302,7 +318,7 @@ public:
             int index = c.first_call - 1;
             for (const AnswerPart& part : calls) {
                 if (!part.call.more) out += event(render_call_begin(head_, c, ++index, part.call, usage));
-                if (!part.call.arguments.empty()) out += event(render_arguments(head_, c, index, part.call, usage));
+                if (!part.call.arguments.empty()) out += arguments(c, index, part.call, usage);
             }
         }
         if (!c.parts.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
@@ -347,8 +363,14 @@ private:
         return text->chunk(c.index, c.parts[0].text);
     }
 
+    std::string arguments(const Choice& c, int index, const ToolCall& call, const Usage& usage) {
+        if (head_.continuous_usage) return event(render_arguments(head_, c, index, call, usage));
+        if (!arguments_) arguments_.emplace(head_, AnswerPart::Kind::call);
+        return arguments_->arguments(c.index, index, call.arguments);
+    }
+
     ResponseHead             head_;
-    std::optional<TextChunk> content_, reasoning_;
+    std::optional<TextChunk> content_, reasoning_, arguments_;
     std::optional<Timings>   timings_; // the last ones
 };
 

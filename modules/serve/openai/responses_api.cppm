@@ -196,7 +196,11 @@ private:
     void add_arguments(const std::string& piece) {
         if (piece.empty()) return;
         arguments_ += piece;
-        if (!custom_) send_item("response.function_call_arguments.delta", {{"delta", piece}});
+        constexpr std::string_view type = "response.function_call_arguments.delta";
+        if (!custom_)
+            events_ += event(type, cat(R"({"type":")", type, R"(","item_id":)", json_dump(items_.back()["id"]),
+                                       R"(,"output_index":)", items_.size() - 1, R"(,"delta":)", json_quoted(piece),
+                                       R"(,"sequence_number":)", sequence_++, '}'));
     }
 
     void end_call() {
