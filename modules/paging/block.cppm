@@ -12,8 +12,8 @@ struct BlockCopy {
     BlockId from = 0, to = 0;
 };
 
-// The copies that must be done before a step, in this order: `swap_out` (device → swap pool), `swap_in` (swap pool → device), then
-// `copies` inside the device pool (copy-on-write). Each list runs in order: a block can be the target of a copy after it
+// The copies that must be done before a step, in this order: `swap_out` (device → host pool), `swap_in` (host pool → device), then
+// `copies` inside the device's pool (copy-on-write). Each list runs in order: a block can be the target of a copy after it
 // was the source of an earlier one.
 struct BlockMoves {
     std::vector<BlockCopy> swap_out, swap_in, copies;

@@ -15,13 +15,13 @@ export namespace quire {
 
 using BlockHash = std::uint64_t;
 
-// Blocks are shared inside a namespace only. The one of zeros is shared by all who do not ask for their own.
+// Blocks are shared inside a namespace only. The namespace of zeros is that of all requests without a salt and adapters.
 struct CacheNamespace {
     std::uint64_t low = 0, high = 0;
     bool          operator==(const CacheNamespace&) const = default;
 };
 
-// The namespace of a salt: 128 bits of it and of a secret of this process, so that nobody can aim at another's.
+// The namespace of a salt: 128 bits of it and of a secret of this process, so that no client can aim at that of another client.
 // The empty salt is the shared namespace.
 CacheNamespace cache_namespace(std::string_view salt);
 

@@ -1,5 +1,5 @@
 // quire.paging.block_manager: which physical KV block holds which tokens of which sequence (the paper, sections 4.2 to 4.5): block
-// tables, copy-on-write, swapping. **Owns** all block metadata: tables, device pool, swap pool, prefix cache. Handles no tensors.
+// tables, copy-on-write, swapping. **Owns** all block metadata: tables, the device's pool, the host pool, prefix cache. Handles no tensors.
 export module quire.paging.block_manager;
 
 import quire.core.base;
@@ -30,9 +30,10 @@ public:
     inline int                n_free() const { return tables_.pool.n_free(); } // in no table, including cached ones
     int                       n_used() const { return n_blocks() - n_free(); }
     int n_cached_free() const { return tables_.pool.n_cached_free(); } // in no table, but still in the prefix cache
+    // Blocks that pinned tables hold.
     int n_pinned() const { return tables_.n_pinned; }
     int n_copies() const { return int(tables_.moves.copies.size()); } // waiting for take_moves()
-    // Of the pool in host memory, for swapped requests and for what has left the device's prefix cache.
+    // Blocks of the host pool, for swapped requests and for units that have left the device's prefix cache.
     int n_swap() const { return swaps_.pool().size(); }
     int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_lent(); } // of no swapped request
     int n_on_host() const { return tables_.host.n_kept(); }                            // of the prefix cache
@@ -40,13 +41,16 @@ public:
 
     // -- for files behind the prefix cache; see HostTier and PrefixCache
 
-    HostTier&              host() { return tables_.host; }
-    std::span<const Lane>  lanes() const { return tables_.cache_lanes; }
-    void                   begin_serials(std::uint64_t first) { tables_.cache.begin_serials(first); }
+    HostTier&             host() { return tables_.host; }
+    std::span<const Lane> lanes() const { return tables_.cache_lanes; }
+    void                  begin_serials(std::uint64_t first) { tables_.cache.begin_serials(first); }
+    // How many leading whole blocks of `tokens` are written, on the device or in host memory, and the prefix up to there.
     std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const {
         return tables_.cache.known(space, tokens);
     }
-    void      save(const CacheNamespace& space, std::span<const Token> tokens) { tables_.cache.save(space, tokens); }
+    // Saves the units of these blocks in host memory, and for files that lack them.
+    void save(const CacheNamespace& space, std::span<const Token> tokens) { tables_.cache.save(space, tokens); }
+    // The hash of the prefix that is `parent` and a block of these tokens.
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const {
         return tables_.cache.hash_of(parent, tokens);
     }
@@ -78,9 +82,9 @@ public:
         return blocks_to_allocate(space, std::array{tokens});
     }
     int n_free(std::span<const TableId> closing) const { return counts_.n_free(closing); }
-    // Sliding windows: a table that holds a beginning of `tokens` gets the blocks before position `end`, as from allocate(), and gives
-    // back those that the first unwritten position, at or after `from`, does not see. It ends earlier when no block is free. Returns
-    // this position.
+    // Appends blocks, shared as by allocate(), to a table that holds a beginning of `tokens`, up to position `end` or until no block is free.
+    // Gives back the blocks that position p does not see. Returns p: the first position from `from` on that is not written; without
+    // `read_cache`, `from` itself.
     int grow(TableId table, std::span<const Token> tokens, int from, int end, bool read_cache = true) {
         return grow_table(tables_, table, tokens, from, end, read_cache);
     }
@@ -92,7 +96,7 @@ public:
     // How many leading positions, of the first n, were written before this step and are not written again in it, at least: a shared
     // block that a sharer may write in this step ends the count.
     inline int n_readable(TableId table, int n) const { return quire::n_readable(tables_, table, n); }
-    // True if the last token's slot is in a block that is in flight, which cannot be copied yet.
+    // Whether the last token's slot is in a block that is in flight, which cannot be copied yet.
     inline bool must_wait(TableId table, int n_tokens) const { return quire::must_wait(tables_, table, n_tokens); }
     // Slots for all `writes`, or for none (false): appends blocks as needed and replaces a shared block by a copy
     // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place. `may_copy` false: none if a copy is needed.
@@ -119,7 +123,7 @@ public:
         tables_.partly_written.clear();
     }
     // Where layers have a recurrent state. advance(): a step has computed it up to n_tokens; each step that runs tokens of a sequence is
-    // followed by it, unless the same tokens are to run again. A step from the end of the state on reads the unit state_from(), -1 for
+    // followed by it, unless the same tokens are to run again. A step from the end of the state on reads the state unit state_from(), -1 for
     // zeros, and writes state_to(), which allocate_slots() chose.
     void           advance(TableId table, int n_tokens) { tables_.advance(table, n_tokens); }
     inline BlockId state_from(TableId table) const { return tables_.at(table).state; }
@@ -135,6 +139,7 @@ public:
         tables_.cache.log_changes(on);
         tables_.host.log_changes(on);
     }
+    // The changes since the last call, of the device, host memory and files, while log_cache() is on.
     std::vector<CacheChange> take_cache_changes();
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
     inline void publish(TableId table, std::span<const Token> tokens, int n_written) {
@@ -143,7 +148,7 @@ public:
     // Sliding windows: `next` is the sequence's next position. Gives back the blocks that lie wholly behind the window of their group;
     // they stay in the prefix cache until their memory is needed. Returns how many.
     int release_behind(TableId table, int next) { return tables_.release_behind(table, next); }
-    // Gives back the entries behind those for n_tokens tokens. Nobody else has them: they hold only what was computed for draft tokens.
+    // Gives back the entries behind those for n_tokens tokens. No other table has these entries: they hold only K and V of draft tokens.
     void truncate(TableId table, int n_tokens) { tables_.truncate(table, entries_for(n_tokens)); }
     // Contiguous memory: entry i of the table is block first + i from now on. The caller knows that these blocks are free. The blocks
     // that the table has are copied there. Such a table is not in the prefix cache.
@@ -159,7 +164,7 @@ public:
 
     // -- swapping (section 4.5): all tables of a request together; a block that they share is moved once
 
-    // False, with nothing changed, if the swap pool has too few free blocks.
+    // False, with nothing changed, if the host pool has too few free blocks.
     bool swap_out(std::span<const TableId> tables) { return swaps_.swap_out(tables); }
     // Most blocks that swap_in() takes from the free list.
     int blocks_to_swap_in(std::span<const TableId> tables, std::span<const TableId> closing = {}) const {
@@ -169,7 +174,7 @@ public:
     bool swap_in(std::span<const TableId> tables, int keep_free = 0) { return swaps_.swap_in(tables, keep_free); }
     bool is_swapped(TableId table) const { return tables_.at(table).swapped; }
 
-    // The entries of a group's table: the first block of each, or released_block in front. Ids of the swap pool while it is swapped.
+    // The entries of a group's table: the first block of each, or released_block in front. Ids of the host pool while the table is swapped.
     inline std::span<const BlockId> blocks(TableId table, int group = 0) const { return lane_of(table, group).blocks; }
     inline int                      n_entries(TableId table) const { return tables_.at(table).n_entries(); }
     inline int n_released(TableId table, int group = 0) const { return lane_of(table, group).n_released; }

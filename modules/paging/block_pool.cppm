@@ -1,5 +1,5 @@
-// quire.paging.block_pool: the blocks of one pool: reference counts, the free list, and each block's entry in the prefix cache.
-// **Owns** this metadata. The block manager has two pools: the device's, and the swap pool in host memory.
+// quire.paging.block_pool: the blocks of one pool: reference counts, the free lists, and each block's entry in the prefix cache.
+// **Owns** this metadata. The block manager has two pools: the device's, and the host pool in host memory.
 export module quire.paging.block_pool;
 
 import quire.core.base;
@@ -48,13 +48,15 @@ public:
     // -- reference counts
 
     inline int ref_count(BlockId block) const { return at(block).ref_count; }
-    // Takes a bundle for a lane; its reference count is 1. If only cached blocks are free, and the lane's bundles and the first cached
-    // one have one block, it is that one: the caller removes its cache entry, then sets its lane. -1: something has to be evicted first.
+    // Takes a bundle for a lane; its reference count is 1. If no uncached block is free, a lane of single blocks gets the first cached block,
+    // if that is a bundle of one block, too: the caller then evicts its entry and sets its lane. -1: no bundle is free without an eviction.
     BlockId take(int lane = 0);
     // The new lane has bundles of equally many blocks.
     inline void set_lane(BlockId block, int lane) { at(block).lane = std::uint8_t(lane); }
-    void        acquire(BlockId block);
-    void        release(BlockId block);
+    // One more reference to a bundle. A bundle that was free leaves its free list; its content stays.
+    void acquire(BlockId block);
+    // One reference less; at 0 the bundle goes to a free list, unless it is held. To release a free bundle stops the program.
+    void release(BlockId block);
     // Keeps a block from being taken until release_held(): it is the source of a copy that has not run.
     void hold(BlockId block);
     void release_held();
@@ -64,11 +66,15 @@ public:
     inline const CacheEntry& entry(BlockId block) const { return at(block).entry; }
     inline HashState         state(BlockId block) const { return at(block).entry.state; }
     std::span<const Token>   tokens(BlockId block) const; // [block_size] valid as far as the entry says
-    void                     set_entry(BlockId block, const CacheEntry& entry, std::span<const Token> tokens);
-    void                     set_state(BlockId block, HashState state);
-    void                     clear_entry(BlockId block);
-    inline BlockId           first_cached_free() const { return free_[1].head; }   // the next to lose its entry, or -1
-    inline BlockId           first_cached_marker() const { return free_[3].head; } // likewise
+    // Gives a bundle an entry, in place of the one that it has, and the entry's tokens, which only the first lane needs. A free bundle
+    // moves to the free list of the new state.
+    void set_entry(BlockId block, const CacheEntry& entry, std::span<const Token> tokens);
+    // Changes the state of the entry only; a free bundle moves likewise.
+    void set_state(BlockId block, HashState state);
+    // Takes the entry away: the bundle can no longer be found. If it is free, its blocks become free one by one.
+    void           clear_entry(BlockId block);
+    inline BlockId first_cached_free() const { return free_[1].head; }   // the next to lose its entry, or -1
+    inline BlockId first_cached_marker() const { return free_[3].head; } // likewise
 
     // Whether so many markers are free, or can be evicted.
     bool has_markers(int n) const;
@@ -298,7 +304,7 @@ void BlockPool::check_invariants(std::span<const int> references) const {
             const bool cached = at(id).entry.state == HashState::cached;
             check(at(id).prev == prev, "the free list's links disagree");
             check(cached == (which % 2 == 1) && (id >= n_blocks_) == (which >= 2), "a free block is in the wrong part");
-            check(cached || n_blocks(id) <= 1, "a bundle that nobody can find was not parted");
+            check(cached || n_blocks(id) <= 1, "a bundle without an entry was not parted");
             check(++n_listed <= n_ids(), "the free list has a cycle");
             listed[std::size_t(id)] = true;
             n_free += n_blocks(id);

@@ -45,7 +45,7 @@ struct LayerCache {
 // Layers that see the same positions and keep arrays of the same shape. A sequence has a block table for each group. An entry of
 // that table is the memory of block_size tokens in all layers of the group: `blocks` blocks of the pool.
 //
-// Or all layers with a recurrent state. A sequence has one state for all its tokens: a unit of `blocks` blocks, through which its bytes run,
+// Or all layers with a recurrent state. A sequence has one state for all its tokens: a state unit of `blocks` blocks, through which its bytes run,
 // layer after layer.
 struct CacheGroup {
     int              window = 0; // as LayerCache says; what lies behind it is given back
@@ -90,9 +90,9 @@ struct CacheLayout {
 
 inline constexpr int most_cache_groups = 4;
 
-// Layers with equal caches form a group, and so do all that have a state; a layer without memory is in none. A window of `context` or more
-// is none. A block holds the most layers with which the waste is at most 2 %, so that tables are short; where it is more with any number, those
-// with the least waste. Groups beyond most_cache_groups join the one with the next wider window, where their arrays have one shape.
+// Layers with equal caches form a group. All layers with a state form one. A layer without memory is in no group. A window of `context` or more
+// counts as none. A block holds as many layers as possible with a waste of at most 2 %; if no number has that, the number with the least waste.
+// Groups beyond most_cache_groups join the group with the next wider window, where their arrays have one shape.
 CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context, int block_size = 16);
 
 } // namespace quire

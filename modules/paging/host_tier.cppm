@@ -1,5 +1,5 @@
 // quire.paging.host_tier: the second level of the prefix cache. What the device's pool evicts stays in host memory until its memory is
-// needed there, too. **Owns** the pool in host memory, which it shares with swapped requests, and the index of what is kept.
+// needed there, too. **Owns** the host pool, which it shares with swapped requests, and the index of what is kept.
 //
 // A unit is what one lane has at the end of one text: a bundle of blocks, or a marker without memory. It is known by the hash and the
 // serial of the text, which are the same on the device and here. So a text that leaves the device, and comes back, is the same text for

@@ -26,8 +26,8 @@ import quire.paging.host_tier;
 
 export namespace quire {
 
-// The entries of a lane are bundles of `blocks` blocks. Those behind the last `window` positions are given back; 0: all are kept. Of states,
-// each at the end of an entry, a token needs that of the entry before it alone: as if it saw one position besides its own.
+// An entry of a lane is a bundle of `blocks` blocks. A lane with a window gives back entries behind its last `window` positions; 0: it keeps all.
+// A token needs one state, at the end of the entry before it; so the lane of states has a window of 2.
 struct Lane {
     int  window = 0, blocks = 1;
     bool state = false;
@@ -56,10 +56,9 @@ public:
     // `pool`, of the device, and `host` outlive the cache. The first lane has no window.
     PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes, HostTier& host);
 
-    // Finds the beginning of a prompt: whole entries without a gap, then the entry that continues them with the most tokens. The last
-    // token is always left to compute. A lane with a window needs those entries only that the first token to compute sees; if some
-    // entries are not written yet, those that the first token of the first of them sees. With `whole` it needs all. Where there are
-    // states, the beginning ends at a checkpoint. `with_host`: what has left the device is found as well, behind what is written there.
+    // Finds the longest beginning of a prompt in whole entries, then the entry with the most of the next tokens. The last token is left to
+    // compute. Let p be the first token that is not written: a lane with a window needs the entries that p sees. `whole`: every lane needs
+    // all entries. In a model with states the beginning ends at a checkpoint. `with_host`: units in host memory count too, up to p.
     CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false,
                     bool with_host = false) const;
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
@@ -74,7 +73,8 @@ public:
     FoundUnit unit_of(const FoundUnit& entry, int lane) const;
     // The block at the end of a prefix, or -1.
     BlockId block_of(const Prefix& prefix) const;
-    bool    is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
+    // Whether a block can continue the prefix: it is the beginning of a namespace, or the entry at its end is there.
+    bool is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
     // The leading whole blocks of `tokens` that are written, on the device or in host memory: how many, and the text up to there.
     std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const;
@@ -83,13 +83,14 @@ public:
     // The serials from here on are new.
     void begin_serials(std::uint64_t first) { last_serial_ = std::max(last_serial_, first - 1); }
 
-    // Gives an entry to a block that has none, and a serial to an entry that has none from before; it is that of the same text in host
-    // memory, if that is there. The hash of a full block must not be in the index.
+    // Gives an entry to a block without one. An entry without a serial gets one: that of the same text in host memory, else a new one. The
+    // hash of a full block must not be in the index.
     void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
     // The block of a lane behind the first that holds the tokens of `owner`, an entry of the first lane; or -1.
     BlockId attached(BlockId owner, int lane) const {
         return attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1];
     }
+    // The block of any lane with the tokens of `owner`; or -1.
     BlockId in_lane(BlockId owner, int lane) const { return lane == 0 ? owner : attached(owner, lane); }
     // A block without an entry holds the tokens of `owner`, which has no block in its lane yet.
     void attach(BlockId owner, BlockId block, HashState state);
@@ -356,7 +357,7 @@ void PrefixCache::commit() {
 
 void PrefixCache::set_cached(BlockId id) {
     const Prefix parent = pool_.entry(id).parent;
-    if (!is_known(parent)) return evict(id); // evicted meanwhile: nobody would come this way
+    if (!is_known(parent)) return evict(id); // evicted meanwhile: no prompt would lead here
     pool_.set_state(id, HashState::cached);
     add_child(parent, id);
     if (host_.at_once()) host_.save(pool_, id, pool_.tokens(id));
@@ -437,7 +438,8 @@ void PrefixCache::check_invariants() const {
     for (BlockId id = 0; id < pool_.n_ids(); id++) {
         const CacheEntry& entry = pool_.entry(id);
         if (entry.state == HashState::none) continue;
-        check(entry.state == HashState::cached || pool_.ref_count(id) > 0, "a block that nobody will write has a hash");
+        check(entry.state == HashState::cached || pool_.ref_count(id) > 0,
+              "a block that no sequence will write has a hash");
         if (entry.owner >= 0) {
             check(pool_.lane(id) > 0 && attached(entry.owner, pool_.lane(id)) == id,
                   "a block is attached to another entry");
@@ -448,7 +450,7 @@ void PrefixCache::check_invariants() const {
             const BlockId a = attached(id, lane);
             check(a < 0 || pool_.entry(a).owner == id, "an attached block does not know its entry");
             check(a >= 0 || entry.state != HashState::reserved || lanes_[std::size_t(lane)].state,
-                  "nobody will write what belongs to a block");
+                  "a reserved entry has no block in a lane");
             check(a >= 0 || lanes_[std::size_t(lane)].window > 0, "a lane that keeps all has a gap");
         }
         check(entry.state != HashState::cached || is_known(entry.parent), "a cached block outlived the one before it");

@@ -1,5 +1,5 @@
 // quire.paging.snapshot: the KV memory at one moment, and a run as a list of such moments: plain values for block_view, tests and
-// the server. The block manager and the scheduler fill them in; the engine does not read them.
+// the server. The block manager and the scheduler fill them in; the engine does not read them. Owns nothing.
 export module quire.paging.snapshot;
 
 import quire.core.base;
@@ -31,7 +31,7 @@ struct SequenceView {
     int        n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
     int        n_computed = 0;             // leading tokens whose K and V are written
     int        n_released = 0;             // leading blocks that a sliding window has left behind
-    // The table of the first cache group: logical → physical, from n_released on; ids of the swap pool while swapped; none while
+    // The table of the first cache group: logical → physical, from n_released on; ids of the host pool while swapped; none while
     // preempted. Of an entry of several blocks the first one.
     std::vector<BlockId> blocks;
     // The text of each block's tokens if it was recorded, else empty.
@@ -62,7 +62,7 @@ struct Snapshot {
     int                       block_size = 0;
     int                       context    = 0;    // tokens that the longest sequence can have; 0: not recorded
     std::vector<BlockView>    blocks;            // [n_blocks]
-    int                       n_swap_blocks = 0; // size of the pool in host memory
+    int                       n_swap_blocks = 0; // size of the host pool
     int                       n_swap_used   = 0;
     int                       n_host_cached = 0; // blocks of the prefix cache in the memory of that pool
     int                       n_in_files    = 0; // units of the prefix cache in files

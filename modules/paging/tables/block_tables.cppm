@@ -27,7 +27,7 @@ inline constexpr BlockId released_block = -1;
 struct BlockManagerOptions {
     int n_blocks   = 0;
     int block_size = 16; // tokens, 1..256
-    int n_swap     = 0;  // blocks of the pool in host memory, for swapped requests
+    int n_swap     = 0;  // blocks of the host pool, for swapped requests
     // The order in which free blocks are first allocated; empty: 0, 1, 2, …
     std::vector<BlockId> free_order = {};
     // Tests set another one. Collisions may cost hits but never cause a wrong one.
@@ -35,8 +35,8 @@ struct BlockManagerOptions {
     CacheLayout layout = {};
     // Markers, where no group keeps all positions: for the entries of all tables, and more for the prefix cache. A sequence that gets
     // no marker is not found by others. 0: some for each block.
-    int      n_markers = 0;
-    int      n_tier = 0; // more blocks in host memory, for what leaves the device's prefix cache; 0: that is forgotten
+    int n_markers = 0;
+    int n_tier    = 0; // more blocks of the host pool, for what leaves the device's prefix cache; 0: that is forgotten
     ForFiles for_files = ForFiles::none;
 };
 
@@ -61,15 +61,15 @@ struct BlockTable {
     int                               copied_until = 0;  // position up to which a copied block came filled
     BlockId                           placed       = -1; // the first block, where the table is contiguous
     std::array<LaneTable, most_lanes> lanes;
-    // Where layers have a recurrent state: the unit that has it after the first state_at tokens, -1 for none, which is zeros; and the unit that
-    // the next step writes, -1 for the same one. A unit that others can find or share is not written.
+    // Where layers have a recurrent state: the state unit after the first state_at tokens, -1 for none, which is zeros; and the state unit that
+    // the next step writes, -1 for the same one. A state unit that others can find or share is not written.
     BlockId        state = -1, next_state = -1;
     int            state_at = 0;
     Prefix         prefix; // of these n_hashed blocks
     CacheNamespace space;
 
     inline int n_entries() const { return int(lanes[0].blocks.size()); }
-    // The units that it holds; -1 where it does not.
+    // The state units that the table holds; -1: none.
     std::array<BlockId, 2> units() const { return {state, next_state}; }
 };
 
@@ -146,7 +146,7 @@ struct BlockTables {
     inline void release(BlockId block) {
         const HashState state = pool.state(block);
         if (pool.ref_count(block) == 1 && (state == HashState::reserved || state == HashState::in_flight))
-            cache.evict(block); // nobody will write it any more
+            cache.evict(block); // no sequence will write it any more
         pool.release(block);
     }
     // The table's blocks of the other lanes enter the prefix cache, attached to `owner`, an entry of the first lane with the same
@@ -351,7 +351,7 @@ void BlockTables::truncate(TableId id, int n_entries) {
         }
 }
 
-// The state is that of n_tokens tokens now, in the unit that the step has written.
+// The state is that of n_tokens tokens now, in the state unit that the step has written.
 void BlockTables::advance(TableId id, int n_tokens) {
     BlockTable& table = at(id);
     if (table.next_state >= 0) {

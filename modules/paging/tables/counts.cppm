@@ -44,7 +44,7 @@ private:
 
     const BlockTables&   tables_;
     std::vector<int>     seen_;         // [n_ids of either pool] the last count that met a block
-    std::vector<int>     seen_on_host_; // [n_ids of the pool in host memory] the same for units that are found there
+    std::vector<int>     seen_on_host_; // [n_ids of the host pool] the same for units that are found there
     int                  now_ = 0;
     std::vector<int>     leaving_; // [n_ids] sharers that are gone
     std::vector<BlockId> touched_; // those that some sharers have left

@@ -247,7 +247,7 @@ void publish_table(BlockTables& tables, TableId id, std::span<const Token> token
     }
 }
 
-// The table has the last checkpoint of its tokens in place of its own state, which nobody could find.
+// The table has the last checkpoint of its tokens in place of its own state, which no request could find.
 void pin_state(BlockTables& tables, BlockTable& table, std::span<const Token> tokens) {
     const CacheHit hit = tables.cache.match(table.space, tokens);
     for (BlockId* unit : {&table.state, &table.next_state})

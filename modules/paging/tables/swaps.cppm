@@ -1,4 +1,4 @@
-// quire.paging.tables.swaps: tables whose blocks are in host memory (the paper, section 4.5), in the pool of quire.paging.host_tier. Owns
+// quire.paging.tables.swaps: tables whose blocks are in host memory (the paper, section 4.5), in the host pool (quire.paging.host_tier). Owns
 // scratch memory only.
 export module quire.paging.tables.swaps;
 

@@ -53,7 +53,7 @@ int n_readable(const BlockTables& tables, TableId id, int n) {
     const BlockTable& table    = tables.at(id);
     int               readable = n;
     // Only blocks with a hash have several writers, and a block is not written before those in front of it. So the search goes back from
-    // the end, to the first block that nobody writes.
+    // the end, to the first block that no sequence writes.
     for (int i = std::min(table.n_hashed, tables.entries_for(n)) - 1; i >= table.lanes[0].n_released; i--) {
         const BlockId   block = table.lanes[0].blocks[std::size_t(i)];
         const HashState state = tables.pool.state(block);
@@ -69,14 +69,14 @@ bool must_wait(const BlockTables& tables, TableId id, int n_tokens) {
     return i < table.n_entries() && tables.chain_state(table, i) == HashState::in_flight;
 }
 
-// Whether somebody else could read what is in a block once n_leaving of its sharers have copies. Sharers of a reserved block all
-// write the same there, and none of them has read it.
+// Whether another sequence could read the block once n_leaving of its sharers have copies. Sharers of a reserved block all write the same
+// numbers there, and none of them has read it.
 bool needs_copy(const BlockTables& tables, BlockId id, int n_leaving) {
     const HashState state = tables.pool.state(id);
     return state == HashState::cached || (state == HashState::none && tables.pool.ref_count(id) - n_leaving > 1);
 }
 
-// Found by nobody but through the prefix cache, which may lose it where there is no room for a copy.
+// Whether only the prefix cache leads to the block, which may lose it where there is no room for a copy.
 bool can_evict(const BlockTables& tables, BlockId id, int n_leaving) {
     return tables.pool.ref_count(id) - n_leaving == 1 && tables.pins[std::size_t(id)] == 0;
 }
@@ -88,22 +88,22 @@ void each_entry(int first, int end, auto& entries, Body&& body) {
         if (entries[std::size_t(first)] >= 0) body(entries[std::size_t(first)]);
 }
 
-// Whether the next step has to write its state to another unit than the one with the state before it. No sharer writes in place, because the
-// others read the unit in the same step.
+// Whether the next step has to write its state to another state unit than the one with the state before it. No sharer writes in place,
+// because the others read the state unit in the same step.
 bool needs_unit(const BlockTables& tables, const BlockTable& table, bool keep) {
     if (!tables.keeps_state() || table.next_state >= 0) return false;
     return keep || table.state < 0 || tables.pool.ref_count(table.state) > 1 ||
            tables.pool.state(table.state) != HashState::none;
 }
 
-// Where there is no room for another unit: whether the state may be written over, because only the prefix cache could find it.
+// Where there is no room for another state unit: whether the state may be written over, because only the prefix cache could find it.
 bool can_evict_state(const BlockTables& tables, const BlockTable& table, bool keep) {
     return !keep && table.state >= 0 && can_evict(tables, table.state, 0);
 }
 
 struct SlotCount {
     int fresh = 0, avoidable = 0; // blocks; avoidable: copies of what only the prefix cache could find
-    int copies  = 0;              // and new units
+    int copies  = 0;              // and new state units
     int entries = 0;              // that tables get; in some models they have no blocks
 };
 
