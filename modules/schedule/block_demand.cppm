@@ -27,8 +27,8 @@ public:
     bool in_pieces(const SequenceGroup& group) const {
         return tokens_at_once(group) < int(group.sequences[0]->tokens.size());
     }
-    // Whether a sequence has blocks for all its tokens, or all tokens but the ones just appended are computed. (While older tokens are not
-    // computed, the window does not give back the blocks that the new tokens need.)
+    // Whether the sequence needs no more grow(): it has blocks for all tokens, or only the last n_new tokens lack blocks and, where layers have a
+    // window, all others are computed. (While older tokens are not computed, the window does not give back the blocks that the new tokens need.)
     bool is_whole(const Sequence& s) const;
     // Blocks of the recurrent states that a group's sequences hold at once, beyond one state for each sequence that there is.
     int more_states(const SequenceGroup& group) const {

@@ -7,9 +7,9 @@ import quire.schedule.request;
 
 export namespace quire {
 
-// A checkpoint is a copy of the state: it takes as much memory as the K and V of many tokens. A prompt that begins alike is computed from the
-// last checkpoint on. So there is one every `interval` tokens, and one at the end of a prompt, which the next turn of a chat begins with, if
-// that is not close behind another one; a pinned prompt has one in any case. All stand at the ends of blocks.
+// A checkpoint is a state that stays in the prefix cache. It takes as much memory as the K and V of many tokens. A prompt that begins alike is
+// computed from the last checkpoint on. So there is one every `interval` tokens, and one at the end of a prompt, which the next turn of a chat
+// begins with, if that is not close behind another one; a pinned prompt has one in any case. All stand at the ends of blocks.
 struct Checkpoints {
     int interval   = 0; // a multiple of block_size; 0: none is kept
     int block_size = 16;

@@ -198,8 +198,8 @@ void StepShares::schedule_chunks(SequenceGroup& group, BlockManager& blocks, Bud
         if (items[i].n_tokens == 0) items.erase(items.begin() + std::ptrdiff_t(i));
 }
 
-// Draft tokens that run behind an item's last token: those that have slots, within what the other groups leave, and `left` sequences of its own. A state that is kept for others
-// stands at the end of a step.
+// How many draft tokens of an item run. They need slots, and the tokens and rows that other groups and the `left` later sequences of this group
+// do not need. A step ends where a state is kept.
 int StepShares::limit_drafts(const Scheduled& item, BlockManager& blocks, const Budget& budget, int left) const {
     Sequence& s = *item.sequence;
     if (s.n_drafts == 0) return 0;

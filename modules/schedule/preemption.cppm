@@ -13,7 +13,7 @@ enum class PreemptionMode : std::uint8_t { automatic, swap, recompute };
 
 // Measured by the engine; 0: not yet.
 struct PreemptionCosts {
-    double seconds_per_block = 0; // copy between device and swap pool, one way
+    double seconds_per_block = 0; // copy of a block between the device's pool and the host pool, one way
     double seconds_per_token = 0; // prefill
 };
 

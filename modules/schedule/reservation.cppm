@@ -28,6 +28,7 @@ public:
     virtual Result<void> check_request(const Request& request) const = 0;
     // A chunk for each sequence that the request will have, or none (false).
     virtual bool reserve(SequenceGroup& group) = 0;
+    // Gives back the chunks of a group.
     virtual void release(SequenceGroup& group) = 0;
     // An empty table begins in the first chunk of its group.
     virtual void place_first(SequenceGroup& group, BlockManager& blocks) const = 0;
@@ -36,6 +37,7 @@ public:
     // Whether a request may start while others run.
     virtual bool joins() const = 0;
 
+    // What the slots of the pool are used for, while these groups run.
     virtual MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// quire.schedule.sampling_params: how the next token of a text is chosen: plain values.
+// quire.schedule.sampling_params: how the next token of a text is chosen. Plain values, owns nothing.
 export module quire.schedule.sampling_params;
 
 import quire.core.base;

@@ -32,7 +32,7 @@ struct SchedulerOptions {
     int            max_sequences    = 16;  // running at once
     int            max_logit_rows   = 64;  // in one step; at least max_sequences
     bool           prefix_cache     = true;
-    int            n_swap           = 0; // blocks of the pool in host memory, for swapped requests
+    int            n_swap           = 0; // blocks of the host pool, for swapped requests
     int            n_tier           = 0; // more blocks there, for what leaves the prefix cache
     ForFiles       for_files        = ForFiles::none;
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
@@ -102,8 +102,7 @@ public:
     bool plan_trial(int n, StepPlan& plan);
     // While a step runs: the group's sequences get no token from it. Their last tokens run again when none of the sequences waits.
     void put_off(const SequenceGroup& group);
-    // After commit(): a token that was chosen is the item's draft token number n - 1, as the draft tokens before it are the tokens before: what the
-    // step has computed for these n tokens is valid.
+    // After commit(): draft tokens 1 .. n of the item are right. What the step computed for them is valid.
     void accept(const Scheduled& item, int n);
     // No more draft tokens of the item are right, or can be checked: what was computed for the others is taken back.
     void end_drafts(const Scheduled& item);

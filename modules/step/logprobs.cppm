@@ -1,4 +1,4 @@
-// quire.step.logprobs: log-probabilities of tokens: plain values.
+// quire.step.logprobs: log-probabilities of tokens. Plain values, owns nothing.
 export module quire.step.logprobs;
 
 import quire.core.base;

@@ -54,7 +54,9 @@ private:
     SentSequences     last_, next_;
 };
 
-void         write_moves(const BlockMoves& moves, std::vector<std::byte>& out);
+// Appends the moves to `out`, as a message of their own.
+void write_moves(const BlockMoves& moves, std::vector<std::byte>& out);
+// Error: write_moves() did not make this message, or a block is beyond the limits. The moves must not be used then.
 Result<void> read_moves(std::span<const std::byte> message, const StepMessageLimits& limits, BlockMoves& moves);
 
 } // namespace quire

@@ -58,7 +58,7 @@ struct SamplingLimits {
 };
 
 // The block tables of one cache group (quire.paging.cache_layout) in a step. An entry of its tables is one block in each part: the
-// layers of a group are spread over the parts in order. A group of recurrent states has no tables and no parts, but units.
+// layers of a group are spread over the parts in order. A group of recurrent states has no tables and no parts, but state units.
 struct GroupPlan {
     std::vector<std::int32_t> table_start; // [S+1] where each sequence's table begins in `tables`
     // [S] the entry of the sequence that its table begins with. Earlier entries lie behind the group's window. So do some of the first
@@ -94,14 +94,15 @@ private:
 inline constexpr int mtp_states = 3;
 
 // One step of the whole batch: everything that the model needs to know, in this process or another one.
-// T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain integers, no pointers.
+// T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain numbers, no pointers.
 struct StepPlan {
     std::vector<Token>        tokens;       // [T]
     std::vector<std::int32_t> positions;    // [T] position of each token in its sequence
     std::vector<std::int32_t> token_start;  // [S+1] rows of sequence s: token_start[s] .. token_start[s+1]
     std::vector<std::int32_t> context_lens; // [S] tokens with KV after this step
     // [S] leading positions whose K and V were surely written before this step. A kernel of this step may write the other positions, for this
-    // sequence or for another one that shares the block. A kernel that begins early reads only the leading positions (cuda/warp.cuh).
+    // sequence or for another one that shares the block. A kernel that begins early reads only the leading positions (cuda/warp.cuh). One number
+    // holds for all groups: n_readable() reads the states of the first lane, and a step writes the entries of all lanes together.
     std::vector<std::int32_t> readable;
     std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // of the cache layout
     std::vector<std::int32_t> logit_rows; // [L] rows of `tokens` whose logits are wanted, ascending
@@ -112,9 +113,9 @@ struct StepPlan {
     BlockMoves                moves; // run before the tokens
     MoveTicket   after = 0;          // the executor's ticket of the moves that have to be done before the tokens run
     SamplingPlan sampling;           // for a device that samples
-    // Of a model with an MTP layer or a draft of EAGLE-3 (ModelConfig::mtp, draft), in one process. `guesses`: that layer alone runs, one token
-    // of each sequence, all of them logit rows, in place of a step. Before it, or a step, the hidden states of some logit rows are kept: of the
-    // last step, or of the last guesses, in rows of Carry's memory, which has mtp_states rows for each logit row that a step can have.
+    // For models with a guessing layer (ModelConfig::mtp, draft), in one process. `guesses`: the plan runs this layer alone, one token of each
+    // sequence, each with a logit row. `kept`: the hidden states to keep before the plan runs, in rows of Carry's memory, which has mtp_states
+    // rows for each logit row that a step can have. `guessed`: a state comes from the last guesses, else from the last step.
     struct KeptRow {
         std::int32_t row = 0, to = 0;
         bool         guessed = false;
