@@ -1,5 +1,5 @@
 // quire.constraint.constraint: a compiled constraint of texts (Constraint, shared), and the state of one text under it (ConstraintState,
-// a value that is copied where a sequence forks): which tokens may come next, as bits.
+// a value that is copied where a sequence forks): which tokens may come next, as bits. **Owns** automata and masks.
 export module quire.constraint.constraint;
 
 import quire.constraint.forced_tokens;

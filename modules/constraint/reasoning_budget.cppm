@@ -1,5 +1,5 @@
 // quire.constraint.reasoning_budget: the marks around a model's reasoning as tokens (ReasoningMarks, shared), and how much of its budget one
-// text has used (ReasoningBudget, a value that is copied where a sequence forks).
+// text has used (ReasoningBudget, a value that is copied where a sequence forks). **Owns** the tables of the marks.
 export module quire.constraint.reasoning_budget;
 
 import quire.core.base;

@@ -1,4 +1,4 @@
-// quire.core.json: nlohmann's JSON values with limits: the size and depth of input is checked before it is parsed.
+// quire.core.json: nlohmann's JSON values with limits: the size and depth of input is checked before it is parsed. Owns nothing.
 // (No `import quire.core.base` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
 module;
 
@@ -125,7 +125,7 @@ std::string fault_of(std::string_view text, std::size_t read, bool out_of_range)
     return cat(where, quote({&last, 1}), " cannot stand there");
 }
 
-// Builds the value in sight of its owner, who can let go of a half of it.
+// Builds the value in place, so that the caller can drop a half-built one.
 class Builder : public nlohmann::json_sax<Json> {
 public:
     Builder(Json& root, std::string_view text) : root_(root), text_(text) {}

@@ -1,4 +1,5 @@
-// quire.core.unicode: decodes UTF-8 step by step, and has the character classes that pre-tokenizers need (utf8proc's tables).
+// quire.core.unicode: decodes UTF-8 step by step, and has the character classes that pre-tokenizers need (utf8proc's tables). Owns
+// nothing.
 module;
 
 #include <utf8proc.h>

@@ -1,4 +1,5 @@
-// quire.core.unicode_data: what the Unicode database says of a character: category, lower case, decomposition (utf8proc's tables).
+// quire.core.unicode_data: what the Unicode database says of a character: category, lower case, decomposition (utf8proc's tables). Owns
+// nothing.
 module;
 
 #include <utf8proc.h>

@@ -1,5 +1,5 @@
-// quire.decode.step_rows: the logit rows of a step: the results that the device sampled from a row, or the row itself on the host. Plain
-// views, valid until the next step.
+// quire.decode.step_rows: the logit rows of a step: the results that the device sampled from a row, or the row itself on the host. Views,
+// valid until the next step. **Owns** its tasks and the rows that a mask has changed.
 export module quire.decode.step_rows;
 
 import quire.core.base;

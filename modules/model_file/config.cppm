@@ -1,4 +1,4 @@
-// quire.model_file.config: the hyper-parameters of a model file, validated, with defaults filled in.
+// quire.model_file.config: the hyper-parameters of a model file, validated, with defaults filled in. Plain values, owns nothing.
 export module quire.model_file.config;
 
 import quire.core.base;

@@ -1,4 +1,5 @@
 // quire.model_file.gguf_writer: collects metadata and tensors and writes them as one GGUF file; for tests and tools.
+// **Owns** what it has collected.
 export module quire.model_file.gguf_writer;
 
 import quire.core.base;

@@ -1,4 +1,5 @@
 // quire.model_file.weights: tensor names of a file → the matrices of each layer, with every shape checked against the config.
+// Owns nothing: the matrices lie in the file.
 export module quire.model_file.weights;
 
 import quire.core.base;

@@ -1,4 +1,5 @@
-// quire.tools.common.foreign_flags: the flags that users of llama.cpp and vLLM type by habit, and the flags of quire for each. One table.
+// quire.tools.common.foreign_flags: the flags that users of llama.cpp and vLLM type by habit, and the flags of quire for each. One
+// table; owns nothing.
 export module quire.tools.common.foreign_flags;
 
 import quire.core.base;

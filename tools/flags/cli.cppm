@@ -1,4 +1,5 @@
 // quire.tools.flags.cli: CLI11, the library that parses the flags of all programs, as a module: its header is read once.
+// Owns nothing.
 module;
 
 #include <CLI/CLI.hpp>

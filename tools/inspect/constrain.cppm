@@ -1,4 +1,5 @@
 // quire.tools.inspect.constrain: texts under a constraint, without a model's weights: whether a text is accepted, and the time of its masks.
+// Owns nothing.
 module;
 
 #include <time.h>

@@ -1,5 +1,5 @@
 // quire.compute.cpu.kernel_table: the interface between the CPU backend and its kernels: the kernels' arguments, and the table of functions
-// that each instruction set fills (isa/).
+// that each instruction set fills (isa/). Owns nothing.
 //
 // A GEMM is out [M × N] = x [M × K] · weightᵀ + bias: M tokens, N rows of the weight, K columns.
 export module quire.compute.cpu.kernel_table;

@@ -1,5 +1,5 @@
 // quire.compute.cuda.attention_plan: how a step's attention is cut for the GPU: split-KV items for sequences that decode, tiles of
-// queries for prompts, tiles of queries that share a beginning.
+// queries for prompts, tiles of queries that share a beginning. **Owns** scratch memory.
 module;
 
 #include "../../../cuda/kernels.h"
@@ -22,8 +22,8 @@ struct AttentionShape {
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool alone = false; // one query in all: the decode megakernel, which gives a CTA of each SM one split of a KV head
     bool rounded  = false; // numbers of items are rounded up, so that steps share a CUDA graph
-    int  unpacked = 0;     // blocks of codes that a launch of prompts can have as fp16; 0: K and V are no codes
-    int  entry    = 0;     // tokens of one
+    int  unpacked = 0;     // blocks of codes that one launch of prompts can have as fp16; 0: K and V are no codes
+    int  entry    = 0;     // tokens of such a block
     // Reading K and V once for all sequences that share them costs a launch: worth it where it saves so many bytes in a layer.
     std::int64_t least_saved = 80 << 20;
 };

@@ -1,5 +1,6 @@
 // quire.constraint.formats.value_set: the JSON values that a JSON Schema allows, as a union: scalars as expressions, arrays and objects as
 // alternatives whose parts are terms that are resolved later. Plain values, and the arithmetic of sets on them.
+// Owns nothing.
 export module quire.constraint.formats.value_set;
 
 export import quire.constraint.formats.json_scalars;

@@ -1,4 +1,5 @@
 // quire.constraint.grammar.mask_walk: which tokens go on with a text behind the end of a lexeme: the tokens' bytes, through lexer and grammar.
+// **Owns** the stack of a walk.
 export module quire.constraint.grammar.mask_walk;
 
 import quire.constraint.grammar.recogniser;

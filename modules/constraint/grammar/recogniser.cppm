@@ -1,4 +1,5 @@
 // quire.constraint.grammar.recogniser: Earley's algorithm over lexemes: which texts a grammar allows to go on with, byte by byte.
+// **Owns** the grammar with its lexer (Machine), and the rows of a text (Rows).
 //
 // A row is made at each byte where lexemes end; it is a set of items: how far a rule, object or array has come, and the row in
 // which it began (Earley, "An efficient context-free parsing algorithm", 1970). Between rows only the lexer moves. Where a lexeme

@@ -250,7 +250,7 @@ inline constexpr std::array<float, 16> e2m1_values{0, 1, 2, 3, 4, 6, 8, 12, 0, -
     for (int i = 0; i < 64; i++) y[i] = float(int(b[2 + i / 4] >> (i % 4 * 2) & 3) - 1) * d;
 }
 
-// Q8_K: d (float), 256 signed bytes, their sums by 16 (int16), which nobody needs here; x = d · q
+// Q8_K: d (float), 256 signed bytes, their sums by 16 (int16), which are not needed here; x = d · q
 [[gnu::always_inline]] inline void block_q8_k(Bits b, float* __restrict y) {
     const float d = std::bit_cast<float>(std::uint32_t(b[0]) | std::uint32_t(b[1]) << 8 | std::uint32_t(b[2]) << 16 |
                                          std::uint32_t(b[3]) << 24);

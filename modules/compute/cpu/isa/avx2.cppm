@@ -1,4 +1,4 @@
-// quire.compute.cpu.isa.avx2: the CPU kernels for AVX2 with FMA and F16C: a vector is two registers.
+// quire.compute.cpu.isa.avx2: the CPU kernels for AVX2 with FMA and F16C: a vector is two registers. Owns nothing.
 export module quire.compute.cpu.isa.avx2;
 
 import quire.compute.cpu.kernel_table;

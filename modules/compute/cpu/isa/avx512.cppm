@@ -1,4 +1,4 @@
-// quire.compute.cpu.isa.avx512: the CPU kernels for AVX-512 with the extensions BW, DQ and VL.
+// quire.compute.cpu.isa.avx512: the CPU kernels for AVX-512 with the extensions BW, DQ and VL. Owns nothing.
 export module quire.compute.cpu.isa.avx512;
 
 import quire.compute.cpu.kernel_table;

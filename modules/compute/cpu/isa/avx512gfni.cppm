@@ -1,5 +1,5 @@
 // quire.compute.cpu.isa.avx512gfni: the integer GEMM for AVX-512 VNNI and GFNI, whose products of bytes and bit matrices move bits in
-// one instruction. Every processor since Ice Lake and Zen 4 has both.
+// one instruction. Every processor since Ice Lake and Zen 4 has both. Owns nothing.
 export module quire.compute.cpu.isa.avx512gfni;
 
 import quire.compute.cpu.kernel_table;

@@ -1,4 +1,4 @@
-// quire.compute.cpu.isa.avx512vnni: the integer GEMM for AVX-512 VNNI, with and without Winograd's inner product.
+// quire.compute.cpu.isa.avx512vnni: the integer GEMM for AVX-512 VNNI, with and without Winograd's inner product. Owns nothing.
 export module quire.compute.cpu.isa.avx512vnni;
 
 import quire.compute.cpu.kernel_table;

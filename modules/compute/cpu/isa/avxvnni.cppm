@@ -1,4 +1,5 @@
-// quire.compute.cpu.isa.avxvnni: the integer GEMM for AVX-VNNI, the instructions of AVX-512 VNNI on registers of 256 bits (processors of laptops).
+// quire.compute.cpu.isa.avxvnni: the integer GEMM for AVX-VNNI, the instructions of AVX-512 VNNI on registers of 256 bits (processors of
+// laptops). Owns nothing.
 export module quire.compute.cpu.isa.avxvnni;
 
 import quire.compute.cpu.kernel_table;

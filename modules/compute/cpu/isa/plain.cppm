@@ -1,4 +1,4 @@
-// quire.compute.cpu.isa.plain: the CPU kernels for any x86-64, the reference for the other instruction sets.
+// quire.compute.cpu.isa.plain: the CPU kernels for any x86-64, the reference for the other instruction sets. Owns nothing.
 export module quire.compute.cpu.isa.plain;
 
 import quire.compute.cpu.kernel_table;
