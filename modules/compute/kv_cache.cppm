@@ -35,13 +35,14 @@ public:
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;
 
-    // Appends the memory of a block of the pool in host memory, in pieces.
+    // Appends the memory of a block of the host pool, in pieces.
     void append_host_block(BlockId block, std::vector<std::span<std::byte>>& pieces) const;
 
     // The bytes of one token's K and V, and of their scales, across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, KvTypes types);
     // The bytes of a sequence's recurrent state across all layers.
     static std::size_t state_bytes(const ModelConfig& config);
+    // The bytes of a block of the pool: in all layers that share a block.
     static std::size_t block_bytes(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int block_size);
 
 private:

@@ -76,7 +76,7 @@ const DTypeInfo& dtype_info(DType type);
 // Bytes of one row of `cols` elements; cols is a multiple of the type's block.
 std::size_t row_bytes(DType type, std::int64_t cols);
 
-// A row-major matrix (a vector has one row) that lives elsewhere: in a mapped file or in device memory.
+// A row-major matrix (a vector has one row) in host memory that something else owns: a mapped file, a copy of a part of it, or repacked weights.
 struct TensorView {
     DType        type = DType::F32;
     std::int64_t rows = 0;

@@ -37,7 +37,7 @@ public:
     // For when no step runs: throws std::runtime_error if one of several processes is gone. Does not wait.
     virtual void check_peers() {}
 
-    // The memory of a block of the pool in host memory, in pieces, of all ranks of this process. Any thread; to read and to write while no
+    // The memory of a block of the host pool, in pieces, of all ranks of this process. Any thread; to read and to write while no
     // moves use the block.
     virtual std::vector<std::span<std::byte>> host_block(BlockId block) const = 0;
 

@@ -27,10 +27,10 @@ constexpr std::string_view name_of(DType kv_type) {
 }
 // "q8_0", or of two types "q8_0 (V: f16)".
 std::string name_of(KvTypes types);
-// Whether a GPU's kernels have these types. Codes need blocks of a multiple of four tokens there, so that their scales can be copied by 16 bytes.
 // The least tokens of a step that --prompt-precision fp8 computes in e4m3: with fewer, GEMMs in 16 bits take as long.
 inline constexpr int usual_fp8_rows = 1024;
-constexpr bool       gpu_has(KvTypes types) {
+// Whether a GPU's kernels have these types. Codes need blocks of a multiple of four tokens there, so that their scales can be copied by 16 bytes.
+constexpr bool gpu_has(KvTypes types) {
     const auto has = [](DType type) { return type == DType::F16 || has_scales(type); };
     return has(types.k) && has(types.v);
 }
@@ -61,7 +61,7 @@ struct EngineOptions {
     // options() say how many blocks the pool has: with several cache groups more, of fewer layers each; and those for a recurrent state of
     // each sequence, where layers have one.
     int kv_blocks   = 0;
-    int swap_blocks = -1; // of the swap pool, likewise; -1: as many as KV blocks
+    int swap_blocks = -1; // of the host pool for swapped requests, likewise; -1: as many as KV blocks
     // Bytes of host memory, of all ranks of this process, for what leaves the prefix cache on the device. 0: that is forgotten. -1: on a
     // GPU, and with kv_dir, an eighth of the memory that is free, at most 8 GiB; else 0, because on a CPU it is the same memory as the cache's.
     std::int64_t kv_host_bytes = 0;
@@ -111,7 +111,7 @@ struct EngineOptions {
     // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
     // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
     int                        fast_forward = -1;
-    DraftOptions               drafts       = {}; // speculation: on a CPU. The tokens do not depend on it.
+    DraftOptions               drafts       = {}; // draft tokens; but for rounding, the answers do not depend on them
     std::vector<AdapterOption> adapters     = {};
     // The clock of all that depends on time: costs of moves, sizes of chunks, the time limits of masks. None: the machine's.
     std::function<std::chrono::steady_clock::time_point()> clock = {};

@@ -93,7 +93,7 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
         return std::get<SharedHandler>(route)(pool_.shared(), e);
     }
     ModelWanted wanted;
-    wanted.answers = posted; // who looks at a model does not keep it
+    wanted.answers = posted; // a request that looks at a model does not keep it
     wanted.gone    = [&e] { return e.peer->gone(); };
     if (pool_.many()) {
         if (posted && answer_unloaded(pool_, e)) return;

@@ -53,7 +53,7 @@ public:
     }
     Result<Buffer> allocate_host(std::size_t bytes) override { return fresh_memory(bytes); } // not the device's
     std::size_t    memory_available() const override { return available_memory(); }
-    // A quarter of the machine's memory, or a third of what is free: the swap pool takes as much.
+    // A quarter of the machine's memory, or a third of what is free: the host pool takes as much.
     std::size_t memory_for_cache() const override {
         const auto machine = std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE));
         return std::min(machine / 4, available_memory() / 3);

@@ -25,7 +25,7 @@ public:
              const Tensor& out, const StateLayer& layer);
 
 private:
-    // The tokens of a sequence in this step, and its units of the state before and after them.
+    // The tokens of a sequence in this step, and its state units before and after them.
     struct Run {
         std::int64_t   first, n;
         const BlockId *from, *to; // null: zeros
@@ -66,7 +66,7 @@ void each_piece(const StateLayer& layer, const BlockId* blocks, std::int64_t fir
     }
 }
 
-// Copies a part of a state to or from rows of `to_stride` floats; no unit means zeros.
+// Copies a part of a state to or from rows of `to_stride` floats; no state unit means zeros.
 void load_state(const StateLayer& layer, const BlockId* blocks, std::int64_t first, std::int64_t rows,
                 std::int64_t row_stride, std::int64_t columns, float* to, std::int64_t to_stride) {
     if (blocks == nullptr) {

@@ -1,5 +1,5 @@
-// quire.compute.cuda.block_copies: copies of whole KV blocks, within a pool or between the device's and the swap pool. **Owns** the pinned list
-// of pairs; its place on the device is the backend's.
+// quire.compute.cuda.block_copies: copies of whole KV blocks, within a pool or between the device's pool and the host pool. **Owns** the pinned
+// list of pairs; its place on the device is the backend's.
 module;
 
 #include "../../../cuda/kernels.h"
@@ -30,7 +30,7 @@ private:
 
     cuda::Context& gpu_;
     std::int32_t * host_pairs_ = nullptr, *pairs_ = nullptr;
-    const void**   pool_pointers_[2] = {nullptr, nullptr}; // device arrays of K and V bases: device pool, swap pool
+    const void**   pool_pointers_[2] = {nullptr, nullptr}; // where the arrays of each pool begin: device's, host
     bool           pools_sent_[2]    = {false, false};
     std::size_t    n_pointers_       = 0; // that each has room for
     std::size_t    n_used_           = 0; // by copies that may not be done

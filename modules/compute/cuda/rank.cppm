@@ -25,6 +25,7 @@ public:
     // The lowered operations of the program; both outlive the rank. Connecting fills in the addresses of the other ranks.
     void compile(const Program& program, std::span<LoweredOperation> operations, int max_tokens, DeviceMemory& memory);
 
+    // Whether ranks of other processes run the model, too; from connect() on.
     bool spans_processes() const { return group_ != nullptr; }
     bool has_lost_a_rank() const { return rank_ && cuda::lost_a_rank(*rank_); }
 

@@ -1,4 +1,4 @@
-// quire.compute.cuda.step_upload: what the kernels read of a step's plan: rounds its rows up, cuts its attention, sends all up in one copy.
+// quire.compute.cuda.step_upload: what the kernels read of a step's plan: rounds its rows up, cuts its attention, sends the arrays up.
 // **Owns** the pinned buffer; its place on the device is the backend's. Regions of the buffer stand at fixed places, so that CUDA graphs can
 // name them.
 module;
@@ -227,7 +227,7 @@ void StepUpload::compile(const Program& program, std::span<const KvLayer> layers
     check(int(kinds_.size()) <= limits_.n_attentions, "more kinds of attention than announced");
 }
 
-// The units of the step's states. Sequences that fill up a graph come behind the others, with no tokens.
+// The state units of the step. Sequences that fill up a graph come behind the others, with no tokens.
 void StepUpload::put_states(const StepPlan& plan) {
     for (const GroupPlan& group : plan.groups) {
         if (!group.keeps_state()) continue;

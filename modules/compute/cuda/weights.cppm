@@ -24,7 +24,7 @@ public:
         for (void* memory : owned_) cuda::release(memory);
     }
     void*       take(std::size_t bytes);                      // zeroed; null: there is not enough
-    void        count(std::size_t bytes) { taken_ += bytes; } // what somebody else owns
+    void        count(std::size_t bytes) { taken_ += bytes; } // memory that something else owns
     std::size_t taken() const { return taken_; }              // bytes
 
 private:

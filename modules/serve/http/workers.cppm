@@ -91,7 +91,7 @@ int HttpWorkers::n_threads() const {
     return n_threads_;
 }
 
-// Under the lock. Small stacks: the handlers do not recurse.
+// The lock is held. A stack has 1 MiB: WorkBudget ends a recursion of a constraint at 256 KiB; JSON and templates have limits of their own.
 void HttpWorkers::add() {
     if (n_threads_ >= most_) return; // the next idle worker takes the request
     pthread_attr_t attributes;

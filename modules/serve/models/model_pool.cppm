@@ -42,7 +42,7 @@ struct ModelView {
     int                                in_flight = 0; // requests in the engine
     std::string                        asleep;        // of a model that sleeps: its description
     std::string                        device;        // of a loaded model
-    std::optional<double>              sleeps_in;     // seconds, if nobody asks a loaded model; nothing: it stays
+    std::optional<double>              sleeps_in;     // seconds, if no request asks a loaded model; nothing: it stays
     std::shared_ptr<const ModelCard>   card;          // null: not known so far
 };
 
@@ -91,7 +91,7 @@ public:
     Result<void> load_first(const Progress& progress);
     void         start();
 
-    // Waits until the model is loaded. Error: there is no such model; it is not loaded and nobody may load it; it cannot be loaded; too many
+    // Waits until the model is loaded. Error: there is no such model; it is not loaded and must not be loaded; it cannot be loaded; too many
     // wait; the client has gone.
     Parsed<Lease> acquire(const ModelWanted& wanted);
     // All loaded models, to look at.
@@ -459,7 +459,7 @@ void ModelPool::run() {
     }
 }
 
-// The seconds until a model that nobody asks from now on sleeps. Nothing: it never does.
+// The seconds until a model sleeps, if no request asks it from now on. Nothing: it never sleeps.
 std::optional<double> ModelPool::left_awake(const Entry& e, TimePoint now) const {
     const double keep = e.keep.value_or(options_.sleep_seconds);
     if (keep < 0) return std::nullopt;

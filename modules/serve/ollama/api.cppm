@@ -58,7 +58,7 @@ std::int64_t now_microseconds() {
 
 std::string now_text() { return time_text(now_microseconds()); }
 
-// When a model leaves memory if nobody asks it.
+// When a model leaves memory if no request asks it.
 std::string expiry_text(std::optional<double> seconds) {
     if (!seconds || *seconds > 1e9) return "2999-12-31T00:00:00Z"; // it stays
     return time_text(now_microseconds() + std::int64_t(std::max(*seconds, 0.0) * 1e6));

@@ -311,7 +311,7 @@ private:
                 o.block_size       = size;
                 o.preemption       = mode;
                 QUIRE_TRY(use(o));
-                planned_ += 2; // a swap pool in pinned memory takes longer to make; the prompts
+                planned_ += 2; // a host pool in pinned memory takes longer to make; the prompts
                 if (!planning_) {
                     const Result<double> again = engine_->prompt_seconds(256);
                     if (!again) return std::unexpected(again.error());

@@ -30,7 +30,7 @@ public:
     Result<TraceResult> run(const Trace& trace, RunOptions options, bool drain = true);
     // A few seconds of decoding and of prompts.
     Result<MeasuredCosts> measure();
-    // Seconds in which one block goes to the swap pool or back, and in which a prompt of n tokens is computed.
+    // Seconds in which one block goes to the host pool or back, and in which a prompt of n tokens is computed.
     double         seconds_per_block() const { return engine_.stats().costs.seconds_per_block; }
     Result<double> prompt_seconds(int n);
     const Engine&  engine() const& { return engine_; }
