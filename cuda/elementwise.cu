@@ -123,6 +123,47 @@ __global__ void __launch_bounds__(1024)
             reinterpret_cast<std::uint16_t*>(fp8.codes)[at + c] = std::uint16_t(by.codes(v[i]));
 }
 
+// RMS norms of many rows of up to 256 columns, such as those of heads: a warp for each row, four rows one after the other. A lane has the numbers
+// that a thread of norm_kernel has, so the bits are its bits.
+constexpr int short_norm_cols = 256, short_norm_warps = 8, short_norm_rows = 4;
+
+template <bool Float>
+__global__ void __launch_bounds__(short_norm_warps * 32)
+    short_norm_kernel(const void* x, const float* weight, float eps, __half* out, std::int64_t rows, int cols,
+                      int weights) {
+    wait_for_inputs();
+    constexpr int      per_lane = short_norm_cols / 64;
+    const int          lane = int(threadIdx.x) % 32, n = cols / 2;
+    const std::int64_t first = (std::int64_t(blockIdx.x) * short_norm_warps + int(threadIdx.x) / 32) * short_norm_rows;
+    float2             v[short_norm_rows][per_lane];
+#pragma unroll
+    for (int r = 0; r < short_norm_rows; r++)
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) {
+            const int          c  = lane + i * 32;
+            const std::int64_t at = (first + r) * n + c;
+            v[r][i]               = {0, 0};
+            if (c < n && first + r < rows)
+                v[r][i] = Float ? static_cast<const float2*>(x)[at] : finite(static_cast<const __half2*>(x)[at]);
+        }
+#pragma unroll
+    for (int r = 0; r < short_norm_rows; r++) {
+        if (first + r >= rows) return;
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < per_lane; i++) squares += v[r][i].x * v[r][i].x + v[r][i].y * v[r][i].y;
+        const float scale = rsqrtf(warp_sum(squares) / cols + eps);
+        const auto* by    = reinterpret_cast<const float2*>(weight + (first + r) % weights * cols);
+#pragma unroll
+        for (int i = 0; i < per_lane; i++)
+            if (const int c = lane + i * 32; c < n) {
+                const float2 w = weight ? by[c] : float2{1, 1};
+                reinterpret_cast<std::uint32_t*>(out)[(first + r) * n + c] =
+                    pack_finite(v[r][i].x * scale * w.x, v[r][i].y * scale * w.y);
+            }
+    }
+}
+
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
 __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps,
@@ -504,6 +545,14 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
         return;
     }
     const bool layer = kind == NormKind::layer;
+    if (!layer && rows >= 512 && cols <= short_norm_cols && cols % 2 == 0 && !x_bias.values && !residual &&
+        !fp8.codes) {
+        constexpr int each = short_norm_warps * short_norm_rows;
+        run_kernel(x_is_float ? short_norm_kernel<true> : short_norm_kernel<false>,
+                   dim3(unsigned((rows + each - 1) / each)), short_norm_warps * 32, 0, gpu, x, weight, eps,
+                   reinterpret_cast<__half*>(out), rows, int(cols), weights);
+        return;
+    }
     // A row in the registers of a CTA, four or sixteen pairs a thread: up to 32768 columns. Wider rows take the kernel for any width.
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));

@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a,
     const Run run   = run_of(states, int(blockIdx.y));
     const int first = int(blockIdx.z) * conv_tokens;
     if (column >= a.columns || first >= run.n) return;
-    const auto at    = [&](int t) { return (run.first + t) * a.columns + column; };
-    const auto input = [&](int t) {
-        const float x = __half2float(reinterpret_cast<const __half*>(a.x)[at(t)]);
-        return a.factor ? x * __half2float(reinterpret_cast<const __half*>(a.factor)[at(t)]) : x;
+    const auto  at     = [&](int t) { return (run.first + t) * a.columns + column; };
+    const auto* factor = reinterpret_cast<const __half*>(a.factor ? a.factor : a.x);
+    const auto  input  = [&](int t) {
+        const float x = __half2float(reinterpret_cast<const __half*>(a.x)[at(t)]), by = __half2float(factor[at(t)]);
+        return a.factor ? x * by : x;
     };
     // window[Taps - 1]: the newest input; the oldest of `taps` stands at Taps - taps
     float window[Taps], weight[Taps], state[Taps];
@@ -48,17 +49,27 @@ __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a,
 #pragma unroll
     for (int j = 0; j < Taps; j++)
         window[j] = first == 0 ? before(j) : j - (Taps - past) >= 0 ? input(first - (Taps - j)) : 0.0f;
-    const float bias = a.bias ? a.bias[column] : 0.0f;
-    for (int t = first; t < min(first + conv_tokens, run.n); t++) {
+    const float   bias = a.bias ? a.bias[column] : 0.0f;
+    constexpr int each = 8; // tokens whose loads are in flight
+    const int     end  = min(first + conv_tokens, run.n);
+    const auto*   gate = reinterpret_cast<const __half*>(a.gate ? a.gate : a.x);
+    for (int begin = first; begin < end; begin += each) {
+        float x[each], gates[each];
 #pragma unroll
-        for (int j = 0; j + 1 < Taps; j++) window[j] = window[j + 1];
-        window[Taps - 1] = input(t);
-        float sum        = bias;
+        for (int u = 0; u < each; u++)
+            x[u] = input(min(begin + u, end - 1)), gates[u] = __half2float(gate[at(min(begin + u, end - 1))]);
 #pragma unroll
-        for (int j = 0; j < Taps; j++) sum = fmaf(window[j], weight[j], sum);
-        reinterpret_cast<__half*>(a.out)[at(t)] =
-            to_finite(a.gate ? sum * __half2float(reinterpret_cast<const __half*>(a.gate)[at(t)])
-                             : activated(Activation::silu, sum));
+        for (int u = 0; u < each; u++) {
+            if (begin + u >= end) break;
+#pragma unroll
+            for (int j = 0; j + 1 < Taps; j++) window[j] = window[j + 1];
+            window[Taps - 1] = x[u];
+            float sum        = bias;
+#pragma unroll
+            for (int j = 0; j < Taps; j++) sum = fmaf(window[j], weight[j], sum);
+            reinterpret_cast<__half*>(a.out)[at(begin + u)] =
+                to_finite(a.gate ? sum * gates[u] : activated(Activation::silu, sum));
+        }
     }
     if (first != 0) return;
     // The last `past` of the old rows and this step's inputs: new row j is old row j + n, or the input of token j + n - past.
@@ -138,9 +149,13 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
             float*             to  = tokens + t * stride;
             float              k[Groups / 2 + 1], q[Groups / 2 + 1], kk = 0, qq = 0;
 #pragma unroll
+            for (int i = 0; i < (rows + 31) / 32; i++) { // without branches, so that all loads are in flight
+                const int n = min(lane + 32 * i, N - 1);
+                k[i] = __half2float(x[of.k + n]), q[i] = __half2float(x[of.q + n]);
+            }
+#pragma unroll
             for (int i = 0; i < (rows + 31) / 32; i++) {
-                const int n = lane + 32 * i;
-                k[i] = n < N ? __half2float(x[of.k + n]) : 0.0f, q[i] = n < N ? __half2float(x[of.q + n]) : 0.0f;
+                if (lane + 32 * i >= N) k[i] = q[i] = 0;
                 kk += k[i] * k[i], qq += q[i] * q[i];
             }
             float k_scale = 1, q_scale = 1;

@@ -23,6 +23,27 @@ __device__ inline float* float_of(const States& s, const std::int32_t* unit, std
     return s.memory + unit[block] * s.block_floats + (at - block * unsigned(s.block_floats));
 }
 
+// A head's matrix in a state, n floats from float `at` on.
+struct HeadMatrix {
+    const States&       states;
+    const std::int32_t* unit;
+    std::int64_t        first;
+    bool                in_two_blocks; // at most
+    int                 boundary = 0;  // the first float in the second one
+    float *             one = nullptr, *other = nullptr;
+
+    __device__ HeadMatrix(const States& s, const std::int32_t* blocks, std::int64_t at, int n)
+        : states(s), unit(blocks), first(at) {
+        const std::int64_t from = s.offset + at, block = from / s.block_floats, last = (from + n - 1) / s.block_floats;
+        in_two_blocks = last <= block + 1;
+        boundary      = int(min((block + 1) * s.block_floats - from, std::int64_t(n)));
+        one           = float_of(s, unit, at);
+        other         = last > block ? float_of(s, unit, at + boundary) - boundary : one;
+    }
+    __device__ float* near(int i) const { return (i < boundary ? one : other) + i; }
+    __device__ float* any(int i) const { return float_of(states, unit, first + i); }
+};
+
 // Where a row of a recurrence has the numbers of head h. x: q, k, v (delta rule), or v, k, q.
 struct Columns {
     int          group, columns, q, k, v; // columns: of x

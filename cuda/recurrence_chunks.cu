@@ -171,26 +171,39 @@ __global__ void __launch_bounds__(warps * 32) prepare_chunks_kernel(Recurrence a
     const int       slot = slot_of(run, int(blockIdx.x));
 
     // Keys and queries. Rows behind the last token are zeros, and change nothing.
-#pragma unroll 4
-    for (int i = 0; i < chunk / warps; i++) {
-        const int   t = warp + i * warps;
-        const auto* x = reinterpret_cast<const __half*>(a.x) + (run.first + begin + min(t, n - 1)) * of.columns;
-        float       k[per_lane], q[per_lane], kk = 0, qq = 0;
+    constexpr int at_once = 4;
+    for (int first = warp * at_once; first < chunk; first += warps * at_once) {
+        __half k[at_once][per_lane], q[at_once][per_lane];
 #pragma unroll
-        for (int j = 0; j < per_lane; j++) {
-            const int  c     = lane + 32 * j;
-            const bool valid = t < n && c < a.key_dim;
-            k[j] = valid ? __half2float(x[of.k + c]) : 0.0f, q[j] = valid ? __half2float(x[of.q + c]) : 0.0f;
-            kk += k[j] * k[j], qq += q[j] * q[j];
+        for (int r = 0; r < at_once; r++) {
+            const auto* x =
+                reinterpret_cast<const __half*>(a.x) + (run.first + begin + min(first + r, n - 1)) * of.columns;
+#pragma unroll
+            for (int j = 0; j < per_lane; j++) {
+                const int c = min(lane + 32 * j, a.key_dim - 1);
+                k[r][j] = x[of.k + c], q[r][j] = x[of.q + c];
+            }
         }
-        float k_scale = 1, q_scale = 1;
-        if (Delta)
-            k_scale = inverse_length(warp_sum(kk)), q_scale = inverse_length(warp_sum(qq)) * rsqrtf(float(a.key_dim));
 #pragma unroll
-        for (int j = 0; j < per_lane; j++) {
-            const int c              = lane + 32 * j;
-            s.keys[t * pitch + c]    = to_finite(k[j] * k_scale);
-            s.queries[t * pitch + c] = to_finite(q[j] * q_scale);
+        for (int r = 0; r < at_once; r++) {
+            const int t  = first + r;
+            float     kk = 0, qq = 0, k_scale = 1, q_scale = 1;
+            float     ks[per_lane], qs[per_lane];
+#pragma unroll
+            for (int j = 0; j < per_lane; j++) {
+                const bool valid = t < n && lane + 32 * j < a.key_dim;
+                ks[j] = valid ? __half2float(k[r][j]) : 0.0f, qs[j] = valid ? __half2float(q[r][j]) : 0.0f;
+                kk += ks[j] * ks[j], qq += qs[j] * qs[j];
+            }
+            if (Delta)
+                k_scale = inverse_length(warp_sum(kk)),
+                q_scale = inverse_length(warp_sum(qq)) * rsqrtf(float(a.key_dim));
+#pragma unroll
+            for (int j = 0; j < per_lane; j++) {
+                const int c              = lane + 32 * j;
+                s.keys[t * pitch + c]    = to_finite(ks[j] * k_scale);
+                s.queries[t * pitch + c] = to_finite(qs[j] * q_scale);
+            }
         }
     }
     // The exponents of the decays, added up from the chunk's beginning.
@@ -296,12 +309,14 @@ struct Chunk {
     float                most[warps];
 };
 
-// Rows of `bytes` bytes each; by all threads.
+// 64 rows of Bytes bytes each; by all threads.
 template <int Bytes>
-__device__ void copy_rows(__half* to, int pitch, const __half* from, int rows) {
-    constexpr int pieces = Bytes / 16;
-    for (int i = int(threadIdx.x); i < rows * pieces; i += warps * 32)
-        cp_async(to + i / pieces * pitch + i % pieces * 8, from + i / pieces * (Bytes / 2) + i % pieces * 8);
+__device__ void copy_rows(__half* to, int pitch, const __half* from) {
+    constexpr int pieces = Bytes / 16, step = warps * 32 / pieces;
+    const int     row = int(threadIdx.x) / pieces, col = int(threadIdx.x) % pieces * 8;
+    to += row * pitch + col, from += row * (Bytes / 2) + col;
+#pragma unroll
+    for (int r = 0; r < chunk; r += step) cp_async(to + r * pitch, from + r * (Bytes / 2));
 }
 
 template <int Keys, bool Delta>
@@ -320,22 +335,30 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
     const int       quad = lane % 4 * 2; // the first of this lane's two columns in a tile of 8
 
     // S: rows warp · Keys / 4 + 16 · tile + lane / 4 (+ 8), columns 8 · j + quad (+ 1).
-    const std::int64_t matrix = a.state_at + std::int64_t(h) * N * d;
-    const auto         each   = [&](const std::int32_t* unit, const auto& body) {
+    // body(tile, column tile, i, place, whether S has it): without branches, so that many loads are in flight.
+    const auto each = [&](const std::int32_t* unit, const auto& body) {
+        const HeadMatrix matrix(states, unit, a.state_at + std::int64_t(h) * N * d, N * d);
+        const auto       all = [&](const auto& place) {
 #pragma unroll
-        for (int tile = 0; tile < tiles; tile++)
+            for (int tile = 0; tile < tiles; tile++)
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+                for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int row = warp * (Keys / 4) + tile * 16 + lane / 4 + i / 2 * 8,
-                              col = first_column + j * 8 + quad + i % 2;
-                    if (row < N && col < d)
-                        body(tile, j, i, float_of(states, unit, matrix + std::int64_t(row) * d + col));
-                }
+                    for (int i = 0; i < 4; i++) {
+                        const int row = warp * (Keys / 4) + tile * 16 + lane / 4 + i / 2 * 8,
+                                  col = first_column + j * 8 + quad + i % 2;
+                        body(tile, j, i, place(min(row, N - 1) * d + min(col, d - 1)), row < N && col < d);
+                    }
+        };
+        if (matrix.in_two_blocks) all([&](int at) { return matrix.near(at); });
+        else all([&](int at) { return matrix.any(at); });
     };
     float S[tiles][4][4] = {};
-    if (run.from) each(run.from, [&](int tile, int j, int i, const float* at) { S[tile][j][i] = *at; });
+    if (run.from)
+        each(run.from, [&](int tile, int j, int i, const float* at, bool valid) {
+            const float v = *at;
+            S[tile][j][i] = valid ? v : 0.0f;
+        });
     // Puts S into shared memory in fp16, divided by the power of two that is returned.
     const auto put_state = [&] {
         float scale = 1;
@@ -368,36 +391,53 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
     const auto load_keys = [&](int c) {
         if (c < n_chunks) {
             const __half* const from = work.keys(slot_of(run, c), of.group, Keys);
-            copy_rows<Keys * 2>(s.keys[c % 2], pitch, from, chunk);
-            copy_rows<Keys * 2>(s.queries, pitch, from + chunk * Keys, chunk);
+            copy_rows<Keys * 2>(s.keys[c % 2], pitch, from);
+            copy_rows<Keys * 2>(s.queries, pitch, from + chunk * Keys);
             if (threadIdx.x < n_factors * chunk / 4)
                 cp_async(s.factors[c % 2] + threadIdx.x * 4, work.factors(slot_of(run, c), h) + threadIdx.x * 4);
         }
         cp_async_commit();
     };
     const auto load_inverse = [&](int c) {
-        if (Delta && c < n_chunks)
-            copy_rows<chunk * 2>(s.inverse, matrix_pitch, work.matrices(slot_of(run, c), h), chunk);
+        if (Delta && c < n_chunks) copy_rows<chunk * 2>(s.inverse, matrix_pitch, work.matrices(slot_of(run, c), h));
         cp_async_commit();
     };
     const auto load_product = [&](int c) {
         if (c < n_chunks)
-            copy_rows<chunk * 2>(s.product, matrix_pitch, work.matrices(slot_of(run, c), h) + chunk * chunk, chunk);
+            copy_rows<chunk * 2>(s.product, matrix_pitch, work.matrices(slot_of(run, c), h) + chunk * chunk);
         cp_async_commit();
     };
-    // V of this lane's places in a chunk: [tile of 8 columns][two rows, two columns].
-    float      value[4][4];
-    const auto load_values = [&](int c) {
+    // V of this lane's places in a chunk: [tile of 8 columns][two rows][two columns], fp16. Places behind the last token or column have other
+    // numbers, which change nothing: their strength is 0, or their results are not stored.
+    std::uint32_t value[4][2];
+    const bool    in_pairs    = of.columns % 2 == 0 && of.v % 2 == 0 && d % 2 == 0;
+    const auto    load_values = [&](int c) {
+        const __half* rows[2];
 #pragma unroll
-        for (int j = 0; j < 4; j++)
+        for (int half = 0; half < 2; half++)
+            rows[half] = reinterpret_cast<const __half*>(a.x) + of.v +
+                         (run.first + min(c * chunk + warp * 16 + lane / 4 + half * 8, run.n - 1)) * of.columns;
+        if (in_pairs) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int t = c * chunk + warp * 16 + lane / 4 + i / 2 * 8, col = j * 8 + quad + i % 2;
-                value[j][i] = t < run.n && first_column + col < d
-                                  ? __half2float(reinterpret_cast<const __half*>(
-                                        a.x)[(run.first + t) * of.columns + of.v + first_column + col])
-                                  : 0.0f;
-            }
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    value[j][half] =
+                        *reinterpret_cast<const std::uint32_t*>(rows[half] + min(first_column + j * 8 + quad, d - 2));
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int col  = first_column + j * 8 + quad;
+                    value[j][half] = std::uint32_t(__half_as_ushort(rows[half][min(col, d - 1)])) |
+                                     std::uint32_t(__half_as_ushort(rows[half][min(col + 1, d - 1)])) << 16;
+                }
+        }
+    };
+    const auto value_at = [&](int j, int i) {
+        const float2 two = as_float2(value[j][i / 2]);
+        return i % 2 == 0 ? two.x : two.y;
     };
     load_keys(0), load_inverse(0), load_product(0), load_values(0);
     float scale = put_state();
@@ -435,7 +475,7 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 out[j][i] *= g[i / 2];
-                written[j][i] = write[i / 2] * (Delta ? value[j][i] - g[i / 2] * by_keys[j][i] : value[j][i]);
+                written[j][i] = write[i / 2] * (Delta ? value_at(j, i) - g[i / 2] * by_keys[j][i] : value_at(j, i));
             }
         if (Delta) {
 #pragma unroll
@@ -489,11 +529,18 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int t = c * chunk + row + i / 2 * 8, col = first_column + j * 8 + quad + i % 2;
-                if (t < run.n && col < d)
-                    a.out[(run.first + t) * (std::int64_t(a.n_heads) * d) + h * d + col] =
-                        fmaf(skip, value[j][i], fmaf(product_scale[i / 2], within[j][i], out[j][i]));
+            for (int half = 0; half < 2; half++) {
+                const int  t = c * chunk + row + half * 8, col = first_column + j * 8 + quad;
+                const auto result = [&](int i) {
+                    return fmaf(skip, value_at(j, i), fmaf(product_scale[half], within[j][i], out[j][i]));
+                };
+                float* const to = a.out + (run.first + t) * (std::int64_t(a.n_heads) * d) + h * d + col;
+                if (t >= run.n || col >= d) continue;
+                if (in_pairs) *reinterpret_cast<float2*>(to) = {result(2 * half), result(2 * half + 1)};
+                else {
+                    to[0] = result(2 * half);
+                    if (col + 1 < d) to[1] = result(2 * half + 1);
+                }
             }
         if (c + 1 < n_chunks) load_values(c + 1);
 #pragma unroll
@@ -522,7 +569,9 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
         __syncthreads(); // P is used
         load_product(c + 1);
     }
-    each(run.to, [&](int tile, int j, int i, float* at) { *at = S[tile][j][i]; });
+    each(run.to, [&](int tile, int j, int i, float* at, bool valid) {
+        if (valid) *at = S[tile][j][i];
+    });
 }
 
 int padded_keys(int key_dim) { return key_dim <= 64 ? 64 : 128; }

@@ -235,6 +235,41 @@ TEST_CASE("GPU: embedding with a scale and positions, soft-caps and biases equal
     }
 }
 
+TEST_CASE("GPU: RMS norms of many short rows equal plain sums, and the bits of a few rows", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(11);
+    for (const int cols : {2, 34, 100, 128, 256})
+        for (const bool is_float : {false, true})
+            for (const int weights : {0, 1, 3}) {
+                CAPTURE(cols, is_float, weights);
+                constexpr int            rows = 600;
+                const auto               x    = random_fp16(std::size_t(rows * cols), random, 3.0f);
+                const std::vector<float> xs   = floats_of(x),
+                                         w = floats_of(random_fp16(std::size_t(std::max(weights, 1) * cols), random));
+                const OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(x.size(), fp16_nan)),
+                    some(gpu, std::vector<std::uint16_t>(x.size(), fp16_nan));
+                const OnDevice<float> floats(gpu, xs), by(gpu, w);
+                const auto            run = [&](const OnDevice<std::uint16_t>& to, int n) {
+                    cuda::norm(is_float ? static_cast<const void*>(floats.data) : there.data, is_float, {},
+                               cuda::NormKind::rms, weights > 0 ? by.data : nullptr, nullptr, 1e-5f, nullptr, to.data,
+                               n, cols, gpu, std::max(weights, 1));
+                };
+                run(out, rows), run(some, 300);
+                std::vector<double> want;
+                for (int r = 0; r < rows; r++) {
+                    double squares = 0;
+                    for (int c = 0; c < cols; c++) squares += std::pow(double(xs[std::size_t(r * cols + c)]), 2);
+                    for (int c = 0; c < cols; c++)
+                        want.push_back(double(xs[std::size_t(r * cols + c)]) / std::sqrt(squares / cols + 1e-5) *
+                                       (weights > 0 ? double(w[std::size_t(r % weights * cols + c)]) : 1));
+                }
+                const auto got = out.back(gpu), few = some.back(gpu);
+                CHECK(relative_error(floats_of(got), want) < 1e-3);
+                CHECK(std::equal(few.begin(), few.begin() + 300 * cols, got.begin()));
+            }
+}
+
 TEST_CASE("GPU: sums with a scale, norms without weights, activations times columns and scales by position", "[cuda]") {
     if (no_gpu()) return;
     const Gpu     gpu;
