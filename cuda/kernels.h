@@ -520,6 +520,7 @@ struct Route {
     int          n_experts = 0, n_used = 0, cols = 0;
     Gating       gating     = Gating::softmax;
     bool         normalised = false;
+    bool         in_order   = false; // the bits of a score do not depend on the number of tokens
     float        scale      = 1;
     int          n_groups = 1, n_groups_used = 1;
     float        score_scale  = 1;

@@ -28,6 +28,9 @@ __device__ inline std::int64_t first_row_of_up(const ExpertGemm& op, int expert,
     return std::int64_t(op.alternating ? 2 * expert + 1 : expert) * rows;
 }
 
+// scores.cu: scores [n_tokens × experts] of many tokens, by tiles of both
+bool can_score_tiles(const Route& op, std::int64_t n_tokens);
+void score_tiles(const Route& op, std::int64_t n_tokens, float* scores, Context& gpu);
 // gemv.cu: each pair for itself
 void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu);
 void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu);

@@ -8,9 +8,7 @@
 
 #include <algorithm>
 
-#include "../epilogue.cuh"
-#include "../kernels.h"
-#include "../warp.cuh"
+#include "experts.cuh"
 
 namespace quire::cuda {
 
@@ -138,6 +136,18 @@ __device__ void choose(const Route& op, const float* scores, float* out, bool no
     }
     if (is_one)
         experts[lane] = mine, out[k + lane] = weight * op.scale * (op.expert_scale ? op.expert_scale[mine] : 1.0f);
+}
+
+// By a warp.
+__device__ void choose_for(const Route& op, std::int64_t token, const std::int32_t* slots,
+                           const ExpertWorkspace& work) {
+    const float* scores = work.scores + token * op.n_experts;
+    float*       out    = op.out + token * 2 * op.n_used;
+    const bool   none   = slots != nullptr && slots[token] < 0;
+    if (op.n_experts <= 128) choose<4>(op, scores, out, none);
+    else if (op.n_experts <= 256) choose<8>(op, scores, out, none);
+    else if (op.n_experts <= 512) choose<16>(op, scores, out, none);
+    else choose<most_experts / 32>(op, scores, out, none);
 }
 
 // By all threads of a CTA.
@@ -276,16 +286,19 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
             if (lane == 0 && is_one) work.scores[std::int64_t(first + t) * op.n_experts + e + r] = total;
         }
     if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
-    for (int i = warp; i < n; i += warps) {
-        const std::int64_t t      = first + i;
-        const float*       scores = work.scores + t * op.n_experts;
-        float*             out    = op.out + t * 2 * op.n_used;
-        const bool         none   = slots != nullptr && slots[t] < 0;
-        if (op.n_experts <= 128) choose<4>(op, scores, out, none);
-        else if (op.n_experts <= 512) choose<16>(op, scores, out, none);
-        else choose<most_experts / 32>(op, scores, out, none);
-    }
+    for (int i = warp; i < n; i += warps) choose_for(op, first + i, slots, work);
     if (tile > 0 && is_last_of(work.arrivals + gridDim.y, gridDim.y)) make_tiles(op, n_tokens * op.n_used, tile, work);
+}
+
+// Behind score_tiles(): the choice, a warp for each token; the last CTA makes the tiles.
+constexpr int choosers = 16; // warps of a CTA
+
+__global__ void __launch_bounds__(choosers * 32)
+    choose_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
+    wait_for_inputs();
+    const int t = int(blockIdx.x) * choosers + int(threadIdx.x) / 32;
+    if (t < n_tokens) choose_for(op, t, slots, work);
+    if (tile > 0 && is_last_of(work.arrivals, gridDim.x)) make_tiles(op, n_tokens * op.n_used, tile, work);
 }
 
 // A CTA for each row.
@@ -313,6 +326,12 @@ int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16, 
 
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu) {
+    if (can_score_tiles(op, n_tokens)) {
+        score_tiles(op, n_tokens, work.scores, gpu);
+        run_kernel(choose_kernel, dim3(unsigned((n_tokens + choosers - 1) / choosers)), choosers * 32, 0, gpu, op,
+                   int(n_tokens), slots, tile, work);
+        return;
+    }
     const auto run = [&]<int NT, int R>() {
         const auto blocks = [](std::int64_t n, int each) { return unsigned((n + each - 1) / each); };
         run_kernel(route_kernel<NT, R>, dim3(blocks(op.n_experts, warps * R), blocks(n_tokens, NT)), warps * 32, 0, gpu,

@@ -87,6 +87,7 @@ void ExpertDispatch::compile(std::span<LoweredOperation> operations) const {
     for (LoweredOperation& op : operations) {
         if (op.route.x != nullptr) route = &op;
         if (route == nullptr) continue;
+        op.route.in_order = deterministic_;
         op.grouped = route->grouped, op.fp16_experts = route->fp16_experts;
         op.wgmma_experts = op.experts.on_wgmma = route->grouped && route->wgmma_experts;
     }
