@@ -171,17 +171,29 @@ __device__ void store_rows(const Params& p, const Tile& tile, int pair, const fl
     if (row >= p.rows) return;
     const float one_bias   = bias_of(p.op.gate, tile, p.rows, row),
                 other_bias = bias_of(p.op.gate, tile, p.rows, row + 1);
+    constexpr int at_once =
+        N >= 64 ? 8 : N / 8; // pairs are looked up without branches, so that the look-ups do not wait for each other
 #pragma unroll
-    for (int i = 0; i < N / 8; i++)
+    for (int begin = 0; begin < N / 8; begin += at_once) {
+        std::int32_t at[at_once][2];
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const int slot = i * 8 + lane % 4 * 2 + j;
-            if (slot >= tile.n) continue;
-            const std::int64_t  at  = p.activates ? tile.first + slot : __ldg(p.pairs + tile.first + slot);
-            const std::uint32_t two = pack_finite(what(d[4 * i + j] * p.unscale[0] + one_bias),
-                                                  what(d[4 * i + 2 + j] * p.unscale[0] + other_bias));
-            *reinterpret_cast<std::uint32_t*>(p.out + at * p.rows + row) = two;
-        }
+        for (int i = 0; i < at_once; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int slot = tile.first + min((begin + i) * 8 + lane % 4 * 2 + j, tile.n - 1);
+                at[i][j]       = p.activates ? slot : __ldg(p.pairs + slot);
+            }
+#pragma unroll
+        for (int i = 0; i < at_once; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float*        from = d + 4 * (begin + i) + j;
+                const std::uint32_t two =
+                    pack_finite(what(from[0] * p.unscale[0] + one_bias), what(from[2] * p.unscale[0] + other_bias));
+                if ((begin + i) * 8 + lane % 4 * 2 + j < tile.n)
+                    *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(at[i][j]) * p.rows + row) = two;
+            }
+    }
 }
 // Each activation has a loop of its own: all of them in one would not fit the instruction cache.
 template <int N>
@@ -255,12 +267,14 @@ __global__ void __launch_bounds__(threads, 1) grouped_sm90_kernel(const __grid_c
 #endif
 }
 
-// x of each pair of the tiles, one after the other. A warp for each.
+// x of each pair of the tiles, one after the other. A warp for each; blockIdx.x: the tile.
 __global__ void __launch_bounds__(256)
     gather_kernel(ExpertGemm op, const std::int32_t* pairs, const std::int32_t* tiles, __half* out) {
     wait_for_inputs();
-    const int n_tiles = tiles[0], at = int(blockIdx.x * 8 + threadIdx.x / 32), words = int(op.gate.weight.cols) / 8;
-    if (n_tiles == 0 || at >= tiles[3 * n_tiles - 1] + tiles[3 * n_tiles]) return;
+    const std::int32_t* const tile    = tiles + 1 + 3 * blockIdx.x;
+    const int                 in_tile = int(blockIdx.y * 8 + threadIdx.x / 32), words = int(op.gate.weight.cols) / 8;
+    if (int(blockIdx.x) >= tiles[0] || in_tile >= tile[2]) return;
+    const int   at   = tile[1] + in_tile;
     const auto* from = reinterpret_cast<const uint4*>(op.x) + std::int64_t(pairs[at] / op.n_used) * words;
     auto*       to   = reinterpret_cast<uint4*>(out) + std::int64_t(at) * words;
 #pragma unroll 8
@@ -352,8 +366,8 @@ void expert_grouped_sm90(const ExpertGemm& op, bool first, Half* out, std::int64
     const auto most    = expert_tiles(pairs, op.n_experts, tile) * ((p.rows + of_item - 1) / of_item); // items
     // Without tensor maps an invalid launch, which last_error() reports.
     if (first && !by_token)
-        run_kernel(gather_kernel, dim3(unsigned((pairs + 7) / 8)), 256, 0, gpu, op, work.pairs, work.tiles,
-                   reinterpret_cast<__half*>(work.parts));
+        run_kernel(gather_kernel, dim3(unsigned(expert_tiles(pairs, op.n_experts, tile)), unsigned((tile + 7) / 8)),
+                   256, 0, gpu, op, work.pairs, work.tiles, reinterpret_cast<__half*>(work.parts));
     const int n_ctas = ok ? int(std::min<std::int64_t>(gpu.n_sms, most)) : 0;
     if (wide) launch_kind<true>(p, n_ctas, gpu);
     else launch_kind<false>(p, n_ctas, gpu);

@@ -172,22 +172,30 @@ __device__ void make_tiles(const Route& op, int n_pairs, int tile, const ExpertW
     __syncthreads();
     each([&](int, int e) { atomicAdd(place + e, 1); });
     __syncthreads();
+    // Large tiles with many pairs come first, by quarters: persistent CTAs take them in turn, and so end together.
     if (threadIdx.x < 32) {
-        int first = 0, first_tile = 0;
-        for (int base = 0; base < n; base += 32) {
-            const int e = base + int(threadIdx.x), count = e < n ? place[e] : 0, tiles = (count + tile - 1) / tile;
-            int       end = count, end_tile = tiles; // inclusive sums
+        const int classes    = tile > 64 ? 4 : 1;
+        int       first_tile = 0;
+        for (int c = classes; c > 0; c--) {
+            int first = 0;
+            for (int base = 0; base < n; base += 32) {
+                const int e = base + int(threadIdx.x), count = e < n ? place[e] : 0, full = count / tile,
+                          rest  = count % tile,
+                          tiles = (c == classes ? full : 0) + (rest > 0 && (rest * classes + tile - 1) / tile == c);
+                int end = count, end_tile = tiles; // inclusive sums
 #pragma unroll
-            for (int step = 1; step < 32; step *= 2) {
-                const int a = __shfl_up_sync(~0u, end, step), b = __shfl_up_sync(~0u, end_tile, step);
-                if (int(threadIdx.x) >= step) end += a, end_tile += b;
+                for (int step = 1; step < 32; step *= 2) {
+                    const int a = __shfl_up_sync(~0u, end, step), b = __shfl_up_sync(~0u, end_tile, step);
+                    if (int(threadIdx.x) >= step) end += a, end_tile += b;
+                }
+                for (int i = 0; i < tiles; i++) {
+                    const int     at = c == classes ? i : full; // of the expert's tiles
+                    std::int32_t* to = work.tiles + 1 + 3 * (first_tile + end_tile - tiles + i);
+                    to[0] = e, to[1] = first + end - count + at * tile, to[2] = min(tile, count - at * tile);
+                }
+                if (c == 1 && e < n) place[e] = first + end - count;
+                first += __shfl_sync(~0u, end, 31), first_tile += __shfl_sync(~0u, end_tile, 31);
             }
-            if (e < n) place[e] = first + end - count;
-            for (int i = 0; i < tiles; i++) {
-                std::int32_t* to = work.tiles + 1 + 3 * (first_tile + end_tile - tiles + i);
-                to[0] = e, to[1] = first + end - count + i * tile, to[2] = min(tile, count - i * tile);
-            }
-            first += __shfl_sync(~0u, end, 31), first_tile += __shfl_sync(~0u, end_tile, 31);
         }
         if (threadIdx.x == 0) work.tiles[0] = first_tile;
     }
