@@ -39,6 +39,9 @@ public:
     virtual ~SegmentFiles() = default;
 
     virtual std::map<std::uint64_t, std::uint64_t> sizes() const = 0; // bytes, by number
+    virtual int                                    n_foreign() const {
+        return 0;
+    } // files that sizes() leaves out, because others than their owner could have written them
 
     // False: the disk does not do it. What append() has written then may be there in part, until cut() takes it back.
     virtual bool create(std::uint64_t file)                                      = 0; // that is not there
@@ -48,11 +51,12 @@ public:
     virtual void remove(std::uint64_t file)                                      = 0;
 };
 
-// Makes a directory for its owner alone, if it is not there. Error: it cannot be made, or not be used.
+// Makes a directory for its owner alone, if it is not there. Error: it cannot be made, or not be used; it belongs to another user, or others
+// than its owner can use it.
 Result<void> make_private_directory(const std::string& path);
 
 // The files of a directory, NUMBER.kv. It is made if it is not there; it and its files are for their owner alone. Error: it cannot be used, or
-// another process uses it.
+// another process uses it. Files of other users are left alone.
 Result<std::unique_ptr<SegmentFiles>> open_directory(const std::string& path);
 
 } // namespace quire
@@ -96,6 +100,7 @@ public:
     }
 
     std::map<std::uint64_t, std::uint64_t> sizes() const override;
+    int                                    n_foreign() const override;
     bool                                   create(std::uint64_t file) override {
         end();
         out_ = ::open(path_of(file).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -126,9 +131,10 @@ private:
     std::uint64_t growing_ = 0;
 };
 
-std::map<std::uint64_t, std::uint64_t> Directory::sizes() const {
-    std::map<std::uint64_t, std::uint64_t> sizes;
-    DIR* const                             directory = opendir(path_.c_str());
+// Calls `visit` with the number of each file and what the system says of it.
+template <class Visit>
+void each_segment(const std::string& path, Visit&& visit) {
+    DIR* const directory = opendir(path.c_str());
     while (const dirent* entry = directory ? readdir(directory) : nullptr) {
         const std::string_view name = entry->d_name;
         struct stat            info{};
@@ -136,10 +142,25 @@ std::map<std::uint64_t, std::uint64_t> Directory::sizes() const {
             !S_ISREG(info.st_mode))
             continue;
         const auto number = to_number<std::uint64_t>(name.substr(0, name.size() - 3));
-        if (number && cat(*number, ".kv") == name) sizes[*number] = std::uint64_t(info.st_size);
+        if (number && cat(*number, ".kv") == name) visit(*number, info);
     }
     if (directory) closedir(directory);
+}
+
+bool is_own(const struct stat& info) { return info.st_uid == geteuid() && (info.st_mode & (S_IWGRP | S_IWOTH)) == 0; }
+
+std::map<std::uint64_t, std::uint64_t> Directory::sizes() const {
+    std::map<std::uint64_t, std::uint64_t> sizes;
+    each_segment(path_, [&](std::uint64_t number, const struct stat& info) {
+        if (is_own(info)) sizes[number] = std::uint64_t(info.st_size);
+    });
     return sizes;
+}
+
+int Directory::n_foreign() const {
+    int n = 0;
+    each_segment(path_, [&](std::uint64_t, const struct stat& info) { n += !is_own(info); });
+    return n;
 }
 
 bool Directory::read(std::uint64_t file, std::uint64_t at, Pieces pieces) const {
@@ -158,10 +179,26 @@ std::unexpected<Error> refused(std::string_view what, const std::string& name) {
     return fail_with(ErrorKind::system, "cannot ", what, " ", name, ": ", std::strerror(errno));
 }
 
+bool is_empty(const std::string& path) {
+    std::error_code error;
+    return std::filesystem::directory_iterator(path, error) == std::filesystem::directory_iterator();
+}
+
+// An empty directory that its owner has just made becomes private; one that is in use, as /tmp, keeps its mode and is refused.
 Result<void> make_private_directory(const std::string& path) {
+    struct stat info{};
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return refused("make the directory", path);
-    if (access(path.c_str(), R_OK | W_OK | X_OK) != 0) return refused("use the directory", path);
-    return {};
+    if (access(path.c_str(), R_OK | W_OK | X_OK) != 0 || stat(path.c_str(), &info) != 0)
+        return refused("use the directory", path);
+    if (info.st_uid != geteuid())
+        return fail_with(ErrorKind::system, "the directory ", path, " belongs to another user (", info.st_uid,
+                         "): name one that this user owns, or that is not there yet");
+    const bool open = (info.st_mode & (S_IRWXG | S_IRWXO)) != 0;
+    if (!open || (is_empty(path) && chmod(path.c_str(), 0700) == 0)) return {};
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", unsigned(info.st_mode) & 07777u);
+    return fail_with(ErrorKind::system, "the directory ", path, " is open to other users (mode ", mode,
+                     "): make it private (chmod 700), or name one that is not there yet");
 }
 
 Result<std::unique_ptr<SegmentFiles>> open_directory(const std::string& path) {
