@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 import quire.core.base;
 import quire.core.std;
@@ -62,19 +63,19 @@ bool read(SegmentStore& store, std::uint64_t n, int lane, std::vector<std::byte>
     return unit.whole;
 }
 
-// How many texts are found from the beginning on; what is read has to be right.
-int chain(SegmentStore& store) {
-    std::vector<std::byte> to(unit);
-    int                    n = 0;
-    for (std::uint64_t at = 0;; n++) {
-        const std::uint64_t next = store.find({}, at, tokens_of(at + 1));
-        if (next == 0) return n;
-        REQUIRE(next == at + 1);
-        if (!read(store, next, 0, to)) return n;
-        REQUIRE(to == bytes_of(next));
-        at = next;
+// The serials of the texts that are found from the beginning on; what is read has to be right.
+std::vector<std::uint64_t> serials_of(SegmentStore& store) {
+    std::vector<std::byte>     to(unit);
+    std::vector<std::uint64_t> serials;
+    for (std::uint64_t at = 0;;) {
+        const std::uint64_t n = serials.size() + 1;
+        at                    = store.find({}, at, tokens_of(n));
+        if (at == 0 || !read(store, at, 0, to)) return serials;
+        REQUIRE(to == bytes_of(n));
+        serials.push_back(at);
     }
 }
+int chain(SegmentStore& store) { return int(serials_of(store).size()); }
 
 std::vector<fs::path> segments(const std::string& path) {
     std::vector<fs::path> all;
@@ -251,7 +252,7 @@ TEST_CASE("a process that is killed while it writes leaves whole records") {
         const pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            auto store = open_store(folder.path, 1 << 22);
+            auto store = open_store(folder.path, 1 << 30); // nothing has to go: serials stay what they are
             for (std::uint64_t n = store->first_serial();; n++) append(*store, n);
         }
         usleep(useconds_t(500 + random() % 6000));
@@ -259,7 +260,7 @@ TEST_CASE("a process that is killed while it writes leaves whole records") {
         int status = 0;
         waitpid(child, &status, 0);
         REQUIRE(WIFSIGNALED(status));
-        auto                   store = open_store(folder.path, 1 << 22);
+        auto                   store = open_store(folder.path, 1 << 30);
         std::vector<std::byte> to(unit);
         CAPTURE(round);
         for (std::uint64_t first : firsts)
@@ -306,11 +307,20 @@ TEST_CASE("a beginning that many texts share outlives the segment it was written
     CHECK(store->stats().kept > 0);
     CHECK(store->bytes() <= 40'000);
     store.reset();
-    store = open_store(folder.path, 40'000);
-    CHECK(chain(*store) == 3);
-    CHECK(store->find({}, 3, tokens_of(999)) == 999);
-    CHECK(read(*store, 999, 0, to));
-    CHECK_FALSE(store->has(100, 0));
+    store                                   = open_store(folder.path, 40'000);
+    const std::vector<std::uint64_t> shared = serials_of(*store);
+    REQUIRE(shared.size() == 3);
+    const std::uint64_t last = store->find({}, shared[2], tokens_of(999));
+    CHECK(read(*store, last, 0, to));
+    CHECK(to == bytes);
+    CHECK(store->find({}, shared[2], tokens_of(100)) == 0);
+    std::uint64_t           n_told = 0;
+    std::set<std::uint64_t> told{0};
+    for (const TextChange& change : store->take_changes()) { // parents come before children
+        CHECK(told.contains(change.parent));
+        n_told += told.insert(change.serial).second;
+    }
+    CHECK(n_told == store->n_records());
 }
 
 TEST_CASE("without the key nothing can be read") {
@@ -335,6 +345,120 @@ TEST_CASE("without the key nothing can be read") {
     auto store = open_store(folder.path, 1 << 20, 7, key);
     CHECK(chain(*store) == 5);
     CHECK(store->stats().damaged == 0);
+}
+
+TEST_CASE("segments of two directories in one lead to no other text") {
+    const std::optional<Cipher> key =
+        GENERATE(std::optional<Cipher>{}, std::optional<Cipher>{Cipher(std::string(32, 'k'))});
+    Folder     mine, other;
+    const auto add = [&](const Folder& folder, std::uint64_t tokens, bool behind) {
+        auto                   store  = open_store(folder.path, 1 << 20, 7, key);
+        std::vector<std::byte> bytes  = bytes_of(tokens);
+        const std::uint64_t    parent = behind ? store->find({}, 0, tokens_of(1)) : 0;
+        REQUIRE((parent > 0) == behind);
+        REQUIRE(store->append({}, store->first_serial(), parent, 0, tokens_of(tokens), pieces(bytes)));
+    };
+    add(mine, 1, false);
+    add(mine, 3, true);
+    add(other, 2, false); // under the serial that text 1 has here
+    const auto copy = GENERATE(false, true);
+    if (copy) fs::copy_file(segments(other.path)[0], mine.path + "/3.kv");
+    else fs::copy_file(segments(other.path)[0], mine.path + "/1.kv", fs::copy_options::overwrite_existing);
+    auto                   store = open_store(mine.path, 1 << 20, 7, key);
+    std::vector<std::byte> to(unit);
+    const std::uint64_t    text = store->find({}, 0, tokens_of(2));
+    CHECK((text > 0) == !copy); // a file under another number than its own is not read
+    if (text > 0) {
+        CHECK(store->find({}, text, tokens_of(3)) == 0);
+        CHECK(read(*store, text, 0, to));
+        CHECK(to == bytes_of(2));
+    }
+    const std::uint64_t first = store->find({}, 0, tokens_of(1));
+    CHECK((first > 0) == copy);
+    if (copy) CHECK(store->find({}, first, tokens_of(3)) > 0);
+}
+
+TEST_CASE("segments of an earlier format are deleted") {
+    Folder folder;
+    append(*open_store(folder.path), 1);
+    const fs::path file = segments(folder.path)[0];
+    {
+        std::fstream change(file, std::ios::in | std::ios::out | std::ios::binary);
+        change.write("QKSEG01", 7);
+    }
+    auto store = open_store(folder.path);
+    CHECK(store->found().old == 1);
+    CHECK(store->bytes() == 0);
+    CHECK_FALSE(fs::exists(file));
+    CHECK(append(*store, 1));
+    CHECK(chain(*store) == 1);
+}
+
+TEST_CASE("with a key nothing stays that can be read without it") {
+    Folder       folder;
+    const Cipher key(std::string(32, 'k'));
+    append(*open_store(folder.path), 1);
+    append(*open_store(folder.path, 1 << 20, 8), 1); // of another model
+    append(*open_store(folder.path, 1 << 20, 9, key), 1);
+    CHECK(segments(folder.path).size() == 1);
+    auto store = open_store(folder.path, 1 << 20, 7, key);
+    CHECK(store->found().open == 0);
+    CHECK(store->found().other == 1);
+    store.reset();
+    append(*open_store(folder.path), 1);
+    CHECK(open_store(folder.path, 1 << 20, 7, key)->found().open == 1);
+    CHECK(segments(folder.path).size() == 1);
+}
+
+TEST_CASE("a store says what it has found") {
+    Folder folder;
+    {
+        auto store = open_store(folder.path);
+        CHECK(store->found().records == 0);
+        for (std::uint64_t n = 1; n <= 3; n++) REQUIRE(append(*store, n));
+    }
+    append(*open_store(folder.path, 1 << 20, 8), 1);
+    fs::resize_file(segments(folder.path)[0], fs::file_size(segments(folder.path)[0]) - 1);
+    auto store = open_store(folder.path);
+    CHECK(store->found().records == 2);
+    CHECK(store->found().damaged == 1);
+    CHECK(store->found().other == 1);
+    CHECK(store->found().bytes == store->bytes());
+}
+
+TEST_CASE("a directory or file of others is not used") {
+    Folder            folder;
+    const std::string path = folder.path + "/kv";
+    fs::create_directory(path); // empty, and as its owner has made it
+    fs::permissions(path, fs::perms(0755));
+    append(*open_store(path), 1);
+    struct stat info{};
+    REQUIRE(stat(path.c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0700);
+    fs::permissions(path, fs::perms(0777));
+    const auto open = open_directory(path);
+    REQUIRE_FALSE(open.has_value());
+    CHECK(open.error().message == "the directory " + path +
+                                      " is open to other users (mode 0777): make it private (chmod 700), or name one "
+                                      "that is not there yet");
+    fs::permissions(path, fs::perms(0700));
+    const fs::path file = segments(path)[0];
+    fs::permissions(file, fs::perms(0644));
+    CHECK(chain(*open_store(path)) == 1);
+    fs::permissions(file, fs::perms(0660));
+    auto store = open_store(path);
+    CHECK(chain(*store) == 0);
+    CHECK(store->found().foreign == 1);
+    CHECK(append(*store, 1)); // in a file with another number
+    store.reset();
+    if (geteuid() != 0) return; // only the superuser can give files away
+    fs::permissions(file, fs::perms(0600));
+    REQUIRE(chown(file.c_str(), 1000, 1000) == 0);
+    CHECK(open_store(path)->found().foreign == 1);
+    REQUIRE(chown(path.c_str(), 1000, 1000) == 0);
+    CHECK(open_directory(path).error().message ==
+          "the directory " + path +
+              " belongs to another user (1000): name one that this user owns, or that is not there yet");
 }
 
 TEST_CASE("a key is a file of at least 32 bytes") {

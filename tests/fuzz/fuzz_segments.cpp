@@ -16,7 +16,7 @@ using namespace quire;
 namespace {
 
 constexpr int         block = 4;
-constexpr std::size_t head = 136, unit = 64, most = 8192;
+constexpr std::size_t head = 160, unit = 64, most = 8192;
 
 using Bytes = std::vector<std::byte>;
 
@@ -63,26 +63,31 @@ T get(const Bytes& bytes, std::size_t at) {
 // As segment_store says.
 void put_right(Bytes& bytes, std::uint64_t number, bool payloads) {
     if (bytes.size() < 32) return;
-    put<std::uint64_t>(bytes, 0, 0x31304745534b51);
+    put<std::uint64_t>(bytes, 0, 0x32304745534b51);
     put<std::uint64_t>(bytes, 8, 7); // model
     put<std::uint32_t>(bytes, 16, block);
     put<std::uint64_t>(bytes, 24, hash_bytes(nullptr, 0, hash_bytes(bytes.data(), 24)));
     for (std::size_t at = 32; at + head <= bytes.size();) {
-        const std::uint32_t tokens = get<std::uint32_t>(bytes, at + 40) % 2 * block;
+        const std::uint32_t tokens = get<std::uint32_t>(bytes, at + 64) % 2 * block;
         if (at + head + tokens * 4 > bytes.size()) return;
-        put<std::uint32_t>(bytes, at, 0x31524b51);
+        put<std::uint32_t>(bytes, at, 0x32524b51);
         put<std::uint32_t>(bytes, at + 4, get<std::uint32_t>(bytes, at + 4) % 3); // lane
-        put<std::uint64_t>(bytes, at + 8, 1 + get<std::uint64_t>(bytes, at + 8) % 16);
-        put<std::uint64_t>(bytes, at + 16, get<std::uint64_t>(bytes, at + 16) % 16);
-        put<std::uint32_t>(bytes, at + 40, tokens);
-        put<std::uint64_t>(bytes, at + 120, number);
-        const auto        payload = get<std::uint64_t>(bytes, at + 48);
+        const auto put_name = [&](std::size_t name, std::uint64_t serial) {       // of one of two stores
+            put<std::uint64_t>(bytes, name, serial > 0 ? 1 + get<std::uint64_t>(bytes, name) % 2 : 0);
+            put<std::uint64_t>(bytes, name + 8, serial);
+        };
+        put_name(at + 8, 1 + get<std::uint64_t>(bytes, at + 16) % 16);
+        put_name(at + 24, get<std::uint64_t>(bytes, at + 32) % 16);
+        put<std::uint64_t>(bytes, at + 56, 7); // model
+        put<std::uint32_t>(bytes, at + 64, tokens);
+        put<std::uint64_t>(bytes, at + 144, number);
+        const auto        payload = get<std::uint64_t>(bytes, at + 72);
         const std::size_t begin   = at + head + tokens * 4;
         if (payloads && payload <= bytes.size() - begin)
-            put<std::uint64_t>(bytes, at + 112,
-                               hash_bytes(bytes.data() + begin, payload, get<std::uint64_t>(bytes, at + 8)));
-        put<std::uint64_t>(bytes, at + 128,
-                           hash_bytes(bytes.data() + at + head, tokens * 4, hash_bytes(bytes.data() + at, 128)));
+            put<std::uint64_t>(bytes, at + 136,
+                               hash_bytes(bytes.data() + begin, payload, hash_bytes(bytes.data() + at + 8, 16)));
+        put<std::uint64_t>(bytes, at + 152,
+                           hash_bytes(bytes.data() + at + head, tokens * 4, hash_bytes(bytes.data() + at, 152)));
         if (payload > bytes.size()) return;
         at += head + tokens * 4 + payload;
     }

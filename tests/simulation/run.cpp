@@ -40,13 +40,14 @@ std::string text_of(std::span<const Token> tokens) {
 class Run {
 public:
     Run(const Scenario& scenario, bool trace)
-        : s_(scenario), trace_(trace), mover_(scenario.seed, 8), oracle_(scenario) {}
+        : s_(scenario), trace_(trace), mover_(scenario.seed, 8), mixer_(scenario.seed, 11), oracle_(scenario) {}
     Verdict run();
 
 private:
     void        submit(int task);
     void        hand_over(Live& live);
     void        restart();
+    void        mix_files();
     void        move_cache();
     void        end_move(const Output& event);
     void        cancel(int step);
@@ -72,7 +73,7 @@ private:
 
     const Scenario&                                s_;
     bool                                           trace_;
-    Random                                         mover_;
+    Random                                         mover_, mixer_;
     int                                            n_moves_ = 0;
     Oracle                                         oracle_;
     SimEngine                                      sim_;
@@ -123,6 +124,7 @@ void Run::restart() {
         sim_.disk->steps = sim_.executor->steps();
         if (sim_.disk->random.one_in(2)) sim_.disk->lose_power();
     }
+    if (sim_.disk && mixer_.one_in(2)) mix_files();
     const std::shared_ptr<SimDisk> disk  = sim_.disk;
     const std::shared_ptr<Texts>   texts = sim_.texts;
     sim_                                 = {}; // before the next one opens the files
@@ -140,6 +142,30 @@ void Run::restart() {
         l->cancelled.clear();
         l->prompt_logprobs.clear();
         if (!l->done) hand_over(*l);
+    }
+}
+
+// Some files are those of another process with a directory of its own, which has read some of the prompts. They have the numbers that they had
+// there.
+void Run::mix_files() {
+    const auto disk  = std::make_shared<SimDisk>(s_);
+    SimEngine  other = make_engine(s_, false, disk);
+    *other.texts     = *sim_.texts;
+    for (const auto& l : live_) {
+        if (mixer_.one_in(2)) continue;
+        Request r;
+        r.prompt     = l->request.prompt;
+        r.cache_salt = l->request.cache_salt;
+        r.max_tokens = 1;
+        (void)other.engine->submit(std::move(r));
+    }
+    std::vector<Output> events;
+    for (int i = 0; i < 300 && other.engine->step(events); i++) events.clear();
+    other = {};
+    for (auto& [number, bytes] : disk->files) {
+        if (mixer_.one_in(2)) continue;
+        sim_.disk->files[number] = std::move(bytes);
+        reached_["segments of another directory"]++;
     }
 }
 

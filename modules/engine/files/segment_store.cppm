@@ -3,14 +3,16 @@
 //
 // The files (segments) only grow, and are numbered. A segment is a head, then records one behind the other:
 //
-//   segment   magic, model, tokens of a block, checksum                                          32 bytes, little-endian
-//   record    magic, lane, serial, parent's serial, namespace, sizes, seals, checksums          136 bytes
+//   segment   magic, model, tokens of a block, whether there is a key, checksum                  32 bytes, little-endian
+//   record    magic, lane, name, parent's name, namespace, model, sizes, seals, checksums       160 bytes
 //             the tokens of the block; the payload: the bytes of the unit's blocks. Both are encrypted where there is a key
 //
 // Whatever ends the process, at any write, leaves whole records and at most one torn one behind them. A record is found only when the
-// checksum of its head and tokens is right, and its payload is given out only when that is right too. A text is known by its serial, a number
-// that the directory never gives to two texts: a record says its own and that of the text before its tokens, so the chain of tokens is
-// compared from the beginning of a prompt on, whatever hashes collide.
+// checksum of its head and tokens is right, and its payload is given out only when that is right too.
+//
+// A text has a name that no other text of any directory has: a random number of the store that wrote it first, and the serial that it had
+// there. A record says its own name and that of the text before its tokens. So the chain of tokens is compared from the beginning of a prompt
+// on, whatever hashes collide, and wherever the segments of a directory come from. In memory a text is known by a serial of this store.
 export module quire.engine.files.segment_store;
 
 import quire.core.base;
@@ -48,6 +50,17 @@ struct SegmentStats {
     std::uint64_t kept = 0;                       // records of such segments that were written once more
 };
 
+// What a store has found when it was opened.
+struct SegmentsFound {
+    std::uint64_t bytes   = 0; // of all segments that are still there
+    std::size_t   records = 0; // that can be used
+    int           other   = 0; // segments of another model, other settings or another key
+    int           damaged = 0; // ends of segments that are not whole
+    int           old     = 0; // segments of an earlier format, which were deleted
+    int           open    = 0; // segments without encryption, which were deleted because there is a key
+    int           foreign = 0; // files of other users, or that they can write: they are left alone
+};
+
 // A text of the shared namespace whose last block the first lane has from now on, or no longer.
 struct TextChange {
     bool               stored = false;
@@ -63,8 +76,9 @@ public:
     SegmentStore& operator=(const SegmentStore&) = delete;
     ~SegmentStore();
 
-    // Greater than the serial of any text that the files have or had: the first one for a new text.
-    std::uint64_t first_serial() const { return first_serial_; }
+    // Greater than the serial of any text that the files have: the first one for a new text.
+    std::uint64_t        first_serial() const { return names_.size(); }
+    const SegmentsFound& found() const { return found_; }
     // The serial of the text that continues text `parent` (0: nothing) with these tokens, as far as the first lane has it; 0: none.
     std::uint64_t find(const CacheNamespace& space, std::uint64_t parent, std::span<const Token> tokens) const;
     bool          has(std::uint64_t serial, int lane) const { return records_.contains({known_as(serial), lane}); }
@@ -83,6 +97,11 @@ public:
 
 private:
     using Key = std::pair<std::uint64_t, int>; // serial and lane
+    struct Name {                              // of a text, in every directory; zeros: of the text without tokens
+        std::uint64_t store = 0, serial = 0;
+        auto          operator<=>(const Name&) const = default;
+    };
+    using Serials = std::map<Name, std::uint64_t>;
     struct Place {
         std::uint64_t segment = 0, at = 0; // where the record begins
         std::uint64_t bytes     = 0;       // of the record
@@ -104,9 +123,13 @@ private:
         const auto at = aliases_.find(serial);
         return at == aliases_.end() ? serial : at->second;
     }
+    Name name_of(std::uint64_t serial) const { return serial < names_.size() ? names_[serial] : Name{store_, serial}; }
+    std::uint64_t             serial_of(const Name& name, Serials& serials);
     std::uint64_t             reserve() const { return o_.bytes / 16; } // for what drop_oldest() writes again
     std::optional<RecordHead> read_head(std::uint64_t segment, std::uint64_t at, std::vector<Token>& tokens) const;
-    void                      scan(std::uint64_t segment);
+    bool                      drop_unusable(std::uint64_t segment);
+    void                      scan(std::uint64_t segment, Serials& serials);
+    void                      sort_changes();
     bool                      begin_segment();
     bool                      fetch(const Key& key, const Place& place, Pieces payload) const;
     std::optional<Place>      write(RecordHead& head, std::span<std::byte> tokens, Pieces payload);
@@ -115,12 +138,15 @@ private:
     void                      forget(const Key& key);
     void                      enter(Child child, int lane, const Place& place);
 
-    SegmentOptions                                   o_;
-    std::unique_ptr<SegmentFiles>                    files_;
-    std::uint64_t                                    growing_ = 0, bytes_ = 0, first_serial_ = 1;
-    bool                                             grows_ = false; // the segment growing_ is this store's
-    std::map<std::uint64_t, Segment>                 segments_;      // by number, the oldest first
-    std::map<Key, Place>                             records_;
+    SegmentOptions                   o_;
+    std::unique_ptr<SegmentFiles>    files_;
+    std::uint64_t                    store_; // this one's part of the names of new texts
+    std::vector<Name>                names_; // of the texts in the files when the store was opened, by serial
+    SegmentsFound                    found_;
+    std::uint64_t                    growing_ = 0, bytes_ = 0;
+    bool                             grows_ = false; // the segment growing_ is this store's
+    std::map<std::uint64_t, Segment> segments_;      // by number, the oldest first
+    std::map<Key, Place>             records_;
     std::unordered_map<std::uint64_t, std::uint64_t> aliases_; // of texts that were computed again: the first serial
     std::unordered_map<std::uint64_t, std::vector<Child>> children_;   // by a hash of parent and tokens
     std::unordered_map<std::uint64_t, int>                n_children_; // by serial
@@ -136,24 +162,22 @@ module :private;
 
 namespace quire {
 
-constexpr std::uint64_t segment_magic = 0x31304745534b51ull; // "QKSEG01"
-constexpr std::uint32_t record_magic  = 0x31524b51;          // "QKR1"
-
-// The serials of a process begin with the number of its first segment, which no other process has: so they are new even where the records
-// of an earlier process can no longer be read.
-constexpr int           serial_bits  = 40;
-constexpr std::uint64_t most_segment = 1 << 22; // a greater number is not ours
+constexpr std::uint64_t segment_magic     = 0x32304745534b51ull; // "QKSEG02"
+constexpr std::uint64_t old_segment_magic = 0x31304745534b51ull; // "QKSEG01"
+constexpr std::uint32_t record_magic      = 0x32524b51;          // "QKR2"
+constexpr std::uint64_t most_segment      = 1 << 22;             // a greater number is not ours
 
 struct SegmentHead {
     std::uint64_t magic = segment_magic, model = 0;
-    std::uint32_t block_size = 0, unused = 0;
+    std::uint32_t block_size = 0, encrypted = 0;
     std::uint64_t checksum = 0;
 };
 
 struct SegmentStore::RecordHead {
     std::uint32_t  magic = record_magic, lane = 0;
-    std::uint64_t  serial = 0, parent = 0;
+    Name           name, parent;
     CacheNamespace space;
+    std::uint64_t  model    = 0;
     std::uint32_t  n_tokens = 0, unused = 0;
     std::uint64_t  payload_bytes = 0;
     Seal           tokens_seal{}, payload_seal{}; // where there is a key
@@ -162,13 +186,18 @@ struct SegmentStore::RecordHead {
     std::uint64_t  checksum         = 0;          // of the above and the tokens, as they are in the file
 
     std::uint64_t              before_payload() const { return sizeof *this + n_tokens * sizeof(Token); }
-    std::span<const std::byte> sealed() const { return std::as_bytes(std::span(this, 1)).first(56); } // by both seals
+    std::span<const std::byte> sealed() const { return std::as_bytes(std::span(this, 1)).first(80); } // by both seals
 };
 static_assert(sizeof(SegmentHead) == 32 && std::endian::native == std::endian::little);
 
 std::uint64_t checksum_of(std::uint64_t seed, Pieces pieces) {
     for (std::span<const std::byte> piece : pieces) seed = hash_bytes(piece.data(), piece.size(), seed);
     return seed;
+}
+
+template <class Name>
+std::uint64_t checksum_of_payload(const Name& name, Pieces payload) {
+    return checksum_of(hash_bytes(&name, sizeof name), payload);
 }
 
 // Of a head, whose last eight bytes it is; and of what follows.
@@ -181,20 +210,29 @@ std::uint64_t key_of(const CacheNamespace& space, std::uint64_t parent, std::spa
     return hash_bytes(tokens.data(), tokens.size_bytes(), parent ^ space.low);
 }
 
+std::uint64_t random_number() {
+    std::random_device random;
+    return (std::uint64_t(random()) << 32) | random();
+}
+
 SegmentStore::SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles> files)
-    : o_(std::move(options)), files_(std::move(files)), readers_(o_.threads) {
+    : o_(std::move(options)), files_(std::move(files)), store_(random_number()), names_(1), readers_(o_.threads) {
     if (o_.cipher) o_.model = o_.cipher->name_of("model", cat(o_.model))[0];
+    Serials serials{{Name{}, 0}};
     for (const auto [number, bytes] : files_->sizes()) {
         if (number > most_segment) continue;
+        growing_ = number;
+        if (drop_unusable(number)) continue;
         segments_[number].bytes = bytes;
         bytes_ += bytes;
-        growing_ = number;
-        scan(number);
+        scan(number, serials);
     }
-    // A record that was written once more is behind records that continue it.
-    std::ranges::sort(changes_, {}, &TextChange::serial);
-    first_serial_ = ((growing_ + 1) << serial_bits) + 1;
+    sort_changes();
     while (bytes_ > o_.bytes && !segments_.empty()) drop_oldest();
+    found_.bytes   = bytes_;
+    found_.records = records_.size();
+    found_.damaged = int(stats_.damaged);
+    found_.foreign = files_->n_foreign();
 }
 
 SegmentStore::~SegmentStore() = default;
@@ -203,9 +241,10 @@ SegmentStore::~SegmentStore() = default;
 std::optional<SegmentStore::RecordHead> SegmentStore::read_head(std::uint64_t segment, std::uint64_t at,
                                                                 std::vector<Token>& tokens) const {
     RecordHead head;
-    static_assert(sizeof head == 136);
+    static_assert(sizeof head == 160);
     if (!files_->read(segment, at, std::array{piece_of(head)}) || head.magic != record_magic ||
-        head.segment != segment || (head.n_tokens != 0 && head.n_tokens != std::uint32_t(o_.block_size)))
+        head.segment != segment || head.model != o_.model ||
+        (head.n_tokens != 0 && head.n_tokens != std::uint32_t(o_.block_size)))
         return std::nullopt;
     tokens.resize(head.n_tokens);
     const std::span<std::byte> bytes = piece_of(std::span(tokens));
@@ -215,25 +254,64 @@ std::optional<SegmentStore::RecordHead> SegmentStore::read_head(std::uint64_t se
     return head;
 }
 
+// The serial of a text in the files; a new one, if it was not named before.
+std::uint64_t SegmentStore::serial_of(const Name& name, Serials& serials) {
+    const auto [at, added] = serials.try_emplace(name, names_.size());
+    if (added) names_.push_back(name);
+    return at->second;
+}
+
+// Deletes a segment that no process will read any more: one of an earlier format, or one that all can read where there is a key.
+bool SegmentStore::drop_unusable(std::uint64_t segment) {
+    SegmentHead head;
+    if (!files_->read(segment, 0, std::array{piece_of(head)})) return false;
+    const bool old  = head.magic == old_segment_magic,
+               open = head.magic == segment_magic && !head.encrypted && o_.cipher;
+    if (old || open) files_->remove(segment);
+    found_.old += old;
+    found_.open += open;
+    return old || open;
+}
+
 // Enters the records of a segment, up to the first one that is not whole.
-void SegmentStore::scan(std::uint64_t segment) {
+void SegmentStore::scan(std::uint64_t segment, Serials& serials) {
     const std::uint64_t size = segments_[segment].bytes;
     SegmentHead         first;
-    const bool          ours = files_->read(segment, 0, std::array{piece_of(first)}) && first.magic == segment_magic &&
-                      first.checksum == checksum_of(first) && first.model == o_.model &&
-                      first.block_size == std::uint32_t(o_.block_size);
+    const bool          whole = files_->read(segment, 0, std::array{piece_of(first)}) && first.magic == segment_magic &&
+                       first.checksum == checksum_of(first);
+    const bool ours = whole && first.model == o_.model && first.block_size == std::uint32_t(o_.block_size) &&
+                      bool(first.encrypted) == o_.cipher.has_value();
+    if (whole && !ours) found_.other++;
+    if (!whole) stats_.damaged++;
     for (std::uint64_t at = sizeof first; ours && at < size;) {
         std::vector<Token> tokens;
         const auto         head = read_head(segment, at, tokens);
-        if (!head || head->payload_bytes > size - std::min(size, at + head->before_payload())) {
+        if (!head || head->name == Name{} || head->payload_bytes > size - std::min(size, at + head->before_payload())) {
             stats_.damaged++;
             return;
         }
-        const std::uint64_t bytes = head->before_payload() + head->payload_bytes;
-        if (!has(head->serial, int(head->lane)))
-            enter({head->space, head->parent, head->serial, std::move(tokens)}, int(head->lane), {segment, at, bytes});
+        const std::uint64_t bytes  = head->before_payload() + head->payload_bytes;
+        const std::uint64_t parent = serial_of(head->parent, serials), serial = serial_of(head->name, serials);
+        if (!has(serial, int(head->lane)))
+            enter({head->space, parent, serial, std::move(tokens)}, int(head->lane), {segment, at, bytes});
         at += bytes;
     }
+}
+
+// Puts parents before children, because a record that was written once more is behind records that continue it. Texts whose parent is in no
+// file, which no prompt leads to, are left out.
+void SegmentStore::sort_changes() {
+    std::unordered_map<std::uint64_t, std::vector<TextChange>> by_parent;
+    for (TextChange& change : changes_) by_parent[change.parent].push_back(std::move(change));
+    changes_.clear();
+    const auto add = [&](std::uint64_t parent) {
+        const auto at = by_parent.find(parent);
+        if (at == by_parent.end()) return;
+        for (TextChange& change : at->second) changes_.push_back(std::move(change));
+        by_parent.erase(at);
+    };
+    add(0);
+    for (std::size_t i = 0; i < changes_.size(); i++) add(changes_[i].serial);
 }
 
 void SegmentStore::enter(Child child, int lane, const Place& place) {
@@ -317,9 +395,11 @@ bool SegmentStore::keep(const Key& key, Place& place) {
 }
 
 bool SegmentStore::begin_segment() {
-    grows_ = growing_ < most_segment && files_->create(++growing_);
+    int tries = found_.foreign + 1; // their numbers are taken
+    do grows_ = growing_ < most_segment && files_->create(++growing_);
+    while (!grows_ && --tries > 0);
     if (!grows_) return false;
-    SegmentHead head{.model = o_.model, .block_size = std::uint32_t(o_.block_size)};
+    SegmentHead head{.model = o_.model, .block_size = std::uint32_t(o_.block_size), .encrypted = o_.cipher.has_value()};
     head.checksum = checksum_of(head);
     if (!files_->append(growing_, std::array{piece_of(head)})) {
         files_->remove(growing_);
@@ -361,7 +441,9 @@ bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std
         if (const std::uint64_t first = find(space, parent, tokens)) aliases_[serial] = first;
     }
     if (has(serial, lane)) return false;
-    RecordHead head{.lane = std::uint32_t(lane), .serial = known_as(serial), .parent = parent, .space = space};
+    RecordHead head{
+        .lane = std::uint32_t(lane), .name = name_of(known_as(serial)), .parent = name_of(parent), .space = space};
+    head.model                = o_.model;
     head.n_tokens             = std::uint32_t(tokens.size());
     head.payload_bytes        = size_of(payload);
     const std::uint64_t bytes = head.before_payload() + head.payload_bytes + sizeof(SegmentHead);
@@ -377,23 +459,23 @@ bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std
         head.tokens_seal  = o_.cipher->seal(head.sealed(), std::array{text}, text);
         head.payload_seal = o_.cipher->seal(head.sealed(), payload, hidden);
     } else {
-        head.payload_checksum = checksum_of(head.serial, payload);
+        head.payload_checksum = checksum_of_payload(head.name, payload);
     }
     const auto place = write(head, text, o_.cipher ? Pieces(std::span(&hidden, 1)) : payload);
     if (!place) return false;
     stats_.written++;
-    enter({space, parent, head.serial, {tokens.begin(), tokens.end()}}, lane, *place);
+    enter({space, parent, known_as(serial), {tokens.begin(), tokens.end()}}, lane, *place);
     return true;
 }
 
 bool SegmentStore::fetch(const Key& key, const Place& place, Pieces payload) const {
     std::vector<Token> tokens;
     const auto         head = read_head(place.segment, place.at, tokens);
-    return head && head->serial == key.first && head->lane == std::uint32_t(key.second) &&
+    return head && head->name == name_of(key.first) && head->lane == std::uint32_t(key.second) &&
            head->payload_bytes == size_of(payload) &&
            files_->read(place.segment, place.at + head->before_payload(), payload) &&
            (o_.cipher ? o_.cipher->open(head->payload_seal, head->sealed(), payload)
-                      : head->payload_checksum == checksum_of(key.first, payload));
+                      : head->payload_checksum == checksum_of_payload(head->name, payload));
 }
 
 void SegmentStore::read(std::span<UnitRead> units) {
