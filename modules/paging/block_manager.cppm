@@ -44,8 +44,7 @@ public:
     HostTier&             host() { return tables_.host; }
     std::span<const Lane> lanes() const { return tables_.cache_lanes; }
     void                  begin_serials(std::uint64_t first) { tables_.cache.begin_serials(first); }
-    // How many leading whole blocks of `tokens` are written, on the device or in host memory, and the prefix up to there.
-    std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const {
+    KnownText             known(const CacheNamespace& space, std::span<const Token> tokens) const {
         return tables_.cache.known(space, tokens);
     }
     // Saves the units of these blocks in host memory, and for files that lack them.

@@ -51,6 +51,33 @@ struct CacheHit {
     int n_entries() const { return int(entries.size()); }
 };
 
+// The leading whole blocks of a text that are written, on the device or in host memory.
+struct KnownText {
+    std::vector<Prefix> texts    = {}; // the texts that end with each of them
+    std::vector<bool>   units    = {}; // [texts × lanes] which of their units are there
+    int                 n_usable = 0;  // the blocks behind which a prompt can go on with these units
+
+    int n_blocks() const { return int(texts.size()); }
+};
+
+// The most of `n` leading entries that a text can go on behind: each lane has the entries that the token behind them sees. `has(entry, lane)`
+// says which units are there; those of the first lane are.
+template <class Has>
+int most_usable(std::span<const Lane> lanes, int block_size, int n, Has&& has) {
+    std::array<int, most_lanes> there{}; // of each lane: from here on all are there
+    int                         most = 0;
+    for (int i = 0; i < n; i++) {
+        bool all = true;
+        for (int lane = 1; lane < int(lanes.size()); lane++) {
+            const auto l = std::size_t(lane);
+            if (!has(i, lane)) there[l] = i + 1;
+            all = all && there[l] <= CacheLayout::first_entry_seen(lanes[l].window, (i + 1) * block_size, block_size);
+        }
+        if (all) most = i + 1;
+    }
+    return most;
+}
+
 class PrefixCache {
 public:
     // `pool`, of the device, and `host` outlive the cache. The first lane has no window.
@@ -76,8 +103,7 @@ public:
     // Whether a block can continue the prefix: it is the beginning of a namespace, or the entry at its end is there.
     bool is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
-    // The leading whole blocks of `tokens` that are written, on the device or in host memory: how many, and the text up to there.
-    std::pair<int, Prefix> known(const CacheNamespace& space, std::span<const Token> tokens) const;
+    KnownText known(const CacheNamespace& space, std::span<const Token> tokens) const;
     // Saves the units of these blocks in host memory, those that files may lack for files as well.
     void save(const CacheNamespace& space, std::span<const Token> tokens);
     // The serials from here on are new.
@@ -110,9 +136,9 @@ private:
     struct Siblings {
         BlockId prev = -1, next = -1;
     };
-    // known(); calls `visit` with each block of the first lane.
+    // Calls `visit` with each block of the first lane that known() finds.
     template <class Visit>
-    std::pair<int, Prefix> walk(const CacheNamespace& space, std::span<const Token> tokens, Visit&& visit) const;
+    void walk(const CacheNamespace& space, std::span<const Token> tokens, Visit&& visit) const;
 
     void set_cached(BlockId block);
     void log_state(BlockId block, bool stored);
@@ -248,13 +274,11 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
 }
 
 template <class Visit>
-std::pair<int, Prefix> PrefixCache::walk(const CacheNamespace& space, std::span<const Token> tokens,
-                                         Visit&& visit) const {
+void PrefixCache::walk(const CacheNamespace& space, std::span<const Token> tokens, Visit&& visit) const {
     const auto size = std::size_t(pool_.block_size());
     Prefix     here{chain_root(space)};
-    int        n = 0;
-    for (; std::size_t(n + 1) * size <= tokens.size(); n++) {
-        const std::span<const Token> want = tokens.subspan(std::size_t(n) * size, size);
+    for (; tokens.size() >= size; tokens = tokens.subspan(size)) {
+        const std::span<const Token> want = tokens.first(size);
         const BlockHash              hash = hash_of(here, want);
         FoundUnit                    at{index_.find(hash)};
         if (at.block >= 0 && (!holds(at.block, here, space, want) || pool_.state(at.block) != HashState::cached)) break;
@@ -263,11 +287,22 @@ std::pair<int, Prefix> PrefixCache::walk(const CacheNamespace& space, std::span<
         here = prefix_of(at);
         visit(at);
     }
-    return {n, here};
 }
 
-std::pair<int, Prefix> PrefixCache::known(const CacheNamespace& space, std::span<const Token> tokens) const {
-    return walk(space, tokens, [](const FoundUnit&) {});
+KnownText PrefixCache::known(const CacheNamespace& space, std::span<const Token> tokens) const {
+    KnownText         known;
+    const std::size_t n_lanes = lanes_.size();
+    walk(space, tokens, [&](const FoundUnit& at) {
+        known.texts.push_back(prefix_of(at));
+        for (int lane = 0; lane < int(n_lanes); lane++) {
+            const FoundUnit unit = unit_of(at, lane);
+            known.units.push_back(unit.block >= 0 || unit.on_host >= 0);
+        }
+    });
+    known.n_usable = most_usable(lanes_, pool_.block_size(), known.n_blocks(), [&](int i, int lane) {
+        return known.units[std::size_t(i) * n_lanes + std::size_t(lane)];
+    });
+    return known;
 }
 
 void PrefixCache::save(const CacheNamespace& space, std::span<const Token> tokens) {

@@ -7,6 +7,7 @@ import quire.core.base;
 import quire.engine.executor;
 export import quire.engine.files.disk_tier;
 import quire.paging.block_hash;
+import quire.paging.prefix_cache;
 import quire.schedule.scheduler;
 
 export namespace quire {
@@ -16,6 +17,7 @@ struct CacheMoved {
     RequestId id       = 0;
     int       n_tokens = 0; // that are there now
     int       n_prompt = 0;
+    int       n_missed = 0; // that the memory has, and the files did not take
 };
 
 class DiskRequests {
@@ -102,9 +104,11 @@ bool DiskRequests::look_up(RequestId id, Request& request) {
     const bool shared = request.cache_salt.empty() && (!request.adapters || request.adapters->empty());
     if (disk_.empty() || (!shared && !salts_) || request.wants_all_rows()) return false;
     const CacheNamespace space = scheduler_.namespace_of(request);
-    const auto [n, text]       = scheduler_.blocks().known(space, request.prompt);
-    if (std::size_t(n + 1) * size >= request.prompt.size()) return false;
-    disk_.look_up(id, space, text, n, request.prompt);
+    const auto           most =
+        (std::max<std::size_t>(request.prompt.size(), 1) - 1) / size; // blocks: one token is left to compute
+    KnownText known = scheduler_.blocks().known(space, std::span(request.prompt).first(most * size));
+    if (std::size_t(known.n_usable) == most) return false;
+    disk_.look_up(id, space, std::move(known), request.prompt);
     waiting_.emplace(id, std::move(request));
     return true;
 }
@@ -114,7 +118,7 @@ void DiskRequests::pass_on(RequestId id) {
     const auto at = waiting_.find(id);
     if (at == waiting_.end()) return;
     if (const Request& request = at->second; request.cache_move == CacheMove::load) {
-        const int n = scheduler_.blocks().known(scheduler_.namespace_of(request), request.prompt).first;
+        const int n = scheduler_.blocks().known(scheduler_.namespace_of(request), request.prompt).n_usable;
         moved_.push_back({id, n * scheduler_.blocks().block_size(), int(request.prompt.size())});
     } else {
         scheduler_.add(id, std::move(at->second));
@@ -172,19 +176,18 @@ void DiskRequests::look_at_saves() {
         save.is_looked_up         = true;
         std::vector<Token> tokens = save.prompt;
         tokens.push_back(0); // a look-up leaves the last token to compute
-        disk_.look_up(id, save.space, {chain_root(save.space)}, 0, std::move(tokens));
+        disk_.look_up(id, save.space, {}, std::move(tokens));
     }
 }
 
 // Once more as long as that brings blocks to the files: some are left out while many wait for the disk.
 void DiskRequests::end_look(RequestId id, int n_blocks) {
-    const auto at   = saves_.find(id);
-    Save&      save = at->second;
-    if (n_blocks > std::exchange(save.n_blocks, n_blocks) &&
-        n_blocks < scheduler_.blocks().known(save.space, save.prompt).first)
-        return begin_to_save(save);
-    const int size = scheduler_.blocks().block_size();
-    moved_.push_back({id, std::max(n_blocks, 0) * size, int(save.prompt.size())});
+    const auto at      = saves_.find(id);
+    Save&      save    = at->second;
+    const int  n_known = scheduler_.blocks().known(save.space, save.prompt).n_usable;
+    if (n_blocks > std::exchange(save.n_blocks, n_blocks) && n_blocks < n_known) return begin_to_save(save);
+    const int size = scheduler_.blocks().block_size(), n_there = std::max(n_blocks, 0);
+    moved_.push_back({id, n_there * size, int(save.prompt.size()), std::max(n_known - n_there, 0) * size});
     saves_.erase(at);
 }
 
@@ -204,23 +207,31 @@ void DiskRequests::begin_to_read(DiskFound found) {
 }
 
 void DiskRequests::end_read(const DiskFound& found) {
-    HostTier& host = scheduler_.blocks().host();
-    Prefix    before, here = found.from; // the text of the unit at hand without its block, and with it
-    int       n_read = 0;                // blocks
-    bool      whole  = true;             // every block up to there was read
+    BlockManager&              blocks = scheduler_.blocks();
+    const std::vector<Prefix>& known  = found.known.texts;
+    const Prefix               root{chain_root(found.space)};
+    Prefix                     last = known.empty() ? root : known.back(); // of the blocks so far, the known ones first
+    Prefix                     before, here; // the text of the unit at hand without its block, and with it
+    bool                       whole = true; // every block up to there was read
     for (const HostUnit& unit : found.units) {
-        if (unit.lane == 0) {
+        const auto depth = std::size_t(unit.depth);
+        if (depth < known.size()) {
+            before = depth > 0 ? known[depth - 1] : root;
+            here   = known[depth];
+        } else if (unit.lane == 0) {
             whole  = whole && unit.is_read;
-            before = std::exchange(here, {scheduler_.blocks().hash_of(here, unit.tokens), unit.serial});
-            n_read += whole;
+            before = last;
+            here = last = {blocks.hash_of(last, unit.tokens), unit.serial};
         }
-        if (whole && unit.is_read) host.enter(unit, found.space, before, *here.hash);
-        host.give_back(unit.unit);
+        if (whole && unit.is_read) blocks.host().enter(unit, found.space, before, *here.hash);
+        blocks.host().give_back(unit.unit);
     }
-    if (!waiting_.contains(found.id)) return; // cancelled
+    const auto at = waiting_.find(found.id);
+    if (at == waiting_.end()) return; // cancelled
+    const int n_now = blocks.known(found.space, at->second.prompt).n_usable;
     pass_on(found.id);
     if (SequenceGroup* const group = scheduler_.find(found.id)) // none: it only moved
-        group->n_from_disk = n_read * scheduler_.blocks().block_size();
+        group->n_from_disk = std::max(n_now - found.known.n_usable, 0) * blocks.block_size();
 }
 
 void DiskRequests::moves_taken() { saved_ = scheduler_.blocks().host().take_saved(); }

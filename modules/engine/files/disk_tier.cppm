@@ -23,11 +23,11 @@ struct DiskTierOptions {
     std::function<int()> jobs = {};
 };
 
-// Units that the files have behind the text `from`, for a request.
+// Units of a request's prompt that the files have, and the memory lacks.
 struct DiskFound {
     RequestId             id = 0;
     CacheNamespace        space;
-    Prefix                from;
+    KnownText             known;           // what the memory had when the files were asked
     std::vector<HostUnit> units   = {};    // parents before children; read: with their blocks in host memory
     bool                  is_read = false; // else only looked up
 };
@@ -45,25 +45,25 @@ public:
     DiskTier& operator=(const DiskTier&) = delete;
     ~DiskTier(); // what waits to be written is written
 
-    std::uint64_t first_serial() const { return first_serial_; } // see SegmentStore
-    bool          empty() const { return n_records_ == 0; }
-    std::size_t   n_records() const { return n_records_; }
-    std::uint64_t bytes() const { return bytes_; }
-    SegmentStats  stats() const;
+    std::uint64_t        first_serial() const { return first_serial_; } // see SegmentStore
+    const SegmentsFound& found() const { return found_; }               // when the files were opened
+    bool                 empty() const { return n_records_ == 0; }
+    std::size_t          n_records() const { return n_records_; }
+    std::uint64_t        bytes() const { return bytes_; }
+    SegmentStats         stats() const;
 
     // -- the engine's thread; none of these waits for a file
 
     void write(std::vector<HostUnit> units); // that are lent
-    // Looks for whole blocks of `tokens` from block `first` on, behind the text `from`. The last token is left to compute.
-    void look_up(RequestId id, const CacheNamespace& space, const Prefix& from, int first, std::vector<Token> tokens);
-    void take(DiskFound found);    // reads what was looked up, into units that are lent
-    DiskDone take_done();          // since the last call
-    void     wait(double seconds); // until something is done
+    // Looks for the units that `tokens` could go on behind, of which the memory has `known`. The last token is left to compute.
+    void     look_up(RequestId id, const CacheNamespace& space, KnownText known, std::vector<Token> tokens);
+    void     take(DiskFound found); // reads what was looked up, into units that are lent
+    DiskDone take_done();           // since the last call
+    void     wait(double seconds);  // until something is done
 
 private:
     struct Job {
         DiskFound          found;
-        int                first  = 0;
         std::vector<Token> tokens = {};
     };
     void                              run();
@@ -71,7 +71,6 @@ private:
     void                              add(Job job);
     void                              look_up(Job& job) const;
     void                              read(DiskFound& found);
-    std::size_t                       usable(std::span<const std::uint64_t> serials, int first) const;
     std::vector<std::span<std::byte>> memory_of(const HostUnit& unit) const;
     int                               first_seen(int lane, int n_blocks) const; // by the token behind so many blocks
     void                              publish_counts();
@@ -79,6 +78,7 @@ private:
     DiskTierOptions               o_;
     std::unique_ptr<SegmentStore> store_; // the thread's
     std::uint64_t                 first_serial_;
+    SegmentsFound                 found_;
     std::atomic<std::size_t>      n_records_ = 0;
     std::atomic<std::uint64_t>    bytes_     = 0;
     std::atomic<bool>             has_done_  = false;
@@ -100,7 +100,7 @@ namespace quire {
 
 DiskTier::DiskTier(DiskTierOptions options)
     : o_(std::move(options)), store_(std::make_unique<SegmentStore>(o_.segments, std::move(o_.files))),
-      first_serial_(store_->first_serial()) {
+      first_serial_(store_->first_serial()), found_(store_->found()) {
     publish_counts();
     has_done_ = !done_.changes.empty();
     if (!o_.jobs) thread_ = std::thread([this] { run(); });
@@ -129,9 +129,8 @@ void DiskTier::write(std::vector<HostUnit> units) {
     work_.notify_one();
 }
 
-void DiskTier::look_up(RequestId id, const CacheNamespace& space, const Prefix& from, int first,
-                       std::vector<Token> tokens) {
-    add({{id, space, from}, first, std::move(tokens)});
+void DiskTier::look_up(RequestId id, const CacheNamespace& space, KnownText known, std::vector<Token> tokens) {
+    add({{id, space, std::move(known)}, std::move(tokens)});
 }
 
 void DiskTier::take(DiskFound found) {
@@ -222,41 +221,36 @@ int DiskTier::first_seen(int lane, int n_blocks) const {
     return CacheLayout::first_entry_seen(l.window, n_blocks * o_.segments.block_size, o_.segments.block_size);
 }
 
-// The most leading texts that a prompt can go on behind: whatever the token behind them sees is there. `first`: blocks before them, whose
-// units are not looked for.
-std::size_t DiskTier::usable(std::span<const std::uint64_t> serials, int first) const {
-    for (std::size_t n = serials.size(); n > 0; n--) {
-        bool all = true;
-        for (int lane = 1; lane < int(o_.lanes.size()) && all; lane++)
-            for (int i = std::max(first_seen(lane, first + int(n)), first); i < first + int(n) && all; i++)
-                all = store_->has(serials[std::size_t(i - first)], lane);
-        if (all) return n;
-    }
-    return 0;
-}
-
+// What the memory lacks of the longest beginning that it has together with the files; nothing, if it has a beginning as long by itself.
 void DiskTier::look_up(Job& job) const {
-    const auto                 size  = std::size_t(o_.segments.block_size);
-    const auto                 block = [&](std::size_t i) { return std::span(job.tokens).subspan(i * size, size); };
-    const auto                 first = std::size_t(job.first);
+    const auto                 size    = std::size_t(o_.segments.block_size);
+    const auto                 block   = [&](std::size_t i) { return std::span(job.tokens).subspan(i * size, size); };
+    const KnownText&           known   = job.found.known;
+    const std::size_t          n_lanes = o_.lanes.size();
     std::vector<std::uint64_t> serials;
-    for (std::uint64_t here = job.found.from.serial; (first + serials.size() + 1) * size < job.tokens.size();) {
-        here = store_->find(job.found.space, here, block(first + serials.size()));
-        if (here == 0) break;
-        serials.push_back(here);
+    for (const Prefix& text : known.texts) serials.push_back(text.serial);
+    while ((serials.size() + 1) * size < job.tokens.size()) {
+        const std::uint64_t before = serials.empty() ? 0 : serials.back();
+        const std::uint64_t next   = store_->find(job.found.space, before, block(serials.size()));
+        if (next == 0) break;
+        serials.push_back(next);
     }
-    serials.resize(usable(serials, job.first));
-    const int end = job.first + int(serials.size());
-    for (int i = job.first; i < end; i++)
-        for (int lane = 0; lane < int(o_.lanes.size()); lane++) {
-            if (i < first_seen(lane, end)) continue;
-            const std::size_t at   = std::size_t(i - job.first);
-            HostUnit&         unit = job.found.units.emplace_back();
-            unit.lane              = lane;
-            unit.depth             = i;
-            unit.serial            = serials[at];
-            unit.parent            = at == 0 ? job.found.from.serial : serials[at - 1];
-            const auto tokens      = block(std::size_t(i));
+    const auto in_memory = [&](int i, int lane) {
+        return i < known.n_blocks() && known.units[std::size_t(i) * n_lanes + std::size_t(lane)];
+    };
+    const int end = most_usable(o_.lanes, int(size), int(serials.size()), [&](int i, int lane) {
+        return in_memory(i, lane) || store_->has(serials[std::size_t(i)], lane);
+    });
+    if (end <= known.n_usable) return;
+    for (int i = 0; i < end; i++)
+        for (int lane = 0; lane < int(n_lanes); lane++) {
+            if (in_memory(i, lane) || i < first_seen(lane, end)) continue;
+            HostUnit& unit    = job.found.units.emplace_back();
+            unit.lane         = lane;
+            unit.depth        = i;
+            unit.serial       = serials[std::size_t(i)];
+            unit.parent       = i == 0 ? 0 : serials[std::size_t(i) - 1];
+            const auto tokens = block(std::size_t(i));
             if (lane == 0) unit.tokens.assign(tokens.begin(), tokens.end());
         }
 }
