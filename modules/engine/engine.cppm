@@ -221,7 +221,7 @@ struct Engine::Impl {
     bool         finish(std::vector<Output>& out);
     void         move_blocks();
     void         take_inbox(std::vector<Output>& out);
-    Result<void> open_files(const std::string& path, std::optional<Cipher> cipher);
+    Result<void> open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope);
     void         measure_moves();
     void         measure_steps();
     void         count(std::span<const Scheduled> scheduled, double seconds);
@@ -371,6 +371,9 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     for (const Adapter& a : *adapters) scheduling.adapter_hashes.push_back(a.hash);
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
+    // As the program of the model was made, before a context was chosen that memory is enough for.
+    const bool long_rope = bool(tensors->rope_long) && (wanted.context > 0 ? wanted.context : config->context_length) >
+                                                           config->rope_original_context;
     const ModelConfig pooled = *config;
     auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*eagle), std::move(*adapters), std::move(*config),
                                        std::move(*tokenizer), std::move(*executor), scheduling,
@@ -378,7 +381,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
     if (o.keeps_files())
-        if (auto ok = impl->open_files(path, std::move(cipher)); !ok) return std::unexpected(ok.error());
+        if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
     return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
@@ -586,15 +589,17 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
 
 // -- files
 
-Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cipher> cipher) {
+Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope) {
     if (options.processes.n > 1) return fail(path, ": --kv-dir is for a model that runs in one process");
     if (options.tier_blocks == 0)
         return fail("--kv-dir needs room in host memory (--kv-host-bytes) and the prefix cache");
     Result<std::unique_ptr<SegmentFiles>> segments =
         options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
     if (!segments) return std::unexpected(segments.error());
-    std::string basis = basis_of_kv(file, options, executor->numerics());
-    if (eagle_file) basis += cat(", draft ", fingerprint(*eagle_file)); // blocks have its K and V, too
+    const int   threads    = options.device == "cpu" ? options.threads : physical_cores();
+    const auto  weights_of = [&](const Gguf& f) { return full_fingerprint(f, threads, options.kv_dir); };
+    std::string basis      = basis_of_kv(weights_of(file), long_rope, options, executor->numerics());
+    if (eagle_file) basis += cat(", draft ", weights_of(*eagle_file)); // blocks have its K and V, too
     const std::uint64_t model = hash_bytes(basis);
     files                     = std::make_unique<DiskRequests>(
         SegmentOptions{std::uint64_t(options.kv_disk_bytes), model, options.block_size, std::move(cipher),
