@@ -191,8 +191,11 @@ void Run::move_cache() {
 }
 
 void Run::end_move(const Output& event) {
-    if (!event.done || event.finish != FinishReason::stop || !event.tokens.empty() || event.cached_tokens < 0 ||
-        event.cached_tokens > event.prompt_tokens || event.cached_tokens % s_.block_size != 0)
+    const bool not_taken = event.finish == FinishReason::failed && !event.message.empty(); // there is no room
+    reached_["texts that files did not take"] += not_taken;
+    if (!event.done || (event.finish != FinishReason::stop && !not_taken) || !event.tokens.empty() ||
+        event.cached_tokens < 0 || event.cached_tokens > event.prompt_tokens ||
+        event.cached_tokens % s_.block_size != 0)
         wrong(*moves_[event.id], "was moved, and has an output that cannot be");
     moves_.erase(event.id);
 }
