@@ -156,9 +156,15 @@ TEST_CASE("a saved slot comes back after a restart", "[server]") {
     const fs::path key = temporary();
     std::ofstream(key) << std::string(40, 'k');
     flags.insert(flags.end(), {"--kv-key", key.string()});
+    std::vector<std::string> arguments{"-m", shipped, "--port", "0", "--device", "cpu"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const Finished refused = run_program("server", arguments);
+    CHECK(refused.code == 1);
+    CHECK(has(refused.err, ".slot was saved without a key, so that its text can be read"));
+    for (const char* name : {"chat-1.bin.slot", "copy.slot"}) fs::remove(folder / name);
     {
         const Server s(flags);
-        CHECK(has(act(s, "0", "restore", "chat-1.bin").body, "without a key"));
+        CHECK(has(s.errors(), "without encryption deleted"));
         Json salted          = native(1, 0);
         salted["cache_salt"] = "s";
         s.ask("/completion", salted);
@@ -167,4 +173,21 @@ TEST_CASE("a saved slot comes back after a restart", "[server]") {
     }
     fs::remove_all(folder);
     fs::remove(key);
+}
+
+TEST_CASE("a slot that the files do not take is not saved, and the log says so", "[server]") {
+    const fs::path folder = temporary();
+    fs::remove(folder);
+    const Server s(
+        {"--slot-save-path", folder.string(), "--kv-host-bytes", "64M", "--kv-disk-bytes", "400K", "-np", "1"});
+    CHECK(has(s.errors(), "the KV files in " + folder.string()));
+    Json body = question(0);
+    body.update({{"n_predict", 8}, {"id_slot", 0}});
+    body.erase("max_tokens");
+    s.ask("/completion", body);
+    const Reply saved = s.post("/slots/0?action=save", {{"filename", "x"}});
+    CHECK(saved.status == 507);
+    CHECK(has(saved.body, "the slot was not saved: the files have "));
+    CHECK_FALSE(fs::exists(folder / "x.slot"));
+    fs::remove_all(folder);
 }

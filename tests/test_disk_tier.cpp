@@ -12,6 +12,8 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.engine.fingerprint;
+import quire.model_file.gguf;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 
@@ -195,6 +197,161 @@ TEST_CASE("another model, another type of KV and another size of blocks find not
     CHECK(ask(model, o).stats.disk_tokens == 0);
     CHECK(ask(reference("models/llama3-gqa-F16.gguf"), options_of(folder.path)).stats.disk_tokens == 0);
     CHECK(ask(model, options_of(folder.path)).stats.disk_tokens > 0);
+}
+
+TEST_CASE("after a restart as much of a prompt is found as without it") {
+    const std::string name = GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf",
+                                      "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf");
+    CAPTURE(name);
+    const std::string model = reference(cat("models/", name));
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    o.kv_blocks         = 200;
+    const auto texts    = [](int user) { // a beginning that all users share, and their own
+        std::vector<Token> tokens = prompt_of(64, 3);
+        for (Token t : prompt_of(30, 100 * user)) tokens.push_back(t);
+        return tokens;
+    };
+    const auto ask_for = [](Engine& engine, std::vector<Token> prompt) {
+        const Answer        answer = run(engine, {greedy(std::move(prompt), 3)}, {0})[0];
+        std::vector<Output> events;
+        while (engine.step(events)) {}
+        return answer;
+    };
+    std::vector<Answer> before;
+    {
+        Engine engine = load(model, o);
+        (void)ask_for(engine, prompt_of(64, 3)); // a state at its end
+        for (int user : {1, 2, 1, 3}) before.push_back(ask_for(engine, texts(user)));
+    }
+    {
+        Engine engine = load(model, o);
+        (void)ask_for(engine, texts(1)); // brings the shared beginning back to the memory
+        const Answer third = ask_for(engine, texts(3));
+        CHECK(third.cached_tokens >= before[3].cached_tokens);
+        CHECK(identical(third, before[3]));
+    }
+    Engine  engine    = load(model, o);
+    Request move      = greedy(texts(1), 0);
+    move.cache_move   = CacheMove::load;
+    const int n_moved = run(engine, {move}, {0})[0].cached_tokens;
+    CHECK(n_moved >= 64);
+    CHECK(ask_for(engine, texts(1)).cached_tokens >= n_moved - 8);
+    const Answer other = ask_for(engine, texts(2));
+    CHECK(other.cached_tokens >= 64);
+    CHECK(identical(other, before[1]));
+}
+
+TEST_CASE("weights that have changed find nothing in files, whatever the file's time says") {
+    Folder            folder;
+    const std::string model = folder.path + "/model.gguf", files = folder.path + "/kv";
+    fs::copy_file(reference("models/llama3-gqa-F16.gguf"), model);
+    const auto  time  = fs::last_write_time(model);
+    const Asked first = ask(model, options_of(files));
+    fs::last_write_time(model, time + std::chrono::hours(1));
+    CHECK(ask(model, options_of(files)).stats.disk_tokens > 0); // the time alone does not matter
+    {
+        const Gguf              file = value_of(Gguf::open(model));
+        const GgufTensor* const k    = file.tensor("blk.0.attn_k.weight");
+        REQUIRE(k);
+        std::ifstream     in(model, std::ios::binary);
+        const std::string all((std::istreambuf_iterator<char>(in)), {});
+        const std::size_t at = all.find(std::string_view(reinterpret_cast<const char*>(k->data), k->bytes));
+        REQUIRE(at != all.npos);
+        std::fstream out(model, std::ios::in | std::ios::out | std::ios::binary);
+        for (std::size_t i = 100; i + 100 < k->bytes / 2; i += 2) { // where no sample is taken
+            out.seekp(std::streamoff(at + i + 1));
+            out.put(char(all[at + i + 1] ^ 0x80));
+        }
+    }
+    fs::last_write_time(model, time);
+    const Asked plain = ask(model, options_of("")), again = ask(model, options_of(files));
+    CHECK_FALSE(same(plain, first));
+    CHECK(same(again, plain));
+    CHECK(again.stats.disk_tokens == 0);
+}
+
+TEST_CASE("the hash of all weights does not depend on threads, nor on what is remembered") {
+    Folder              folder;
+    const Gguf          file = value_of(Gguf::open(reference("models/llama3-gqa-Q8_0.gguf")));
+    const std::uint64_t hash = full_fingerprint(file, 1, "");
+    CHECK(full_fingerprint(file, 3, "") == hash);
+    CHECK(full_fingerprint(file, 1, folder.path) == hash);
+    CHECK(full_fingerprint(file, 1, folder.path) == hash);
+    std::ofstream(folder.path + "/weights") << "1 2 3\nno line\n" << std::string(1000, 'x');
+    CHECK(full_fingerprint(file, 1, folder.path) == hash);
+    CHECK(full_fingerprint(value_of(Gguf::open(reference("models/llama3-gqa-F16.gguf"))), 1, folder.path) != hash);
+}
+
+TEST_CASE("another context finds what is in files") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    const Asked       first = ask(model, options_of(folder.path));
+    EngineOptions     o     = options_of(folder.path);
+    o.context               = 120;
+    const Asked second      = ask(model, o);
+    CHECK(second.stats.disk_tokens > 0);
+    CHECK(same(second, first));
+}
+
+TEST_CASE("segments of another directory change no answer") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            mine, other;
+    const auto        fill = [&](const Folder& folder, std::vector<Token> prompt) {
+        Engine engine = load(model, options_of(folder.path));
+        (void)run(engine, {greedy(std::move(prompt), 1)}, {0});
+        std::vector<Output> events;
+        while (engine.step(events)) {}
+    };
+    std::vector<Token> first = prompt_of(32, 1), second = prompt_of(32, 333), tail = prompt_of(40, 7);
+    const auto         with_tail = [&](std::vector<Token> tokens) {
+        tokens.insert(tokens.end(), tail.begin(), tail.end());
+        return tokens;
+    };
+    fill(mine, second);
+    fill(mine, with_tail(second));
+    fill(other, first); // with the serials that the other beginning has
+    fs::copy_file(other.path + "/1.kv", mine.path + "/1.kv", fs::copy_options::overwrite_existing);
+    Engine       plain = load(model, options_of("")), mixed = load(model, options_of(mine.path));
+    const Answer right = run(plain, {greedy(with_tail(first), 6)}, {0})[0];
+    const Answer got   = run(mixed, {greedy(with_tail(first), 6)}, {0})[0];
+    CHECK(got.cached_tokens == 32);
+    CHECK(identical(got, right));
+}
+
+TEST_CASE("a text that the files do not take is not said to be saved") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    Request           save;
+    save.prompt     = prompt_of(70, 5);
+    save.cache_move = CacheMove::save;
+    for (const bool small : {false, true}) {
+        o.kv_disk_bytes = small ? 10'000 : std::int64_t(1) << 20;
+        Engine engine   = load(model, o);
+        (void)run(engine, {greedy(prompt_of(70, 5), 3)}, {0});
+        const Answer saved = run(engine, {save}, {0})[0];
+        CHECK(saved.finish == (small ? FinishReason::failed : FinishReason::stop));
+        CHECK((saved.cached_tokens == 64) == !small);
+    }
+    o.kv_disk_bytes     = 1000;
+    Result<Engine> none = Engine::load(model, o);
+    REQUIRE_FALSE(none.has_value());
+    CHECK(none.error().message.find("--kv-disk-bytes 1000 is too little for " + folder.path) == 0);
+}
+
+TEST_CASE("an engine says what the files have") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    CHECK(load(model, options_of("")).files_found().empty());
+    const std::string none = load(model, options_of(folder.path)).files_found();
+    CHECK(none == "the KV files in " + folder.path + " have 0 bytes with 0 records for this model and these settings");
+    (void)ask(model, options_of(folder.path));
+    EngineOptions o = options_of(folder.path);
+    o.kv_type       = DType::F32;
+    CHECK(load(model, o).files_found().find("with 0 records for this model and these settings; 1 file for others") !=
+          std::string::npos);
+    CHECK(load(model, options_of(folder.path)).files_found().find(" 0 records") == std::string::npos);
 }
 
 TEST_CASE("files need room in host memory, and a directory of their own") {

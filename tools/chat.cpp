@@ -274,7 +274,7 @@ int run(ChatArguments& a) {
 
     if (interactive && !a.single_turn) {
         std::printf("quire  %s\n%s\n", printable(name).c_str(), engine->describe().c_str());
-        for (const std::string& said : {type_said, prompt_quality(a.model, options)})
+        for (const std::string& said : {type_said, prompt_quality(a.model, options), engine->files_found()})
             if (!said.empty()) std::printf("%s\n", said.c_str());
         if (!template_told) std::printf("chat template: %s\n", chat_template->name().c_str());
         std::printf("%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, Ctrl-D leaves.\n\n",

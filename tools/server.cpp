@@ -270,6 +270,10 @@ Result<ModelSetup> setup_of(const Arguments& a, const std::string& id = "") {
             const Result<Cipher> key = Cipher::from_file(a.engine.kv_key);
             if (!key) return std::unexpected(key.error());
             slots.cipher = *key;
+            if (const std::string open = readable_slot(slots.directory); !open.empty())
+                return fail(open,
+                            " was saved without a key, so that its text can be read: delete it, or leave out "
+                            "--kv-key");
         }
     }
     Result<std::string> source =

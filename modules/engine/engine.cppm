@@ -90,6 +90,7 @@ public:
     std::string   memory_use() const;     // weights, workspaces, KV with its blocks and tokens
     std::string   explain() const;        // the program of operations and the kernels chosen for it
     std::string   warning() const;        // one line where the context is longer than the model's; or ""
+    std::string   files_found() const;    // one line: what the files of kv_dir had at the start; "": there are none
     std::size_t   block_bytes() const;    // of one KV block
     std::size_t   draft_kv_bytes() const; // of all blocks of the draft model; 0: there is none
     std::uint64_t model_hash() const;     // of the model's file: its metadata, and samples of its weights
@@ -584,6 +585,11 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
         output.cached_tokens = moved.n_tokens;
         output.finish        = FinishReason::stop;
         output.done          = true;
+        if (moved.n_missed == 0) continue;
+        output.finish  = FinishReason::failed;
+        output.message = cat("the files have ", moved.n_tokens, " of the ", moved.n_tokens + moved.n_missed,
+                             " tokens that the memory has: the disk is full, or --kv-disk-bytes or --kv-host-bytes is "
+                             "too small");
     }
 }
 
@@ -593,6 +599,10 @@ Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cip
     if (options.processes.n > 1) return fail(path, ": --kv-dir is for a model that runs in one process");
     if (options.tier_blocks == 0)
         return fail("--kv-dir needs room in host memory (--kv-host-bytes) and the prefix cache");
+    if (const std::size_t block = executor->memory().kv / std::size_t(options.kv_blocks);
+        !options.kv_dir.empty() && std::uint64_t(options.kv_disk_bytes) < 2 * block)
+        return fail("--kv-disk-bytes ", options.kv_disk_bytes, " is too little for ", options.kv_dir,
+                    ": one block of K and V has ", block, " bytes");
     Result<std::unique_ptr<SegmentFiles>> segments =
         options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
     if (!segments) return std::unexpected(segments.error());
@@ -606,6 +616,22 @@ Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cip
                        options.device == "cuda" ? std::min(8, physical_cores()) : 1},
         std::move(*segments), options.kv_files.jobs, scheduler, *executor);
     return {};
+}
+
+std::string Engine::files_found() const {
+    if (!impl_->files) return {};
+    const SegmentsFound& found = impl_->files->tier().found();
+    const auto           some  = [](int n, std::string_view one, std::string_view more, std::string_view what) {
+        return n == 0 ? std::string() : cat("; ", n, " ", n == 1 ? one : more, " ", what);
+    };
+    const auto          files = [&](int n, std::string_view what) { return some(n, "file", "files", what); };
+    const std::uint64_t mib   = found.bytes >> 20;
+    return cat("the KV files in ", impl_->options.kv_dir, " have ",
+               mib > 0 ? cat(mib, " MiB") : cat(found.bytes, " bytes"), " with ", found.records,
+               found.records == 1 ? " record" : " records", " for this model and these settings",
+               files(found.other, "for others"), some(found.damaged, "end", "ends", "of files damaged and dropped"),
+               files(found.old, "of an earlier version deleted"), files(found.open, "without encryption deleted"),
+               files(found.foreign, "left alone that other users own or can write"));
 }
 
 // The cost of a block that is swapped, from moving a few while the pools are empty.

@@ -70,7 +70,7 @@ enum class FinishReason : std::uint8_t {
     length,    // max_tokens, the model's context or the whole pool is used up
     cancelled, // by the caller
     refused,   // can never run: see the message
-    failed,    // the model's numbers are not finite: see the message
+    failed,    // the model's numbers are not finite, or files did not take what they were to have: see the message
     unmet,     // its constraints leave no token, or take more work than is allowed: see the message
 };
 

@@ -22,6 +22,7 @@ struct ServiceOptions {
     int                   max_listeners    = 16;    // of the block events
     bool                  show_text        = false; // snapshots have the texts of the blocks
     std::function<void()> failed           = {};    // the engine cannot go on; its requests have got an error
+    std::function<void()> disk_full        = {};    // files have refused a record for the first time
     // Called by the engine's thread after each step that changed the prefix cache, with the blocks that entered or left it.
     std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
@@ -338,13 +339,15 @@ TimePoint Service::next_snapshot_at() const {
 void Service::publish() {
     EngineStats stats = engine_.stats();
     if (stats.step_tokens > 0) metrics.step_tokens.observe(stats.step_tokens);
-    bool wanted = false;
+    bool wanted = false, refused = false;
     {
         std::scoped_lock lock(mutex_);
+        refused = stats.disk.refused > 0 && stats_.disk.refused == 0;
         moved_ |= stats.steps != stats_.steps || stats.running != stats_.running;
         stats_ = stats;
         wanted = (wanted_ || (listeners_ > 0 && moved_)) && std::chrono::steady_clock::now() >= next_snapshot_at();
     }
+    if (refused && options_.disk_full) options_.disk_full();
     if (!wanted) return;
     Stopwatch watch;
     auto      snapshot = std::make_shared<const Snapshot>(engine_.snapshot(options_.show_text));

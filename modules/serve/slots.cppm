@@ -34,6 +34,9 @@ struct SlotOptions {
     std::uint64_t         model     = 0;  // of whose tokens the files are
 };
 
+// The path of a file in the directory of saved slots whose text can be read without a key; "": there is none.
+std::string readable_slot(const std::string& directory);
+
 // Any thread.
 class Slots {
 public:
@@ -57,6 +60,8 @@ public:
     SlotText text(int slot) const;
     void     set(int slot, SlotText text);
 
+    // Error: write() would refuse this name or text.
+    Result<void> check(const std::string& name, const SlotText& text) const;
     // Error: the name is none, or the system refuses. Bytes of the file.
     Result<std::size_t> write(const std::string& name, const SlotText& text) const;
     Result<SlotText>    read(const std::string& name, std::size_t& bytes) const;
@@ -98,6 +103,20 @@ constexpr std::size_t longest_name = 128, longest_salt = 1 << 16; // bytes
 
 std::uint64_t checksum_of_slot(const SlotHead& head, std::span<const std::byte> body) {
     return hash_bytes(body.data(), body.size(), hash_bytes(&head, sizeof head - 8));
+}
+
+std::string readable_slot(const std::string& directory) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+        const std::string path = entry.path().string();
+        if (path.find(".slot", directory.size()) == path.npos) continue;
+        std::ifstream file(path, std::ios::binary);
+        SlotHead      head;
+        if (file.read(reinterpret_cast<char*>(&head), sizeof head) && head.magic == slot_magic &&
+            head.seal.tag == Seal{}.tag)
+            return path;
+    }
+    return {};
 }
 
 Slots::Use Slots::begin(std::optional<int> wanted, const std::vector<Token>& prompt, const std::string& salt) {
@@ -151,14 +170,19 @@ Result<std::string> Slots::path_of(const std::string& name) const {
     return cat(o_.directory, name, ".slot");
 }
 
-Result<std::size_t> Slots::write(const std::string& name, const SlotText& text) const {
-    const Result<std::string> path = path_of(name);
-    if (!path) return std::unexpected(path.error());
+Result<void> Slots::check(const std::string& name, const SlotText& text) const {
+    if (const auto path = path_of(name); !path) return std::unexpected(path.error());
     if (!text.salt.empty() && !o_.cipher)
         return fail("the last request of this slot has a cache_salt, and such texts are saved only with --kv-key");
     if (text.salt.size() > longest_salt) return fail("the cache_salt of this slot is too long to be saved");
-    SlotHead head{
-        .model = o_.model, .n_tokens = std::uint32_t(text.tokens.size()), .n_salt = std::uint32_t(text.salt.size())};
+    return {};
+}
+
+Result<std::size_t> Slots::write(const std::string& name, const SlotText& text) const {
+    if (auto ok = check(name, text); !ok) return std::unexpected(ok.error());
+    const Result<std::string> path = path_of(name);
+    SlotHead                  head{
+                         .model = o_.model, .n_tokens = std::uint32_t(text.tokens.size()), .n_salt = std::uint32_t(text.salt.size())};
     std::vector<std::byte> body;
     for (std::span<const std::byte> part : {std::as_bytes(std::span(text.tokens)), std::as_bytes(std::span(text.salt))})
         body.insert(body.end(), part.begin(), part.end());

@@ -107,6 +107,7 @@ std::string_view reason_of(int status) {
         case 431: return "Request Header Fields Too Large";
         case 501: return "Not Implemented";
         case 503: return "Service Unavailable";
+        case 507: return "Insufficient Storage";
         case 505: return "HTTP Version Not Supported";
         default: return "Error";
     }

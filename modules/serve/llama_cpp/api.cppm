@@ -306,11 +306,16 @@ std::optional<int> move_slot(ApiContext& api, HttpExchange& e, const SlotText& t
     e.peer->when_gone((*handle)->when_gone());
     int                 n_tokens = 0;
     FinishReason        finish   = FinishReason::none;
+    std::string         message;
     std::vector<Output> outputs;
     while ((*handle)->wait(1, outputs))
-        for (const Output& o : outputs) n_tokens = o.cached_tokens, finish = o.finish;
+        for (const Output& o : outputs) n_tokens = o.cached_tokens, finish = o.finish, message = o.message;
     e.peer->when_gone({});
     if (finish == FinishReason::stop) return n_tokens;
+    if (finish == FinishReason::failed) {
+        api.refuse(e, ApiError{507, cat("the slot was not saved: ", message), "", ""});
+        return std::nullopt;
+    }
     api.refuse(e, ApiError{503, "the slot was not moved: the server is shutting down, or the client has gone", "", ""});
     return std::nullopt;
 }
@@ -347,13 +352,14 @@ void answer_slot_action(ApiContext& api, HttpExchange& e) {
     if (action == "save") {
         const SlotText text = slots.text(*slot);
         if (text.tokens.empty()) return wrong(cat("slot ", *slot, " has no text to save"));
+        if (auto ok = slots.check(*name, text); !ok) return wrong(ok.error().message);
+        const auto n = move_slot(api, e, text, CacheMove::save);
+        if (!n) return;
         const Result<std::size_t> bytes = slots.write(*name, text);
         if (!bytes)
             return api.refuse(
                 e, ApiError{bytes.error().kind == ErrorKind::system ? 500 : 400, bytes.error().message, "", ""});
-        if (const auto n = move_slot(api, e, text, CacheMove::save))
-            answer("n_saved", *n, "n_written", *bytes, "save_ms");
-        return;
+        return answer("n_saved", *n, "n_written", *bytes, "save_ms");
     }
     std::size_t      bytes = 0;
     Result<SlotText> text  = slots.read(*name, bytes);

@@ -149,6 +149,13 @@ Result<std::unique_ptr<ModelHost>> ModelHost::load(ModelSetup setup, SharedConte
     Result<Engine> engine = load_engine(setup, progress, say);
     if (!engine) return std::unexpected(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty()) say(warning, true);
+    if (const std::string found = engine->files_found(); !found.empty()) say(found, false);
+    setup.service.disk_full = [say, directory = engine->options().kv_dir] {
+        say(cat("a file in ", directory,
+                " could not be written: the disk is full, or refuses; blocks that are not "
+                "written are computed again after a restart"),
+            true);
+    };
     if (setup.endpoints.chat_template.is_fallback())
         say("the model has no chat template; using chatml (--chat-template names another)", true);
     if (!setup.from_file.refused.empty())

@@ -558,8 +558,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     e.cancelled      = false;
     e.failure.reset();
     set_status(e, ModelStatus::loading);
-    const auto say = [&](const std::string& text, bool warning) {
-        options_.say(options_.many ? cat("model ", setup.id, ": ", text) : text, warning);
+    const auto say = [this, id = setup.id](const std::string& text, bool warning) { // the model keeps it
+        options_.say(options_.many ? cat("model ", id, ": ", text) : text, warning);
     };
     const bool at_start = !options_.many && !thread_.joinable(); // the error goes to the log alone
     const auto fault    = [&](const Error& error) {
