@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -194,4 +195,53 @@ TEST_CASE("the flags that mean the opposite of the default do what they say", "[
     for (const char* flag : {"--log-disable", "--disable-log-requests", "--async-scheduling"})
         CHECK_FALSE(has(run_program("server", {"-m", nowhere, flag}).err, "ignored"));
     CHECK_FALSE(has(run_program("chat", {"-m", nowhere, "--no-perf"}).err, "ignored"));
+}
+
+TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]") {
+    const auto run = [](std::vector<std::string> words) {
+        words.insert(words.begin(), {"-m", QUIRE_ROOT "/models/quire-14m-q8_0.gguf", "--device", "cpu", "--tune", "off",
+                                     "-p", "Once", "-st", "-n", "1", "--temp", "0"});
+        return run_program("chat", words);
+    };
+    const auto config = [&](const std::string& more) {
+        return run({"--speculative-config", R"({"method": "ngram", "num_speculative_tokens": )" + more + "}"});
+    };
+    const std::string note = ": a step checks at most 15 guessed tokens of a sequence; so many are taken\n";
+    for (const std::string flag : {"--spec-draft-n-max", "--draft-max", "--draft"}) {
+        const Finished f = run({flag, "16"});
+        CHECK(f.code == 0);
+        CHECK(has(f.err, "--spec-draft-n-max" + note));
+        CHECK_FALSE(has(run({flag, "15"}).err, note));
+    }
+    CHECK(run({"--spec-draft-n-max", "x"}).code == 2);
+    CHECK(run({"--draft-max", "0"}).code == 0);
+    CHECK(run({"--draft-min", "0"}).code == 0);
+    CHECK(has(config("16").err, "num_speculative_tokens of --speculative-config" + note));
+    CHECK(config("16").code == 0);
+    for (const char* more :
+         {R"(4, "prompt_lookup_max": 1)", R"(4, "prompt_lookup_min": 5)", R"(4, "draft_tensor_parallel_size": 1)",
+          R"(4, "prompt_lookup_max": 5, "prompt_lookup_min": 2)"}) {
+        const Finished f = config(more);
+        CAPTURE(more, f.err);
+        CHECK(f.code == 0);
+    }
+    CHECK(has(config(R"(4, "draft_tensor_parallel_size": 2)").err, "draft_tensor_parallel_size"));
+    CHECK(config(R"(4, "prompt_lookup_max": 2, "prompt_lookup_min": 5)").code != 0);
+    CHECK(run({"--kv-cache-dtype", "int8_per_token_head"}).code == 0);
+}
+
+TEST_CASE("flags of the KV files that can mean nothing are refused by name", "[flags]") {
+    const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf", folder = temporary() + "-kv";
+    const Finished    none = run_program("server", {"-m", model, "--kv-dir", ""});
+    CHECK(none.code == 2);
+    CHECK(has(none.err, "--kv-dir: a directory is missing"));
+    const Finished key =
+        run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-key", "/tmp"});
+    CHECK(key.code == 1);
+    CHECK(has(key.err, "the key /tmp is a directory: it has to be a file\n"));
+    const Finished small =
+        run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-disk-bytes", "1000"});
+    CHECK(small.code == 1);
+    CHECK(has(small.err, "--kv-disk-bytes 1000 is too little for " + folder + ": one block of K and V has "));
+    std::filesystem::remove_all(folder);
 }

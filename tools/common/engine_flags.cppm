@@ -175,6 +175,7 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
     app.add_option_function<std::string>( // before --kv-host-bytes, which has the last word
         "--kv-dir",
         [&options](const std::string& path) {
+            if (path.empty()) throw CLI::ValidationError("--kv-dir", "a directory is missing");
             options.kv_dir = path;
             if (options.kv_host_bytes == 0) options.kv_host_bytes = -1;
         },
@@ -192,13 +193,22 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
         ->check(CLI::Range(std::int64_t(1), std::int64_t(1) << 50));
 }
 
+// More than quire checks at once, as other programs take them, counts as most_drafts.
+int clamped_drafts(std::string_view flag, double wanted) {
+    if (wanted > most_drafts)
+        std::fprintf(stderr, "%s: a step checks at most %d guessed tokens of a sequence; so many are taken\n",
+                     std::string(flag).c_str(), most_drafts);
+    return int(std::min<double>(wanted, most_drafts));
+}
+
 // vLLM's JSON: the method and its numbers. Returns what is wrong with it, or "".
 std::string read_speculative_config(const std::string& text, DraftOptions& drafts) {
     const Result<Json> json = json_parse(text);
     if (!json || !json->is_object()) return cat(quote(text), " is not a JSON object");
-    DraftOptions read = drafts;
-    read.most         = 0;
-    read.on           = true;
+    DraftOptions read  = drafts;
+    read.most          = 0;
+    read.on            = true;
+    const bool has_max = json->contains("prompt_lookup_max"), has_min = json->contains("prompt_lookup_min");
     for (auto at = json->begin(); at != json->end(); ++at) {
         const std::string& name   = at.key();
         const Json&        value  = at.value();
@@ -217,14 +227,20 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
         } else if (name == "model") {
             if (!value.is_string()) return cat(json_dump(value), " is not the name of a draft model's file");
             read.model = value.get<std::string>();
+        } else if (name == "draft_tensor_parallel_size" && value == 1) {
+            continue; // a draft runs on one device
         } else if (!number) {
             return cat("quire has nothing like ", quote(name));
+        } else if (number == &read.most && value.is_number_integer() && value > most_drafts) {
+            read.most = clamped_drafts("num_speculative_tokens of --speculative-config", value.get<double>());
         } else if (!value.is_number_integer() || value < 1 || value > most_drafts) {
             return cat(quote(name), " is not a whole number in 1..", most_drafts);
         } else {
             *number = value.get<int>();
         }
     }
+    if (has_max && !has_min) read.ngram.least = read.ngram.most; // as in vLLM
+    if (has_min && !has_max) read.ngram.most = read.ngram.least;
     if (!json->contains("method") && !json->contains("model")) return "it names no method";
     if (!json->contains("method")) read.by_model = true;
     if (read.by_model && read.model.empty()) return "the method \"draft_model\" needs a \"model\"";
@@ -261,7 +277,11 @@ void add_guesser_flags(CLI::App& app, EngineOptions& options) {
 void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     DraftOptions& drafts = options.drafts;
     add_guesser_flags(app, options);
-    add_number(app, "--spec-draft-n-max", drafts.most, 1, most_drafts, "most guessed tokens of a sequence in a step");
+    app.add_option_function<double>(
+           "--spec-draft-n-max", [&drafts](double most) { drafts.most = clamped_drafts("--spec-draft-n-max", most); },
+           cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
+        ->check(within(1, 1e6))
+        ->default_str(cat(drafts.most));
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,
                "last tokens that have to have occurred before; so many are looked for first");

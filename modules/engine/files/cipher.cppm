@@ -67,6 +67,8 @@ Sum hmac(std::span<const unsigned char> key, std::string_view use, std::string_v
 }
 
 Result<Cipher> Cipher::from_file(const std::string& path) {
+    if (std::error_code error; std::filesystem::is_directory(path, error))
+        return fail("the key ", path, " is a directory: it has to be a file");
     std::ifstream     file(path, std::ios::binary);
     const std::string secret((std::istreambuf_iterator<char>(file)), {});
     if (!file) return fail_with(ErrorKind::system, "cannot read the key ", path);
