@@ -34,8 +34,13 @@ TEST_CASE("the type of K and V is chosen by what was measured") {
     CHECK(chosen().first == "f16");
     CHECK(chosen().second.find("was measured") != std::string::npos);
     EngineOptions fixed;
-    fixed.kv_type = DType::I8;
-    CHECK(choose_kv_type(model, fixed).empty());
+    fixed.kv_type                  = DType::I8;
+    const std::string not_measured = ": what this changes was not measured for this model (bench quality -m FILE)";
+    CHECK(choose_kv_type(model, fixed) == "K and V are q8_0" + not_measured);
+    EngineOptions usual, mixed;
+    CHECK(choose_kv_type(model, usual).empty());
+    mixed.kv_type.k = DType::I8;
+    CHECK(choose_kv_type(model, mixed) == "K and V are q8_0 (V: f16)" + not_measured);
 
     REQUIRE(remember_kv_quality(hash, "fp8", {1000, 4e-3, 3e-2}));
     CHECK(chosen().first == "f16"); // above the limit
@@ -63,6 +68,9 @@ TEST_CASE("the type of K and V is chosen by what was measured") {
     CHECK(prompt_quality(model, prompts).find("0.02, p99 0.1, against 16 bits at 2000") != std::string::npos);
     CHECK(chosen().first == "fp8"); // prompts are something else
 
+    for (const char* wrong : {"nan 1", "-1 1", "1e-5 inf", "1e-5 -1", "inf 1"}) // no measurement
+        std::ofstream(folder + "/quire/kv-quality") << hash << " q8_0 1000 " << wrong << "\n";
+    CHECK(chosen().first == "f16");
     std::ofstream(folder + "/quire/kv-quality") << "no line\n" << hash << " q8_0 x\n" << std::string(1000, 'x');
     CHECK(chosen().first == "f16");
     old.empty() ? unsetenv("XDG_CACHE_HOME") : setenv("XDG_CACHE_HOME", old.c_str(), 1);

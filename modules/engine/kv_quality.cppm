@@ -60,7 +60,8 @@ std::optional<KvQuality> remembered_kv_quality(std::uint64_t model, std::string_
         if (words.size() != 5 || to_number<std::uint64_t>(words[0]) != model || words[1] != type) continue;
         const auto positions = to_number<int>(words[2]);
         const auto mean = to_number<double>(words[3]), p99 = to_number<double>(words[4]);
-        if (positions && mean && p99) found = KvQuality{*positions, *mean, *p99};
+        const auto is_good = [](const auto& nats) { return nats && std::isfinite(*nats) && *nats >= 0; };
+        if (positions && is_good(mean) && is_good(p99)) found = KvQuality{*positions, *mean, *p99};
     }
     return found;
 }
@@ -88,8 +89,12 @@ std::string choose_kv_type(const std::string& path, EngineOptions& o) {
     if (!file) return {}; // Engine::load() says why
     const std::uint64_t model = fingerprint(*file);
     if (!o.kv_type_auto) {
-        const auto measured = o.kv_type == DType::F16 ? std::nullopt : remembered_kv_quality(model, name_of(o.kv_type));
-        return measured ? said_of(name_of(o.kv_type), *measured) : std::string();
+        const auto is_fine = [](DType type) { return type == DType::F16 || type == DType::F32; };
+        if (is_fine(o.kv_type.k) && is_fine(o.kv_type.v)) return {};
+        const auto measured = remembered_kv_quality(model, name_of(o.kv_type));
+        return measured ? said_of(name_of(o.kv_type), *measured)
+                        : cat("K and V are ", name_of(o.kv_type),
+                              ": what this changes was not measured for this model (bench quality -m FILE)");
     }
     o.kv_type = DType::F16;
     if (o.device != "cpu" && o.block_size % 4 != 0) // a GPU has no others then
