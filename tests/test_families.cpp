@@ -1,0 +1,321 @@
+// Models of families whose logits can be had in another way: from a plain formula in float64, or from another file that says the same.
+#include <catch2/catch_test_macros.hpp>
+
+#include "reference.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants;
+import quire.schedule.request;
+
+#include "edited_model.h"
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+// The logits behind the last of n tokens, from float32 K and V.
+std::vector<float> logits_of(const std::string& path, const std::vector<Token>& tokens) {
+    EngineOptions o;
+    o.kv_type     = DType::F32;
+    Engine engine = load(path, o);
+    return run(engine, {greedy(tokens, 1)})[0].prompt_logits;
+}
+
+std::vector<Token> some_tokens(int n, int vocab, unsigned seed) {
+    std::mt19937       random(seed);
+    std::vector<Token> tokens;
+    for (int i = 0; i < n; i++) tokens.push_back(Token(random() % unsigned(vocab)));
+    return tokens;
+}
+
+// The largest difference, relative to the largest number.
+template <class T>
+double distance(const std::vector<float>& got, const std::vector<T>& want) {
+    REQUIRE(got.size() == want.size());
+    double worst = 0, largest = 0;
+    for (std::size_t i = 0; i < got.size(); i++) {
+        worst   = std::max(worst, std::abs(double(got[i]) - double(want[i])));
+        largest = std::max(largest, std::abs(double(want[i])));
+    }
+    return worst / largest;
+}
+
+using Row = std::vector<double>;
+
+// A transformer with RMS norms before attention and before its networks, as in LLaMA.
+struct PlainShape {
+    int    layers = 4, hidden = 32, heads = 4, kv_heads = 2, head_dim = 8, ff = 24, vocab = 270;
+    int    experts = 0, used = 0, shared_ff = 0; // no experts: a dense network
+    bool   neox = false, whole_norms = false;    // norms of all heads of q together, and of k
+    bool   bare_norms = false, normalised = false;
+    double embedding_scale = 1, residual_scale = 1, attention_scale = 0,
+           logit_divisor = 1; // 0: 1 / sqrt of the head's size
+};
+
+// Writes such a model with random weights.
+std::string write_plain(const std::string& architecture, const PlainShape& s,
+                        const std::function<void(GgufWriter&, const std::string& prefix)>& keys) {
+    GgufWriter        w;
+    std::mt19937      random(7);
+    const std::string prefix = architecture + ".";
+    const auto        number = [&](const char* key, int value) { w.set(prefix + key, std::uint32_t(value)); };
+    w.set("general.architecture", architecture);
+    number("context_length", 512);
+    number("embedding_length", s.hidden);
+    number("block_count", s.layers);
+    number("feed_forward_length", s.ff);
+    number("attention.head_count", s.heads);
+    number("attention.head_count_kv", s.kv_heads);
+    w.set(prefix + "attention.layer_norm_rms_epsilon", 1e-5f);
+    w.set(prefix + "rope.freq_base", 10000.0f);
+    if (s.experts > 0) {
+        number("expert_count", s.experts);
+        number("expert_used_count", s.used);
+    }
+    keys(w, prefix);
+    std::vector<std::string>  texts{"<unk>", "<s>", "</s>"};
+    std::vector<float>        scores;
+    std::vector<std::int32_t> types{2, 3, 3};
+    for (int byte = 0; byte < 256; byte++) {
+        char text[8];
+        std::snprintf(text, sizeof text, "<0x%02X>", unsigned(byte));
+        texts.emplace_back(text), types.push_back(6);
+    }
+    while (int(texts.size()) < s.vocab) texts.push_back(cat("w", texts.size())), types.push_back(1);
+    for (int i = 0; i < s.vocab; i++) scores.push_back(float(-i));
+    w.set("tokenizer.ggml.model", "llama");
+    w.set("tokenizer.ggml.tokens", texts);
+    w.set("tokenizer.ggml.scores", scores);
+    w.set("tokenizer.ggml.token_type", types);
+    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(1));
+    w.set("tokenizer.ggml.eos_token_id", std::uint32_t(2));
+    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+
+    const auto add = [&](const std::string& name, std::vector<std::int64_t> dims, float mean, float deviation) {
+        std::normal_distribution<float> normal(mean, deviation);
+        std::int64_t                    n = 1;
+        for (std::int64_t d : dims) n *= d;
+        std::vector<float> values(std::size_t(n), 0.0f);
+        for (float& v : values) v = normal(random);
+        add_floats(w, name, dims, values);
+    };
+    const auto matrix = [&](const std::string& name, int cols, int rows, int n = 1) {
+        std::vector<std::int64_t> dims{cols, rows};
+        if (n > 1) dims.push_back(n);
+        add(name + ".weight", dims, 0, 1.5f / std::sqrt(float(cols)));
+    };
+    const auto vector = [&](const std::string& name, int n) { add(name + ".weight", {n}, 1, 0.3f); };
+    add("token_embd.weight", {s.hidden, s.vocab}, 0, 1);
+    vector("output_norm", s.hidden);
+    matrix("output", s.hidden, s.vocab);
+    const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+    for (int i = 0; i < s.layers; i++) {
+        const auto name = [&](const char* part) { return cat("blk.", i, ".", part); };
+        vector(name("attn_norm"), s.hidden);
+        matrix(name("attn_q"), s.hidden, q);
+        matrix(name("attn_k"), s.hidden, kv);
+        matrix(name("attn_v"), s.hidden, kv);
+        if (s.whole_norms) vector(name("attn_q_norm"), q), vector(name("attn_k_norm"), kv);
+        matrix(name("attn_output"), q, s.hidden);
+        vector(name("ffn_norm"), s.hidden);
+        if (s.experts == 0) {
+            matrix(name("ffn_gate"), s.hidden, s.ff);
+            matrix(name("ffn_up"), s.hidden, s.ff);
+            matrix(name("ffn_down"), s.ff, s.hidden);
+            continue;
+        }
+        matrix(name("ffn_gate_inp"), s.hidden, s.experts);
+        matrix(name("ffn_gate_exps"), s.hidden, s.ff, s.experts);
+        matrix(name("ffn_up_exps"), s.hidden, s.ff, s.experts);
+        matrix(name("ffn_down_exps"), s.ff, s.hidden, s.experts);
+        if (s.shared_ff == 0) continue;
+        matrix(name("ffn_gate_shexp"), s.hidden, s.shared_ff);
+        matrix(name("ffn_up_shexp"), s.hidden, s.shared_ff);
+        matrix(name("ffn_down_shexp"), s.shared_ff, s.hidden);
+    }
+    std::string path = temporary();
+    REQUIRE(w.write(path));
+    return path;
+}
+
+// The same transformer in float64, one token after the other.
+class Plain {
+public:
+    Plain(const std::string& path, const PlainShape& shape) : file_(value_of(Gguf::open(path))), s_(shape) {}
+
+    Row logits(const std::vector<Token>& tokens) {
+        Row x;
+        k_.assign(std::size_t(s_.layers), {}), v_.assign(std::size_t(s_.layers), {});
+        for (std::size_t position = 0; position < tokens.size(); position++) {
+            x = times(row("token_embd.weight", tokens[position], s_.hidden), s_.embedding_scale);
+            for (int i = 0; i < s_.layers; i++) {
+                layer_ = cat("blk.", i, ".");
+                add(x, attention(norm(x, layer_ + "attn_norm"), std::size_t(i), int(position)));
+                add(x, network(norm(x, layer_ + "ffn_norm")));
+            }
+        }
+        return times(product("output", norm(x, "output_norm"), s_.vocab), 1 / s_.logit_divisor);
+    }
+
+private:
+    const std::vector<float>& numbers(const std::string& name) {
+        const auto [at, is_new] = numbers_.try_emplace(name);
+        if (is_new) at->second = numbers_of(file_, name);
+        return at->second;
+    }
+    Row row(const std::string& name, std::int64_t i, int cols) {
+        const auto from = numbers(name).begin() + std::ptrdiff_t(i) * cols;
+        return {from, from + cols};
+    }
+    static Row times(Row x, double factor) {
+        for (double& v : x) v *= factor;
+        return x;
+    }
+    void add(Row& x, const Row& part) const {
+        for (std::size_t i = 0; i < x.size(); i++) x[i] += s_.residual_scale * part[i];
+    }
+    static Row bare_norm(Row x) {
+        double squares = 0;
+        for (double v : x) squares += v * v;
+        const double factor = 1 / std::sqrt(squares / double(x.size()) + double(1e-5f));
+        return times(std::move(x), factor);
+    }
+    Row norm(const Row& x, const std::string& name) {
+        Row                       out = bare_norm(x);
+        const std::vector<float>& w   = numbers(name + ".weight");
+        for (std::size_t i = 0; i < out.size(); i++) out[i] *= double(w[i]);
+        return out;
+    }
+    // With matrix `at` of a stack.
+    Row product(const std::string& name, const Row& x, int rows, int at = 0) {
+        const std::vector<float>& w = numbers(name + ".weight");
+        Row                       out(std::size_t(rows), 0.0);
+        for (std::size_t r = 0; r < out.size(); r++)
+            for (std::size_t c = 0; c < x.size(); c++)
+                out[r] += double(w[(std::size_t(at) * out.size() + r) * x.size() + c]) * x[c];
+        return out;
+    }
+    Row heads(Row x, int position) const {
+        const auto dim = std::size_t(s_.head_dim), half = dim / 2;
+        for (std::size_t first = 0; first < x.size(); first += dim) {
+            for (std::size_t i = 0; i < half; i++) {
+                const double angle  = position * std::pow(10000.0, -2.0 * double(i) / double(dim));
+                double&      a      = x[first + (s_.neox ? i : 2 * i)];
+                double&      b      = x[first + (s_.neox ? i + half : 2 * i + 1)];
+                const double turned = a * std::cos(angle) - b * std::sin(angle);
+                b                   = a * std::sin(angle) + b * std::cos(angle);
+                a                   = turned;
+            }
+            if (!s_.bare_norms) continue;
+            const auto from   = x.begin() + std::ptrdiff_t(first);
+            const Row  normed = bare_norm(Row(from, from + std::ptrdiff_t(dim)));
+            std::ranges::copy(normed, from);
+        }
+        return x;
+    }
+    Row attention(const Row& h, std::size_t layer, int position) {
+        const int q_size = s_.heads * s_.head_dim, kv_size = s_.kv_heads * s_.head_dim;
+        Row       q = product(layer_ + "attn_q", h, q_size), k = product(layer_ + "attn_k", h, kv_size);
+        if (s_.whole_norms) q = norm(q, layer_ + "attn_q_norm"), k = norm(k, layer_ + "attn_k_norm");
+        q = heads(q, position);
+        k_[layer].push_back(heads(k, position));
+        v_[layer].push_back(product(layer_ + "attn_v", h, kv_size));
+        const double scale = s_.attention_scale > 0 ? s_.attention_scale : 1 / std::sqrt(double(s_.head_dim));
+        Row          out(std::size_t(q_size), 0.0);
+        for (int head = 0; head < s_.heads; head++) {
+            const auto mine  = std::size_t(head * s_.head_dim),
+                       other = std::size_t(head / (s_.heads / s_.kv_heads) * s_.head_dim);
+            Row    weights;
+            double sum = 0;
+            for (const Row& key : k_[layer]) {
+                double score = 0;
+                for (std::size_t d = 0; d < std::size_t(s_.head_dim); d++) score += q[mine + d] * key[other + d];
+                weights.push_back(std::exp(scale * score));
+                sum += weights.back();
+            }
+            for (std::size_t t = 0; t < weights.size(); t++)
+                for (std::size_t d = 0; d < std::size_t(s_.head_dim); d++)
+                    out[mine + d] += weights[t] / sum * v_[layer][t][other + d];
+        }
+        return product(layer_ + "attn_output", out, s_.hidden);
+    }
+    Row gated(const std::string& suffix, const Row& h, int ff, int at = 0) {
+        Row       gate = product(layer_ + "ffn_gate" + suffix, h, ff, at);
+        const Row up   = product(layer_ + "ffn_up" + suffix, h, ff, at);
+        for (std::size_t i = 0; i < gate.size(); i++) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+        return product(layer_ + "ffn_down" + suffix, gate, s_.hidden, at);
+    }
+    Row network(const Row& h) {
+        if (s_.experts == 0) return gated("", h, s_.ff);
+        Row    scores = product(layer_ + "ffn_gate_inp", h, s_.experts);
+        double all = 0, chosen = 0;
+        for (double& v : scores) v = std::exp(v), all += v;
+        std::vector<std::size_t> order(scores.size());
+        std::iota(order.begin(), order.end(), std::size_t(0));
+        std::ranges::sort(order, std::greater(), [&](std::size_t e) { return scores[e]; });
+        order.resize(std::size_t(s_.used));
+        for (std::size_t e : order) chosen += scores[e];
+        Row out(std::size_t(s_.hidden), 0.0);
+        for (std::size_t e : order) {
+            const Row part = gated("_exps", h, s_.ff, int(e));
+            for (std::size_t i = 0; i < out.size(); i++) out[i] += scores[e] / (s_.normalised ? chosen : all) * part[i];
+        }
+        if (s_.shared_ff == 0) return out;
+        const Row part = gated("_shexp", h, s_.shared_ff);
+        for (std::size_t i = 0; i < out.size(); i++) out[i] += part[i];
+        return out;
+    }
+
+    Gguf                                      file_;
+    PlainShape                                s_;
+    std::string                               layer_; // the beginning of its tensors' names
+    std::map<std::string, std::vector<float>> numbers_;
+    std::vector<std::vector<Row>>             k_, v_; // by layer and token
+};
+
+constexpr auto no_keys = [](GgufWriter&, const std::string&) {};
+
+// The logits of quire and of the plain formula.
+double miss(const std::string& path, const PlainShape& shape) {
+    const std::vector<Token> tokens = some_tokens(23, shape.vocab, 3);
+    return distance(logits_of(path, tokens), Plain(path, shape).logits(tokens));
+}
+
+} // namespace
+
+TEST_CASE("OLMoE: norms over all heads of q and k, and weights of the chosen experts as they are", "[families]") {
+    PlainShape        shape{.experts = 6, .used = 2, .neox = true, .whole_norms = true};
+    const std::string path = write_plain("olmoe", shape, no_keys);
+    CHECK(miss(path, shape) < 1e-4);
+    shape.normalised = true; // the test can see what it is for
+    CHECK(miss(path, shape) > 1e-2);
+}
+
+TEST_CASE("Granite with experts: four scales, and weights of the chosen experts that sum up to 1", "[families]") {
+    PlainShape        shape{.experts         = 5,
+                            .used            = 3,
+                            .shared_ff       = 20,
+                            .normalised      = true,
+                            .embedding_scale = 3,
+                            .residual_scale  = 0.5,
+                            .attention_scale = 0.25,
+                            .logit_divisor   = 4};
+    const std::string path = write_plain("granitemoe", shape, [](GgufWriter& w, const std::string& prefix) {
+        w.set(prefix + "embedding_scale", 3.0f);
+        w.set(prefix + "residual_scale", 0.5f);
+        w.set(prefix + "attention.scale", 0.25f);
+        w.set(prefix + "logit_scale", 4.0f);
+        w.set(prefix + "expert_shared_feed_forward_length", 20u);
+    });
+    CHECK(miss(path, shape) < 1e-4);
+    shape.neox = true;
+    CHECK(miss(path, shape) > 1e-2);
+}
