@@ -319,3 +319,34 @@ TEST_CASE("Granite with experts: four scales, and weights of the chosen experts 
     shape.neox = true;
     CHECK(miss(path, shape) > 1e-2);
 }
+
+TEST_CASE("a Llama 4 whose sliding window is 0 has RoPE in all layers, and no chunks", "[families]") {
+    const PlainShape shape{.bare_norms = true};
+    const auto       no_window = [](GgufWriter& w, const std::string& p) { w.set(p + "attention.sliding_window", 0u); };
+    const std::string path     = write_plain("llama4", shape, no_window);
+    const ModelConfig config   = value_of(read_config(value_of(Gguf::open(path))));
+    for (const LayerConfig& l : config.layers) {
+        CHECK(l.rope);
+        CHECK(l.bare_norm);
+        CHECK_FALSE(l.chunked);
+        CHECK(l.window == 0);
+        CHECK(l.temperature.scale == 0);
+    }
+    CHECK(miss(path, shape) < 1e-4);
+    CHECK(miss(write_plain("llama4", shape, no_keys), shape) > 1e-2); // the fourth layer has no RoPE
+
+    // Other files have it in three of four layers, whatever size of a window they name.
+    for (bool named : {false, true}) {
+        const std::string chunked = write_plain("llama4", shape, [&](GgufWriter& w, const std::string& p) {
+            if (named) w.set(p + "attention.sliding_window", 8192u);
+        });
+        const ModelConfig c       = value_of(read_config(value_of(Gguf::open(chunked))));
+        for (std::size_t i = 0; i < c.layers.size(); i++) {
+            const bool full = i == 3;
+            CHECK(c.layers[i].rope == !full);
+            CHECK(c.layers[i].chunked == !full);
+            CHECK(c.layers[i].window == (full ? 0 : 8192));
+            CHECK((c.layers[i].temperature.scale > 0) == full);
+        }
+    }
+}

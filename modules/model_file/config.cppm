@@ -281,6 +281,9 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         if (f.temperature.scale > 0)
             keys.refuse("attention.temperature_scale is of a family whose temperature is fixed");
     }
+    const bool chunks = f.chunk > 0 && (c.sliding_window > 0 || !keys.has("attention.sliding_window"));
+    if (f.chunk > 0 && !chunks) temperature = {};
+    const int no_rope_period = f.chunk > 0 && !chunks ? 0 : f.no_rope_period;
     const int window_dim = keys.integer("attention.key_length_swa", c.head_dim, c.n_heads > 0, c.latent ? 4096 : 512);
     if (keys.integer("attention.value_length_swa", window_dim, c.n_heads > 0, 4096) != window_dim)
         keys.refuse("attention.value_length_swa differs from attention.key_length_swa, which quire does not support");
@@ -288,8 +291,8 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
     for (int i = 0; i < n; i++) {
         LayerConfig& l   = c.layers.emplace_back();
         const bool   all = !listed.empty() ? !listed[std::size_t(i)] : period > 0 && (i + 1) % period == 0;
-        l.window         = all ? 0 : c.sliding_window;
-        l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0) &&
+        l.window         = all || f.chunk > 0 ? 0 : c.sliding_window;
+        l.rope           = f.rope != RopePairs::none && (no_rope_period == 0 || (i + 1) % no_rope_period != 0) &&
                  (!f.window_rope || c.sliding_window == 0 || l.window > 0) &&
                  mixers[std::size_t(i)] == Mixer::attention &&
                  (!f.rope_by_key || keys.flag("rope.scaling.finetuned", false));
@@ -298,7 +301,7 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         l.local_rope   = f.local_rope && l.window > 0;
         l.experts      = l.feed_forward && c.experts.n > 0 && i >= dense && (i + 1) % step == 0;
         l.bare_norm    = f.bare_qk_norm && l.rope && c.experts.n != f.no_norm_experts;
-        l.chunked      = f.chunk > 0 && l.rope;
+        l.chunked      = chunks && l.rope;
         if (l.chunked) l.window = f.chunk;
         if (f.temperature.scale == 0 || !l.rope) l.temperature = temperature;
         l.ff_size = l.feed_forward ? ff_sizes[std::size_t(i)] : 0;

@@ -79,12 +79,14 @@ struct Family {
     bool embedding_sqrt  = false; // embeddings are multiplied by sqrt(hidden)
     bool logits_divided  = false; // logit_scale divides; else it multiplies
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
-    int         window_period     = 0;
-    float       attention_softcap = 0, logit_softcap = 0; // where the file says nothing
-    bool        softcaps        = false;                  // a file's keys of soft-caps count
-    int         no_rope_period  = 0;                      // the last of so many layers has no RoPE
-    bool        window_rope     = false; // in a file with a window only the layers that have it have RoPE
-    int         chunk           = 0;     // layers with RoPE see only their own chunk of so many positions
+    int   window_period     = 0;
+    float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
+    bool  softcaps       = false;                   // a file's keys of soft-caps count
+    int   no_rope_period = 0;                       // the last of so many layers has no RoPE
+    bool  window_rope    = false;                   // in a file with a window only the layers that have it have RoPE
+    // Layers with RoPE see only their own chunk of so many positions. A file whose sliding window is 0 has no chunks, no temperature, and RoPE
+    // in all layers.
+    int         chunk           = 0;
     bool        bare_qk_norm    = false; // layers with RoPE norm q and k without weights,
     int         no_norm_experts = 0;     // but not in a model with so many experts
     Temperature temperature     = {};    // of layers without RoPE
