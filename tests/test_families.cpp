@@ -350,3 +350,41 @@ TEST_CASE("a Llama 4 whose sliding window is 0 has RoPE in all layers, and no ch
         }
     }
 }
+
+// In a model of one layer K and V do not depend on q. So a factor of the last token's q is a factor of attention.scale for its logits.
+TEST_CASE("queries of latent attention grow with their position", "[families]") {
+    const std::string file      = reference("models/deepseek2-Q8_0.gguf");
+    const auto        one_layer = [&](const std::function<void(GgufWriter&, const std::string&)>& keys) {
+        return edited(
+            file,
+            {.keys =
+                 [&](GgufWriter& w, const std::string& prefix) {
+                     w.set(prefix + "block_count", 1u);
+                     keys(w, prefix);
+                 },
+                    .drops = [](const std::string& name) { return name.starts_with("blk.") && !name.starts_with("blk.0."); }});
+    };
+    const float   scale  = 0.7f;
+    constexpr int period = 9, n = 3 * period + 1; // the last token is the first of period 3
+    const auto    grows = [=](GgufWriter& w, const std::string& prefix) {
+        w.set(prefix + "attention.temperature_scale", scale);
+        w.set(prefix + "attention.temperature_length", std::uint32_t(period));
+    };
+    const std::vector<Token> tokens = some_tokens(n, 600, 5), early(tokens.begin(), tokens.begin() + period);
+    const double             before = 1 / std::sqrt(48.0), factor = 1 + double(scale) * std::log(4.0);
+    const std::string        plain = one_layer(no_keys), grown = one_layer(grows),
+                      scaled = one_layer([&](GgufWriter& w, const std::string& prefix) {
+                          w.set(prefix + "attention.scale", float(before * factor));
+                      });
+    CHECK(distance(logits_of(grown, tokens), logits_of(scaled, tokens)) < 1e-3);
+    CHECK(distance(logits_of(grown, tokens), logits_of(plain, tokens)) > 1e-2);
+    CHECK(logits_of(grown, early) == logits_of(plain, early)); // within the first period nothing grows
+
+    // Without a length of its own the period is the original context.
+    const auto config = [&](const std::string& path) { return value_of(read_config(value_of(Gguf::open(path)))); };
+    for (const LayerConfig& l : config(edited(file, {.keys = grows})).layers) CHECK(l.temperature.period == period);
+    const ModelConfig other = config(edited(file, {.keys = [=](GgufWriter& w, const std::string& prefix) {
+                                                w.set(prefix + "attention.temperature_scale", scale);
+                                            }}));
+    for (const LayerConfig& l : other.layers) CHECK(l.temperature.period == 128);
+}

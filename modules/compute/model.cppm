@@ -467,6 +467,7 @@ private:
         emit(RopeAndStore{keys ? none : q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim,
                           c_.latent->nope_dim});
         if (keys) return;
+        if (layer.temperature.scale != 0) emit(PositionScale{q_, layer.temperature});
         emit(HeadGemm{q_, q_latent_, t.k_b, c_.n_heads});
         emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, true, false, first_of(i)});

@@ -277,7 +277,9 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
     const int step = keys.integer("interleave_moe_layer_step", 1, 1, 1 << 20); // of so many layers the last has experts
     Temperature temperature = f.temperature;
     if (keys.has("attention.temperature_scale")) {
-        temperature = {keys.number("attention.temperature_scale", {}, -1), std::max(c.rope_original_context, 1), 0};
+        temperature = {keys.number("attention.temperature_scale", {}, -1),
+                       keys.integer("attention.temperature_length", std::max(c.rope_original_context, 1), 1, 1 << 30),
+                       0};
         if (f.temperature.scale > 0)
             keys.refuse("attention.temperature_scale is of a family whose temperature is fixed");
     }
