@@ -256,6 +256,17 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     CHECK(load("llama", {.keys = [](GgufWriter& w) { w.set("llama.expert_count", 0u); }}).error == "");
 }
 
+TEST_CASE("Granite 4 H has RoPE unless its file says that it has none", "[config]") {
+    for (std::optional<bool> key : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
+        const Loaded got = load("granitehybrid", {.keys = [&](GgufWriter& w) {
+                                    if (key) w.set("granitehybrid.rope.scaling.finetuned", *key);
+                                }});
+        CAPTURE(got.error);
+        REQUIRE(got.config);
+        CHECK(got.config->layers[0].rope == key.value_or(true));
+    }
+}
+
 TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divided by", "[config]") {
     auto scaled = [](
                       const char* type, const Edit& more = [](GgufWriter&) {}) {

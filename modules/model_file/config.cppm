@@ -297,7 +297,7 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         l.rope           = f.rope != RopePairs::none && (no_rope_period == 0 || (i + 1) % no_rope_period != 0) &&
                  (!f.window_rope || c.sliding_window == 0 || l.window > 0) &&
                  mixers[std::size_t(i)] == Mixer::attention &&
-                 (!f.rope_by_key || keys.flag("rope.scaling.finetuned", false));
+                 (!f.rope_by_key || keys.flag("rope.scaling.finetuned", true));
         l.mixer        = mixers[std::size_t(i)];
         l.feed_forward = !f.one_part || l.mixer == Mixer::none;
         l.local_rope   = f.local_rope && l.window > 0;

@@ -114,7 +114,7 @@ struct Family {
     bool  attention_gate =
         false; // attn_q makes a query and a gate for each head; sigmoid(gate) multiplies the head's result
     bool one_part    = false; // a layer is either a mixer or a feed-forward network
-    bool rope_by_key = false; // RoPE only where the key rope.scaling.finetuned is true
+    bool rope_by_key = false; // no RoPE where the key rope.scaling.finetuned is false
 };
 
 // Alphabetical.
