@@ -388,3 +388,42 @@ TEST_CASE("queries of latent attention grow with their position", "[families]") 
                                             }}));
     for (const LayerConfig& l : other.layers) CHECK(l.temperature.period == 128);
 }
+
+TEST_CASE("Qwen3-Next: q, k, v and gate of a group in one matrix are those of two matrices", "[families]") {
+    constexpr int groups = 2, key = 64, heads = 4, value = 64, hidden = 256; // of the file
+    // Rows of a tensor, in another order.
+    const auto rows_of = [](const Gguf& file, std::string_view name, int first, int n) {
+        const GgufTensor* t   = file.tensor(name);
+        const std::size_t row = row_bytes(t->type, t->dims[0]);
+        return std::span(t->data + std::size_t(first) * row, std::size_t(n) * row);
+    };
+    const auto next = [&](bool joined) {
+        const auto tensors = [&](GgufWriter& w, const Gguf& file) {
+            std::vector<std::byte> step, all;
+            const auto             put = [&](std::vector<std::byte>& to, std::string_view name, int first, int n) {
+                const auto rows = rows_of(file, name, first, n);
+                to.insert(to.end(), rows.begin(), rows.end());
+            };
+            constexpr int of_group = heads / groups, values = of_group * value;
+            for (int g = 0; g < groups; g++) {
+                put(step, "blk.0.ssm_beta.weight", g * of_group, of_group);
+                put(step, "blk.0.ssm_alpha.weight", g * of_group, of_group);
+                put(all, "blk.0.attn_qkv.weight", g * key, key);
+                put(all, "blk.0.attn_qkv.weight", (groups + g) * key, key);
+                put(all, "blk.0.attn_qkv.weight", 2 * groups * key + g * values, values);
+                put(all, "blk.0.attn_gate.weight", g * values, values);
+            }
+            w.add_tensor("blk.0.ssm_ba.weight", DType::Q4_K, {hidden, 2 * heads}, step);
+            if (joined)
+                w.add_tensor("blk.0.ssm_in.weight", DType::Q4_K, {hidden, 2 * (groups * key + heads * value)}, all);
+        };
+        std::set<std::string> without{"blk.0.ssm_beta.weight", "blk.0.ssm_alpha.weight"};
+        if (joined) without.insert({"blk.0.attn_qkv.weight", "blk.0.attn_gate.weight"});
+        return edited(reference("models/qwen35-k-Q4_K_M.gguf"),
+                      {.architecture = "qwen3next", .without = without, .tensors = tensors});
+    };
+    const std::vector<Token> tokens = some_tokens(40, 600, 9);
+    const std::vector<float> apart  = logits_of(next(false), tokens);
+    CHECK(apart == logits_of(next(true), tokens));
+    CHECK(apart != logits_of(reference("models/qwen35-k-Q4_K_M.gguf"), tokens)); // whose heads lie in another order
+}

@@ -212,6 +212,12 @@ private:
         const bool delta = c_.family->recurrent == Mixer::delta_rule;
         step_            = value("step", std::int64_t(r.n_heads) * (c_.family->grouped_heads ? 2 : 1), {.f32 = true});
         if (delta && !c_.family->grouped_heads) write_ = value("write", r.n_heads, {.f32 = true});
+        if (std::ranges::any_of(w_.layers,
+                                [](const PreparedLayer& l) { return l.recurrent && l.recurrent->x_and_gate; })) {
+            joined_x_     = value("x_and_gate", std::int64_t(r.channels) + r.width);
+            joined_key_   = value("keys_of_groups", std::int64_t(r.n_groups) * r.key_dim);
+            joined_value_ = value("values_of_groups", r.width);
+        }
         recalled_ = value("recalled", r.width, {.f32 = true});
         if (delta) normed_ = value("normed", r.width);
     }
@@ -433,7 +439,8 @@ private:
         }
         const bool delta = c_.family->recurrent == Mixer::delta_rule;
         if (delta) {
-            emit(Gemm{h_, {one(t.x, conv_in_), one(t.gate, state_gate_)}});
+            if (t.x_and_gate) x_and_gate(t.x_and_gate);
+            else emit(Gemm{h_, {one(t.x, conv_in_), one(t.gate, state_gate_)}});
             if (t.write) emit(Gemm{h_, {one(t.write, write_), one(t.step, step_)}});
             else emit(Gemm{h_, {one(t.step, step_)}});
         } else emit(Gemm{h_, {one(t.gate, state_gate_), one(t.x, conv_in_), one(t.step, step_)}});
@@ -446,6 +453,21 @@ private:
         if (!delta)
             emit(Norm{state_gate_, none, state_gate_, t.norm, {}, c_.norm_eps, r.width / r.n_groups, NormKind::rms});
         project_out(state_gate_);
+    }
+
+    // q, k and v of all groups, one behind the other, and the gate, from a matrix that has all four of a group together.
+    void x_and_gate(const PreparedLinear& joined) {
+        const RecurrentConfig& r     = c_.recurrent;
+        const std::int64_t     width = r.width / r.n_groups, keys = std::int64_t(r.n_groups) * r.key_dim;
+        emit(Gemm{h_, {{joined.weight, joined.bias, joined_x_}}});
+        const auto put = [&](std::int64_t first, ValueId part, std::int64_t at) {
+            emit(TakeColumns{joined_x_, part, first, r.n_groups});
+            emit(PutColumns{part, conv_in_, at});
+        };
+        put(0, joined_key_, 0);
+        put(r.key_dim, joined_key_, keys);
+        put(std::int64_t(2) * r.key_dim, joined_value_, 2 * keys);
+        emit(TakeColumns{joined_x_, state_gate_, 2 * r.key_dim + width, r.n_groups});
     }
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
@@ -644,7 +666,7 @@ private:
             delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none,
             routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none, projected_ = none,
             input_gate_ = none, mtp_x_ = none, before_ = none, joined_ = none, memory_ = none, last_ = none,
-            guess_ = none;
+            guess_ = none, joined_x_ = none, joined_key_ = none, joined_value_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
@@ -706,8 +728,9 @@ public:
         }
         if (l.recurrent) {
             auto& mine = to.recurrent.emplace();
-            each(*l.recurrent, mine,
-                 [](auto& t) { return std::array{&t.x, &t.factor, &t.gate, &t.step, &t.write, &t.out}; });
+            each(*l.recurrent, mine, [](auto& t) {
+                return std::array{&t.x, &t.factor, &t.gate, &t.x_and_gate, &t.step, &t.write, &t.out};
+            });
             each(*l.recurrent, mine,
                  [](auto& t) { return std::array{&t.conv_bias, &t.step_bias, &t.decay, &t.skip, &t.norm}; });
             mine.conv = (*this)(l.recurrent->conv, WeightUse::f32);

@@ -48,10 +48,11 @@ struct LatentTensorsOf {
 template <class T>
 struct RecurrentTensorsOf {
     LinearOf<T> x; // [channels × hidden]: makes the inputs of the convolution. delta rule: q, k, v; Mamba-2: x, B, C
-    LinearOf<T> factor;    // [channels × hidden]: they are multiplied by this first (short_conv), or empty
-    LinearOf<T> gate;      // [width × hidden]: the gate of the result
-    T           conv;      // [channels × taps], the newest token's tap last
-    T           conv_bias; // [channels], or empty
+    LinearOf<T> factor;     // [channels × hidden]: they are multiplied by this first (short_conv), or empty
+    LinearOf<T> gate;       // [width × hidden]: the gate of the result
+    LinearOf<T> x_and_gate; // [(channels + width) × hidden], instead of both: of each group q, k, v and gate
+    T           conv;       // [channels × taps], the newest token's tap last
+    T           conv_bias;  // [channels], or empty
     // Of the recurrence, or empty. [heads × hidden]: how much a token's step forgets, and how much it writes (delta rule); with
     // Family::grouped_heads `step` is [2·heads × hidden], of each group first what it writes.
     LinearOf<T> step, write;
@@ -358,11 +359,12 @@ void bind_recurrent(Binder& bind, LayerTensors& l, const Name& name, const Model
         t.step = part_of(all, std::int64_t(r.width) + r.channels, r.n_heads);
         return;
     }
-    if (bind.has(name("ssm_in.weight")))
-        bind.refuse(cat("tensor ", name("ssm_in.weight"),
-                        " joins what newer files keep as attn_qkv and attn_gate; convert the model again"));
-    t.x    = bind.linear(name("attn_qkv"), r.channels, h);
-    t.gate = bind.linear(name("attn_gate"), r.width, h);
+    if (c.family->grouped_heads && bind.has(name("ssm_in.weight")))
+        t.x_and_gate = bind.linear(name("ssm_in"), std::int64_t(r.channels) + r.width, h);
+    else {
+        t.x    = bind.linear(name("attn_qkv"), r.channels, h);
+        t.gate = bind.linear(name("attn_gate"), r.width, h);
+    }
     if (c.family->grouped_heads) t.step = bind.linear(name("ssm_ba"), std::int64_t(2) * r.n_heads, h);
     else {
         t.step  = bind.linear(name("ssm_alpha"), r.n_heads, h);
