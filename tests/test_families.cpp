@@ -427,3 +427,75 @@ TEST_CASE("Qwen3-Next: q, k, v and gate of a group in one matrix are those of tw
     CHECK(apart == logits_of(next(true), tokens));
     CHECK(apart != logits_of(reference("models/qwen35-k-Q4_K_M.gguf"), tokens)); // whose heads lie in another order
 }
+
+// Experts behind a projection to fewer numbers, and before one back, are experts of the products of the matrices.
+TEST_CASE("Nemotron 3: experts in a latent space, and lists of what a layer's experts are", "[families]") {
+    constexpr int hidden = 128, latent = 24, ff = 192, n = 5; // hidden and ff: of the file
+    const auto    model = [&](bool folded, std::vector<std::int32_t> used) {
+        const auto keys = [&](GgufWriter& w, const std::string& prefix) {
+            w.set(prefix + "expert_count", std::uint32_t(n));
+            w.set(prefix + "expert_used_count", used);
+            w.set(prefix + "expert_feed_forward_length", std::vector<std::int32_t>{0, ff, 0, 0, ff, 0, ff});
+            if (!folded) w.set(prefix + "moe_latent_size", std::uint32_t(latent));
+        };
+        const auto tensors = [&](GgufWriter& w, const Gguf&) {
+            std::mt19937 random(11);
+            const auto   matrix = [&](int rows, int cols) {
+                std::normal_distribution<float> normal(0, 1 / std::sqrt(float(cols)));
+                std::vector<float>              m(std::size_t(rows) * std::size_t(cols));
+                for (float& v : m) v = normal(random);
+                return m;
+            };
+            // of n matrices a with one b, or of one a with n matrices b
+            const auto product = [](std::span<const float> a, std::span<const float> b, int rows, int inner, int cols) {
+                std::vector<float> out;
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < cols; c++) {
+                        double sum = 0;
+                        for (int i = 0; i < inner; i++)
+                            sum += double(a[std::size_t(r * inner + i)]) * double(b[std::size_t(i * cols + c)]);
+                        out.push_back(float(sum));
+                    }
+                return out;
+            };
+            for (int layer : {1, 4, 6}) {
+                const auto name = [&](const char* part) { return cat("blk.", layer, ".", part, ".weight"); };
+                add_floats(w, name("ffn_gate_inp"), {hidden, n}, matrix(n, hidden));
+                const auto into = matrix(latent, hidden), back = matrix(hidden, latent), up = matrix(n * ff, latent),
+                           down = matrix(n * latent, ff);
+                if (!folded) {
+                    add_floats(w, name("ffn_latent_down"), {hidden, latent}, into);
+                    add_floats(w, name("ffn_latent_up"), {latent, hidden}, back);
+                    add_floats(w, name("ffn_up_exps"), {latent, ff, n}, up);
+                    add_floats(w, name("ffn_down_exps"), {ff, latent, n}, down);
+                    continue;
+                }
+                add_floats(w, name("ffn_up_exps"), {hidden, ff, n}, product(up, into, n * ff, latent, hidden));
+                std::vector<float> downs;
+                for (int e = 0; e < n; e++) {
+                    const auto part =
+                        product(back, std::span(down).subspan(std::size_t(e * latent * ff)), hidden, latent, ff);
+                    downs.insert(downs.end(), part.begin(), part.end());
+                }
+                add_floats(w, name("ffn_down_exps"), {ff, hidden, n}, downs);
+            }
+        };
+        return edited(
+            reference("models/nemotron_h-Q8_0.gguf"),
+            {.architecture = "nemotron_h_moe", .keys = keys, .tensors = tensors, .drops = [](const std::string& t) {
+                 return t.contains(".ffn_up.") || t.contains(".ffn_down.");
+             }});
+    };
+    const std::vector<std::int32_t> used{0, 2, 0, 0, 2, 0, 2};
+    const std::vector<Token>        tokens = some_tokens(30, 600, 13);
+    CHECK(distance(logits_of(model(false, used), tokens), logits_of(model(true, used), tokens)) < 1e-3);
+
+    const auto refused = [&](std::vector<std::int32_t> list) {
+        const Result<ModelConfig> config = read_config(value_of(Gguf::open(model(false, std::move(list)))));
+        return config ? std::string() : config.error().message;
+    };
+    CHECK(refused({0, 2, 0, 0, 3, 0, 2})
+              .contains("nemotron_h_moe.expert_used_count has 2 and 3; quire runs only equal numbers"));
+    CHECK(refused({0, 0, 0, 0, 0, 0, 0}).contains("nemotron_h_moe.expert_used_count has no number from 1 on"));
+    CHECK(refused({0, 2}).contains("is an array of 2, not of an integer for each of 7 layers"));
+}

@@ -141,6 +141,10 @@ public:
         }
         if (e.n > 0) {
             routes_ = value("routes", std::int64_t(2) * e.used, {.f32 = true});
+            if (e.latent_size > 0) {
+                latent_in_  = value("expert_in", e.latent_size);
+                latent_out_ = value("expert_out", e.latent_size);
+            }
             if (!shape_.exact) {
                 expert_gate_ = value("expert_gate", std::int64_t(e.used) * e.ff_size);
                 expert_up_   = value("expert_up", std::int64_t(e.used) * e.ff_size);
@@ -149,7 +153,7 @@ public:
         if (shape_.exact)
             for (int i = 0; i < exact_leaves / shape_.n; i++) {
                 parts_.push_back(value("part", hidden, {.f32 = true}));
-                if (e.n > 0) expert_parts_.push_back(value("expert_part", hidden));
+                if (e.n > 0) expert_parts_.push_back(value("expert_part", e.latent_size > 0 ? e.latent_size : hidden));
             }
         if (c_.mtp) {
             mtp_x_  = value("mtp_x", hidden, {.f32 = true});
@@ -521,14 +525,22 @@ private:
                    e.n_groups, e.n_groups_used, score_scale, t.output_scale});
     }
 
-    // out = the sum of the experts that route() has chosen.
+    // out = the sum of the experts that route() has chosen; they may read and write a latent space (Nemotron 3 Super).
     void run_experts(const PreparedLayer& l, ValueId out) {
+        const LinearOf<WeightHandle>& down = l.experts->latent_down;
+        const LinearOf<WeightHandle>& up   = l.experts->latent_up;
+        if (!down) return run_experts(l, h_, c_.residual_scale, out);
+        emit(Gemm{h_, {{down.weight, down.bias, latent_in_}}});
+        run_experts(l, latent_in_, 1, latent_out_);
+        emit(Gemm{latent_out_, {{up.weight, up.bias, out}}, c_.residual_scale});
+    }
+    void run_experts(const PreparedLayer& l, ValueId x, float scale, ValueId out) {
         const ExpertConfig& e   = c_.experts;
         const auto          run = [&](const ExpertTensorsOf<WeightHandle>& w, ValueId gate, ValueId up, ValueId to) {
             const bool  joined = bool(w.gate_up);
             const auto& first  = w.gate ? w.gate : w.up; // where there is no gate, `up` is activated
             const auto& second = w.gate ? w.up : LinearOf<WeightHandle>();
-            emit(ExpertGatedGemm{h_,
+            emit(ExpertGatedGemm{x,
                                  routes_,
                                           {joined ? w.gate_up : first.weight, first.bias, gate},
                                           {joined ? w.gate_up : second.weight, second.bias, up},
@@ -537,13 +549,8 @@ private:
                                  c_.family->activation,
                                  joined,
                                  c_.family->weighs_input});
-            emit(ExpertCombineGemm{gate,
-                                   routes_,
-                                            {w.down.weight, w.down.bias, to},
-                                   e.n,
-                                   e.used,
-                                   c_.residual_scale,
-                                   !c_.family->weighs_input});
+            emit(ExpertCombineGemm{
+                gate, routes_, {w.down.weight, w.down.bias, to}, e.n, e.used, scale, !c_.family->weighs_input});
         };
         if (shape_.whole()) {
             run(*l.experts, expert_gate_, expert_up_, out);
@@ -666,7 +673,8 @@ private:
             delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none,
             routes_ = none, expert_gate_ = none, expert_up_ = none, inputs_ = none, projected_ = none,
             input_gate_ = none, mtp_x_ = none, before_ = none, joined_ = none, memory_ = none, last_ = none,
-            guess_ = none, joined_x_ = none, joined_key_ = none, joined_value_ = none;
+            guess_ = none, latent_in_ = none, latent_out_ = none, joined_x_ = none, joined_key_ = none,
+            joined_value_ = none;
     std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
     std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
@@ -721,7 +729,9 @@ public:
             mine.router.weight        = (*this)(e.router.weight, WeightUse::f32);
             mine.router.bias          = (*this)(e.router.bias);
             stacks(e, mine, c.experts.n);
-            each(e, mine, [](auto& t) { return std::array{&t.shared_gate, &t.shared_up, &t.shared_down}; });
+            each(e, mine, [](auto& t) {
+                return std::array{&t.shared_gate, &t.shared_up, &t.shared_down, &t.latent_down, &t.latent_up};
+            });
             each(e, mine,
                  [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight, &t.router_norm, &t.output_scale}; });
             mine.gate_up = (*this)(e.gate_up, WeightUse::stack, 2 * c.experts.n);

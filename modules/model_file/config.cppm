@@ -13,7 +13,8 @@ enum class RopeScaling { none, linear, yarn, longrope };
 // A mixture of experts: of `n` networks, each token runs `used`.
 struct ExpertConfig {
     int    n = 0, used = 0; // 0: the model has none
-    int    ff_size        = 0;
+    int    ff_size     = 0;
+    int    latent_size = 0; // of the projections that the experts read and write; 0: they read and write hidden states
     int    shared_ff_size = 0; // of the network that every token runs in addition; 0: none
     Gating gating         = Gating::softmax;
     bool   normalised     = false; // weights are divided by their sum
@@ -329,10 +330,12 @@ void read_experts(const Gguf& file, Keys& keys, ModelConfig& c) {
     ExpertConfig& e = c.experts;
     e.n             = keys.integer("expert_count", 0, 0, 1 << 12);
     if (e.n == 0) return;
-    e.used       = keys.integer("expert_used_count", {}, 1, std::min(e.n, 64));
-    e.ff_size    = keys.integer("expert_feed_forward_length", c.ff_size, 1, 1 << 24);
-    e.normalised = keys.flag("expert_weights_norm", c.family->experts_normalised);
-    e.scale      = keys.number("expert_weights_scale", 1.0, -1e30);
+    const int n_layers = c.n_layers + c.n_extra_layers;
+    e.used             = keys.for_layers("expert_used_count", {}, 1, std::min(e.n, 64), n_layers);
+    e.ff_size          = keys.for_layers("expert_feed_forward_length", c.ff_size, 1, 1 << 24, n_layers);
+    e.latent_size      = keys.integer("moe_latent_size", 0, 0, 1 << 20);
+    e.normalised       = keys.flag("expert_weights_norm", c.family->experts_normalised);
+    e.scale            = keys.number("expert_weights_scale", 1.0, -1e30);
     if (e.scale == 0) e.scale = 1; // converters write 0 for no scale
     const int shared_count = keys.integer("expert_shared_count", c.family->shared_expert, 0, 1 << 10);
     e.shared_ff_size =
@@ -431,7 +434,7 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
 void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key :
          {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.layer_indices", "router_logit_softcapping",
-          "moe_latent_size", "rope.scaling.alpha", "swin_norm", "attention.indexer.head_count", "expert_group_scale"})
+          "rope.scaling.alpha", "swin_norm", "attention.indexer.head_count", "expert_group_scale"})
         if (keys.has(key) && !keys.is_zero(key))
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
     const bool causal = keys.flag("attention.causal", !c.family->encoder);

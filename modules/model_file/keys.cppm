@@ -73,6 +73,21 @@ public:
         for (std::int64_t v : list->ints) take(v);
         return numbers;
     }
+    // A number for all of n layers that have one: the numbers of a list may be 0, and the others of them are equal.
+    int for_layers(std::string_view key, std::optional<std::int64_t> fallback, std::int64_t least, std::int64_t most,
+                   int n) {
+        const GgufValue* value = file_.find(full(key));
+        if (!value || !std::holds_alternative<GgufArray>(*value)) return integer(key, fallback, least, most);
+        int number = 0;
+        for (int v : by_layer(key, fallback, 0, most, n)) {
+            if (v != 0 && number != 0 && v != number)
+                refuse(cat(full(key), " has ", number, " and ", v,
+                           "; quire runs only equal numbers in the layers that have one"));
+            number = std::max(number, v);
+        }
+        if (number < least) refuse(cat(full(key), " has no number from ", least, " on"));
+        return number;
+    }
     bool has(std::string_view key) const { return file_.find(full(key)) != nullptr; }
     // Whether the value is 0, false or an empty list.
     bool is_zero(std::string_view key) const {

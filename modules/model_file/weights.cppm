@@ -28,6 +28,8 @@ struct ExpertTensorsOf {
     T           gate_up;        // instead of gate and up: each expert's gate, then its up
     T router_norm;  // [hidden]: the router reads the normed residual times this / sqrt(hidden), not the experts' input
     T output_scale; // [n], of the experts' weights
+    LinearOf<T> latent_down; // [latent × hidden]: makes the experts' input, or empty (ExpertConfig::latent_size)
+    LinearOf<T> latent_up;   // [hidden × latent], of the experts' sum
     LinearOf<T> shared_gate, shared_up, shared_down;
     T           shared_weight; // [hidden]: sigmoid(h · shared_weight) is the shared network's factor
 };
@@ -374,7 +376,7 @@ void bind_recurrent(Binder& bind, LayerTensors& l, const Name& name, const Model
 
 void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const ExpertConfig& e = c.experts;
-    const std::int64_t  h = c.hidden_size;
+    const std::int64_t  h = c.hidden_size, x = e.latent_size > 0 ? e.latent_size : h;
     ExpertTensors&      t = l.experts.emplace();
     if (bind.has(name("ffn_gate.0.weight")))
         bind.refuse(
@@ -384,12 +386,16 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
     t.router = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, biased)};
     t.choice_bias = bind.vector(name("exp_probs_b.bias"), e.n, false);
     if (bind.has(name("ffn_gate_up_exps.weight"))) {
-        t.gate_up = bind.stack(name("ffn_gate_up_exps.weight"), e.n, 2 * std::int64_t(e.ff_size), h);
+        t.gate_up = bind.stack(name("ffn_gate_up_exps.weight"), e.n, 2 * std::int64_t(e.ff_size), x);
     } else {
-        if (c.family->gated) t.gate = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
-        t.up = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
+        if (c.family->gated) t.gate = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, x, biased);
+        t.up = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, x, biased);
     }
-    t.down         = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size, biased);
+    t.down = bind.experts(name("ffn_down_exps"), e.n, x, e.ff_size, biased);
+    if (e.latent_size > 0) {
+        t.latent_down = bind.linear(name("ffn_latent_down"), x, h);
+        t.latent_up   = bind.linear(name("ffn_latent_up"), h, x);
+    }
     t.output_scale = bind.vector(name("ffn_down_exps.scale"), e.n, false);
     if (c.family->dense_beside) {
         t.router_norm       = bind.vector(name("ffn_gate_inp.scale"), h);

@@ -5,7 +5,7 @@
 //   columns, by head             attn_output
 //   rows                         ffn_gate, ffn_up; of each expert, too; token_embd, output
 //   columns                      ffn_down; of each expert, too
-//   whole, on every rank         norms, routers, learned positions, the weights that make a latent row
+//   whole, on every rank         norms, routers, learned positions, the weights that make a latent row or lie around latent experts
 //
 // A weight that is split by columns gives partial sums, which the ranks add up (AllReduce); only the first rank has its bias. If there are
 // more ranks than KV heads, several ranks have one KV head.
