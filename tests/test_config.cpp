@@ -256,6 +256,54 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     CHECK(load("llama", {.keys = [](GgufWriter& w) { w.set("llama.expert_count", 0u); }}).error == "");
 }
 
+TEST_CASE("numbers and flags of layers may be lists", "[config]") {
+    const auto config = [](const std::string& architecture, const Edit& keys) {
+        const Loaded got = load(architecture, {.keys = keys});
+        CAPTURE(got.error);
+        REQUIRE(got.config);
+        return *got.config;
+    };
+    CHECK(config("llama", [](GgufWriter& w) {
+              w.set("llama.attention.head_count", std::vector<std::int32_t>{4});
+          }).n_heads == 4);
+    for (std::uint32_t flag : {0u, 1u})
+        CHECK(config("llama",
+                     [&](GgufWriter& w) {
+                         w.set("llama.attention.sliding_window", 16u);
+                         w.set("llama.attention.sliding_window_pattern", std::vector<std::uint32_t>{flag});
+                     })
+                  .layers[0]
+                  .window == int(16 * flag));
+    refused("llama.attention.sliding_window_pattern", std::vector<std::int32_t>{2},
+            "a list of 1, not of a true or false for each of 1 layers");
+    const auto lfm2 = [&](const Edit& keys) {
+        return config("lfm2", [&](GgufWriter& w) {
+            w.set("lfm2.shortconv.l_cache", 3u);
+            keys(w);
+        });
+    };
+    // Layers that recur have no heads.
+    for (int recurs : {0, 1}) {
+        const std::vector<std::int32_t> flags{recurs}, heads{recurs ? 0 : 4, 4};
+        CHECK(lfm2([&](GgufWriter& w) { w.set("lfm2.attention.recurrent_layers", flags); }).layers[0].recurs() ==
+              bool(recurs));
+        const ModelConfig two = lfm2([&](GgufWriter& w) {
+            w.set("lfm2.block_count", 2u);
+            w.set("lfm2.attention.head_count", heads);
+        });
+        CHECK(two.layers[0].recurs() == bool(recurs));
+        CHECK(two.layers[0].n_kv_heads == (recurs ? 0 : 2));
+        CHECK(two.layers[1].n_kv_heads == 2);
+    }
+    refused("llama.attention.head_count", std::vector<std::int32_t>{0}, "attention.head_count has 0, not in 1..");
+    const std::vector<std::int32_t> unlike{2, 4};
+    refused("llama.attention.head_count", unlike, "attention.head_count has 2 and 4; quire runs only layers",
+            [](GgufWriter& w) {
+                w.set("llama.block_count", 2u);
+                w.set("llama.attention.head_count_kv", 2u);
+            });
+}
+
 TEST_CASE("Granite 4 H has RoPE unless its file says that it has none", "[config]") {
     for (std::optional<bool> key : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
         const Loaded got = load("granitehybrid", {.keys = [&](GgufWriter& w) {

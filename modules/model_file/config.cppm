@@ -214,7 +214,8 @@ std::vector<Mixer> read_mixers(Keys& keys, const ModelConfig& c, const std::vect
         const bool other = !list.empty() ? bool(list[at]) : period > 0 ? (i + 1) % period != 0 : kv_heads[at] == 0;
         if (other) mixers[at] = f.recurrent;
         else if (kv_heads[at] == 0)
-            keys.refuse(cat(keys.full("attention.head_count_kv"), " is 0 in layer ", i, ", which has attention"));
+            keys.refuse(cat(keys.full("attention.head_count_kv"), " or attention.head_count is 0 in layer ", i,
+                            ", which has attention"));
         if (f.one_part && ff_sizes[at] > 0) mixers[at] = Mixer::none;
     }
     return mixers;
@@ -360,11 +361,19 @@ void read_experts(const Gguf& file, Keys& keys, ModelConfig& c) {
 
 // The sizes of heads.
 void read_heads(Keys& keys, ModelConfig& c, std::vector<int>& kv_heads) {
-    const int least = c.family->recurrent == Mixer::attention; // else some layers, or all, have no attention
-    c.n_heads       = keys.integer("attention.head_count", {}, least, 1 << 16);
-    kv_heads = keys.by_layer("attention.head_count_kv", c.n_heads, least, c.n_heads, c.n_layers + c.n_extra_layers);
+    const int least    = c.family->recurrent == Mixer::attention; // else some layers, or all, have no attention
+    const int n_layers = c.n_layers + c.n_extra_layers;
+    const std::vector<int> heads = keys.by_layer("attention.head_count", {}, least, 1 << 16, n_layers);
+    c.n_heads                    = heads.empty() ? 0 : *std::ranges::max_element(heads);
+    kv_heads                     = keys.by_layer("attention.head_count_kv", c.n_heads, least, c.n_heads, n_layers);
     if (c.n_heads == 0) return;
     if (keys.error()) return;
+    for (std::size_t i = 0; i < heads.size(); i++) {
+        if (heads[i] == 0) kv_heads[i] = 0;
+        else if (heads[i] != c.n_heads)
+            keys.refuse(cat(keys.full("attention.head_count"), " has ", heads[i], " and ", c.n_heads,
+                            "; quire runs only layers that have the same number of heads"));
+    }
     c.n_kv_heads = *std::ranges::max_element(kv_heads);
     for (int n : kv_heads)
         if (n > 0 && c.n_heads % n != 0)

@@ -44,17 +44,27 @@ public:
         if (!value) return set_error(value.error()), false;
         return *value;
     }
-    // A list of one flag for each layer; empty if the key is missing or not a list.
+    // A list of one flag for each layer, as booleans or as integers 0 and 1; empty if the key is missing or not a list.
     std::vector<bool> flags(std::string_view key, int n_layers) {
         const GgufValue* value = file_.find(full(key));
         const auto*      list  = value ? std::get_if<GgufArray>(value) : nullptr;
         if (!list) return {};
-        if (list->bools.size() != std::size_t(n_layers)) {
+        std::vector<bool> flags     = list->bools;
+        bool              are_flags = true;
+        const auto        take      = [&](const auto& numbers) {
+            for (const auto v : numbers) {
+                are_flags = are_flags && (v == 0 || v == 1);
+                flags.push_back(v != 0);
+            }
+        };
+        take(list->uints);
+        take(list->ints);
+        if (!are_flags || flags.size() != std::size_t(n_layers)) {
             refuse(cat(full(key), " is a list of ", list->size(), ", not of a true or false for each of ", n_layers,
                        " layers"));
             return {};
         }
-        return list->bools;
+        return flags;
     }
     // A number for each of n layers, from a list of them or from one for all.
     std::vector<int> by_layer(std::string_view key, std::optional<std::int64_t> fallback, std::int64_t least,
