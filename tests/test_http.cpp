@@ -71,6 +71,12 @@ struct Echo {
             for (const auto& [key, value] : e.request.query) e.response.body += key + "=" + value + ";";
             e.response.body += std::string(e.request.header("x-test"));
         });
+        const HttpHandler says_path = [](HttpExchange& e) { e.response.body = e.request.path; };
+        server->route("GET", "/items/*", says_path);
+        server->route("DELETE", "/items/*", says_path);
+        server->route("POST", "/items/first", says_path);
+        server->route("GET", "/items/*/parts", says_path);
+        server->route("GET", "/all/**", says_path);
         server->route("GET", "/three", [](HttpExchange& e) {
             e.response.type   = "text/plain";
             e.response.stream = [](const HttpWrite& write) {
@@ -277,6 +283,24 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(Client(echo.port).get("/" + std::string(3000, 'a')).status == 404);
         CHECK(Client(echo.port).get("/%00%ff/../../etc/passwd").status == 404);
     }
+    SECTION("segments that may be any") {
+        for (const char* path : {"/items/x", "/items/a%20b", "/items/x/parts", "/all/a", "/all/a/b/c", "/all/a/"})
+            CHECK(c.get(path).body == path);
+        for (const char* path : {"/items", "/items/", "/items//parts", "/items/x/", "/items/x/y", "/items/x/parts/",
+                                 "/items/a%2Fb", "/all", "/all/", "/allx", "/x/items/y"})
+            CHECK(c.get(path).status == 404);
+        CHECK(c.get("/items/first").status == 200); // a path that has another method alone, and is one of a pattern
+        CHECK(c.post("/items/first", "").status == 200);
+        const auto refused = [&](const char* method, const char* path) {
+            const Reply r = c.call(cat(method, ' ', path, " HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"));
+            CHECK(r.status == 405);
+            return r.headers.at("allow");
+        };
+        CHECK(refused("PUT", "/items/x") == "GET, DELETE");
+        CHECK(refused("FETCH", "/items/x/parts") == "GET");
+        CHECK(refused("PUT", "/items/first") == "POST, GET, DELETE");
+        CHECK(refused("POST", "/all/a/b") == "GET");
+    }
     SECTION("the text of a handler's exception is not sent") {
         const Reply r = c.get("/throws");
         CHECK(r.status == 500);
@@ -288,6 +312,21 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(r.headers.at("connection") == "close");
         CHECK(c.rest().empty());
     }
+}
+
+TEST_CASE("a path may be as long as the limit of a target", "[http]") {
+    HttpLimits limits;
+    limits.target_bytes = 8192; // as long as cpp-httplib takes it
+    Echo echo(limits);
+    for (const std::size_t size : {1750u, 4096u, 8000u})
+        for (const std::string& path : {"/items/" + std::string(size, 'a'), "/all/" + std::string(size, '/'),
+                                        "/items/" + std::string(size, '*') + "/parts"}) {
+            CHECK(Client(echo.port).get(path).body == path);
+            CHECK(Client(echo.port).get("/x" + path).status == 404);
+            CHECK(Client(echo.port).post(path, "").status == 405);
+        }
+    CHECK(Client(echo.port).get("/items/" + std::string(8192, 'a')).status == 414);
+    CHECK(echo.alive());
 }
 
 TEST_CASE("refusals reach their client and affect no other", "[http]") {

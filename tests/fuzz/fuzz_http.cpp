@@ -32,8 +32,9 @@ struct Target {
         o.limits.idle_seconds    = 0.3;
         o.limits.write_seconds   = 0.3;
         server                   = std::move(*HttpServer::create(std::move(o)));
-        for (const char* method : {"GET", "POST"})
-            server->route(method, "/a/b", [](HttpExchange& e) {
+        for (const auto& [method, path] : {std::pair{"GET", "/a/b"}, std::pair{"POST", "/a/b"},
+                                           std::pair{"GET", "/a/*/c"}, std::pair{"GET", "/b/**"}})
+            server->route(method, path, [](HttpExchange& e) {
                 e.response.type = "text/plain";
                 for (const auto& [key, value] : e.request.query) e.response.body += key + "=" + value + "\n";
                 e.response.body += e.request.body;
@@ -70,10 +71,12 @@ const Target& target() {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size == 0) return 0;
-    const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-    const std::string      last   = " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    const std::string      asked  = data[0] & 1 ? cat("GET /a/b?", text, last) : cat(text, "\r\n\r\nGET /a/b", last);
-    const std::string      answer = target().ask(asked);
+    const std::string_view                  text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    const std::string                       last   = " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    const std::string                       asked  = data[0] & 1   ? cat("GET /a/b?", text, last)
+                                                     : data[0] & 2 ? cat("GET /b/", text, last)
+                                                                   : cat(text, "\r\n\r\nGET /a/b", last);
+    const std::string                       answer = target().ask(asked);
     static const std::set<std::string_view> fine{"200", "400", "404", "405", "408", "411", "413",
                                                  "414", "415", "417", "431", "501", "505"};
     if (!answer.empty())

@@ -1,4 +1,4 @@
-// quire.serve.http.router: finds the handler of a path, runs it, and writes its response; by cpp-httplib, which nothing else here sees.
+// quire.serve.http.router: finds the handler of a path, runs it, and writes its response by cpp-httplib, which nothing else here sees.
 // **Owns** the table of routes.
 // (No `import quire.core.base` here: httplib.h includes the standard library's headers.)
 module;
@@ -37,7 +37,7 @@ public:
     HttpRouter(const HttpLimits& limits, RefusalBody refusal);
     ~HttpRouter();
 
-    // A path stands for itself, but for a segment `*`, which is any one; HEAD goes where GET goes.
+    // A path stands for itself, but for a segment `*`, which is any one, and `**` at the end, which is one or more; HEAD goes where GET goes.
     void route(const std::string& method, const std::string& path, HttpHandler handler);
     // From now on, until open(), `handler` answers every request. Before warm_up().
     void hold(HttpHandler handler);
@@ -150,24 +150,64 @@ void warm_up_of(Router& router) {
     current_exchange = nullptr;
 }
 
-std::string regex_of(const std::string& path) {
-    if (path.ends_with("/**")) return regex_of(path.substr(0, path.size() - 3)) + "/.+";
-    if (const std::size_t any = path.find("/*"); any != std::string::npos)
-        return regex_of(path.substr(0, any)) + "/[^/]+" + regex_of(path.substr(any + 2));
-    std::string out;
-    for (char c : path) {
-        if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';
-        out += c;
+// Whether `path` is one that the route `pattern` stands for. Reads each segment once: a regular expression would recurse for each character.
+bool stands_for(std::string_view pattern, std::string_view path) {
+    while (true) {
+        const std::size_t      end = pattern.find('/'), at = path.find('/');
+        const std::string_view wanted = pattern.substr(0, end), segment = path.substr(0, at);
+        if (wanted == "**") return !path.empty();
+        if (wanted == "*" ? segment.empty() : wanted != segment) return false;
+        if (end == pattern.npos || at == path.npos) return end == at;
+        pattern.remove_prefix(end + 1);
+        path.remove_prefix(at + 1);
     }
-    return out;
 }
 
+// The handlers of the paths.
+class RouteTable {
+public:
+    using Handler = httplib::Server::Handler;
+
+    void add(const std::string& method, const std::string& path, Handler handler) {
+        if (path.find("/*") == path.npos) literals_[path].emplace_back(method, std::move(handler));
+        else patterns_.emplace_back(path, Method(method, std::move(handler)));
+    }
+    // A literal path counts before a pattern, an earlier pattern before a later one. Null: the path has no such method.
+    const Handler* find(std::string_view method, std::string_view path) const {
+        const Handler* found = nullptr;
+        each(path, [&](const Method& one) {
+            if (!found && one.first == (method == "HEAD" ? "GET" : method)) found = &one.second;
+        });
+        return found;
+    }
+    // The methods of `path`, for an Allow header; "": there is no such path.
+    std::string methods(std::string_view path) const {
+        std::string names;
+        each(path, [&](const Method& one) { names += (names.empty() ? "" : ", ") + one.first; });
+        return names;
+    }
+
+private:
+    using Method = std::pair<std::string, Handler>;
+
+    template <class F>
+    void each(std::string_view path, const F& use) const {
+        if (const auto at = literals_.find(path); at != literals_.end())
+            for (const Method& one : at->second) use(one);
+        for (const auto& [pattern, one] : patterns_)
+            if (stands_for(pattern, path)) use(one);
+    }
+
+    std::map<std::string, std::vector<Method>, std::less<>> literals_;
+    std::vector<std::pair<std::string, Method>>             patterns_; // with `*` or `**` as a segment
+};
+
 struct HttpRouter::Impl {
-    HttpLimits                                      limits;
-    RefusalBody                                     refusal;
-    Router                                          router, waiting; // `waiting`: of hold()
-    std::atomic<bool>                               held = false;
-    std::map<std::string, std::vector<std::string>> methods; // of each path
+    HttpLimits        limits;
+    RefusalBody       refusal;
+    RouteTable        routes;
+    Router            router, waiting; // `waiting`: of hold()
+    std::atomic<bool> held = false;
 
     void                     prepare(Router& router) const;
     httplib::Server::Handler serving(HttpHandler handler);
@@ -181,19 +221,22 @@ HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(st
     s.limits  = limits;
     s.refusal = std::move(refusal);
     s.prepare(s.router);
+    // cpp-httplib has no routes of its own, which would be regular expressions.
+    s.router.set_pre_routing_handler([&s](const httplib::Request& req, httplib::Response& res) {
+        const httplib::Server::Handler* serve = s.routes.find(req.method, req.path);
+        if (!serve) return httplib::Server::HandlerResponse::Unhandled;
+        (*serve)(req, res);
+        return httplib::Server::HandlerResponse::Handled;
+    });
     // For a path or a method without a handler.
-    s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
+    s.router.set_error_handler([&s](const httplib::Request& req, httplib::Response& res) {
         if (!res.body.empty()) return;
         HttpExchange& exchange = *current_exchange;
-        const auto    known    = s.methods.find(exchange.request.path);
         if (res.status == 404 || res.status == 400) {
-            if (known == s.methods.end()) res.status = 404;
-            else {
-                res.status = 405;
-                std::string allow;
-                for (const std::string& method : known->second) allow += (allow.empty() ? "" : ", ") + method;
-                res.set_header("Allow", allow);
-            }
+            // cpp-httplib does not read the path behind a method that it does not know.
+            const std::string allow = s.routes.methods(req.path.empty() ? exchange.request.path : req.path);
+            res.status              = allow.empty() ? 404 : 405;
+            if (!allow.empty()) res.set_header("Allow", allow);
         }
         exchange.response.status = res.status;
         res.set_header("X-Request-Id", exchange.request.id);
@@ -281,15 +324,7 @@ httplib::Server::Handler HttpRouter::Impl::serving(HttpHandler handler) {
 }
 
 void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler) {
-    Impl& s = *impl_;
-    s.methods[path].push_back(method);
-    const httplib::Server::Handler serve   = s.serving(std::move(handler));
-    const std::string              pattern = regex_of(path);
-    if (method == "GET") s.router.Get(pattern, serve);
-    else if (method == "POST") s.router.Post(pattern, serve);
-    else if (method == "DELETE") s.router.Delete(pattern, serve);
-    else if (method == "OPTIONS") s.router.Options(pattern, serve);
-    else check(false, "a method that nobody routes");
+    impl_->routes.add(method, path, impl_->serving(std::move(handler)));
 }
 
 void HttpRouter::warm_up() { warm_up_of(impl_->now()); }
