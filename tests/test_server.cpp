@@ -118,6 +118,35 @@ TEST_CASE("streams say what whole answers say", "[server]") {
     }
 }
 
+TEST_CASE("biases of texts are those of their tokens, of a limited number", "[server]") {
+    const Server& s    = common();
+    const Json    body = {{"prompt", "Hello"}, {"max_tokens", 8}, {"temperature", 0}, {"ignore_eos", true}};
+    const auto    with = [&](const Json& bias) {
+        Json biased          = body;
+        biased["logit_bias"] = bias;
+        return s.post("/v1/completions", biased);
+    };
+    const auto text = [](const Reply& r) { return Json::parse(r.body)["choices"][0]["text"]; };
+    Json       ids = Json::array(), texts = Json::array(), many = Json::array(); // every bias three times
+    for (int i = 0; i < 3; i++)
+        for (const int id : {300, 301, 302}) {
+            ids.push_back({id, 2.5});
+            texts.push_back({s.ask("/detokenize", {{"tokens", {id}}})["content"], 2.5});
+        }
+    CHECK(text(with(texts)) == text(with(ids)));
+    // Texts of the same few tokens.
+    for (int i = 0; i < 1024; i++) many.push_back({std::string(500, 'a'), 0.001});
+    CHECK(with(many).status == 200);
+    // Texts of many different tokens.
+    many = Json::array();
+    for (int id = 300; id < 1500; id += 2)
+        many.push_back({s.ask("/detokenize", {{"tokens", {id, id + 1}}})["content"], 1});
+    const Reply refused = with(many);
+    CHECK(refused.status == 400);
+    CHECK(has(refused.body, "more than 1024 different tokens"));
+    CHECK(Json::parse(refused.body)["error"]["param"] == "logit_bias");
+}
+
 TEST_CASE("chunks of a stream", "[server]") {
     const Server& s    = common();
     const Stream  chat = stream(

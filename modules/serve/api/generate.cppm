@@ -137,6 +137,29 @@ void constrain_answer(const ApiContext& api, GenerationRequest& r, PromptReasoni
     rules.may_reason   = reasons(api) && reasoning == PromptReasoning::unsaid && r.reasoning_budget != 0;
 }
 
+// Adds the biases of whole texts to those of tokens, and those of one token up: a sampler applies each of them to each row of logits.
+std::optional<ApiError> add_text_biases(const ApiContext& api, GenerationRequest& r) {
+    const auto                             most = std::size_t(api.options.limits.logit_bias);
+    std::vector<std::pair<Token, float>>   sums;
+    std::unordered_map<Token, std::size_t> places;
+    const auto                             add = [&](Token token, float bias) {
+        const auto [at, first] = places.try_emplace(token, sums.size());
+        if (first) sums.emplace_back(token, bias);
+        else sums[at->second].second += bias;
+    };
+    for (const auto& [token, bias] : r.request.sampling.logit_bias) add(token, bias);
+    for (const auto& [text, bias] : r.text_bias) {
+        for (Token token : api.encoder.encode_inside(text)) add(token, bias);
+        if (sums.size() > most)
+            return ApiError{
+                400,
+                cat("the texts of logit_bias have more than ", most, " different tokens, the most that are allowed"),
+                "logit_bias", ""};
+    }
+    r.request.sampling.logit_bias = std::move(sums);
+    return std::nullopt;
+}
+
 void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed, const std::string& param,
               const MakeRenderer& make_renderer) {
     const std::size_t body_bytes = std::exchange(e.request.body, {}).size();
@@ -162,8 +185,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
             std::vector<Token> ids = api.encoder.encode_inside(variant);
             if (!ids.empty()) q.sampling.bad_words.push_back(std::move(ids));
         }
-    for (const auto& [text, bias] : r.text_bias)
-        for (Token id : api.encoder.encode_inside(text)) q.sampling.logit_bias.emplace_back(id, bias);
+    if (const auto error = add_text_biases(api, r)) return api.refuse(e, *error);
     q.max_tokens = completion;
     if (const auto fault = api.service.engine().find_fault(q)) // before a constraint is compiled
         return api.refuse(e, ApiError{400, fault->error.message, std::string(fault->field), ""});
