@@ -71,8 +71,12 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
                                             "the custom_id stands in an earlier line, too",
                                             "the line is no JSON object", "url is '/metrics', which no batch can ask"});
 
-    // The file ends within an answer, and the first answer is lost.
+    // A batch that is complete gets no line.
     std::vector<Json> all = lines_of(out);
+    REQUIRE(batch(in, out).code == 0);
+    CHECK(lines_of(out) == all);
+
+    // The file ends within an answer, and the first answer is lost.
     {
         std::ofstream file(out);
         for (std::size_t i = 1; i < all.size(); i++) file << all[i].dump() << "\n";
@@ -86,6 +90,35 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
         if (one["custom_id"].is_string() && one["error"].is_null()) times[one["custom_id"]]++;
     CHECK(times.size() == 8);
     for (const auto& [id, n] : times) CHECK(n == 1);
+
+    // It ended behind the refusal of a line whose custom_id an earlier line has, and before the answer of that line.
+    {
+        std::ofstream file(out);
+        for (const Json& one : all)
+            if (one["custom_id"] == "t" && !one["error"].is_null()) file << one.dump() << "\n";
+    }
+    REQUIRE(batch(in, out).code == 0);
+    times.clear();
+    for (const Json& one : lines_of(out))
+        times[one["custom_id"].is_null() ? ""
+                                         : one["custom_id"].get<std::string>() + (one["error"].is_null() ? "" : "?")]++;
+    CHECK(times == std::map<std::string, int>{{"c0", 1},
+                                              {"c1", 1},
+                                              {"c2", 1},
+                                              {"c3", 1},
+                                              {"c4", 1},
+                                              {"t", 1},
+                                              {"t?", 1},
+                                              {"e", 1},
+                                              {"bad", 1},
+                                              {"s?", 1},
+                                              {"u?", 1},
+                                              {"", 1},
+                                              {"g?", 1}});
+
+    // Places that keep nothing, or never end.
+    CHECK(has(batch(in, "/dev/full").err, "cannot write '/dev/full'"));
+    CHECK(has(batch("/dev/zero", out).err, "cannot read '/dev/zero': it is no file"));
 
     // A file of something else is not touched.
     const Finished other = batch(in, in);

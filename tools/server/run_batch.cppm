@@ -17,8 +17,8 @@ struct BatchOptions {
     std::function<void(const std::string&)> say{};            // a line for a person; any thread
 };
 
-// Answers every line of `in` whose custom_id is not in `out`, so that a batch which was interrupted goes on. A line that is no request gets a line
-// with an error. Error: a file cannot be read or written, or `out` is no output of a batch.
+// Answers every line of `in` whose custom_id has no answer in `out`, so that a batch which was interrupted goes on. A line that is no request
+// gets a line with an error, once. Error: a file cannot be read or written, or `out` is no output of a batch.
 Result<void> run_batch(Endpoints& endpoints, const BatchOptions& options);
 
 } // namespace quire
@@ -46,7 +46,8 @@ private:
         Json out, request;
     };
     bool next(Line& line);
-    Line begin(const std::string& text);
+    Line begin(const std::string& text, std::size_t number);
+    bool read_line(std::string& text);
     void answer_lines();
     Json answer(Line line);
     Json ask(const std::string& url, Json body);
@@ -57,25 +58,34 @@ private:
     std::mutex            mutex_; // of all below
     std::ifstream         in_;
     std::ofstream         out_;
-    std::set<std::string> done_, taken_; // custom_ids: in `out` at first; that this run has met
+    std::set<std::string> done_, taken_; // custom_ids: answered in `out` at first; that this run has met
+    std::set<std::string> refused_;      // ids of the lines of `out` that refuse a line of `in`, at first
     std::size_t           n_lines_ = 0, n_answered_ = 0, n_failed_ = 0, n_asked_ = 0;
+    std::size_t           n_read_ = 0; // lines of `in`, the empty ones as well
     bool                  broken_ = false;
     Stopwatch             since_said_;
 };
 
-// The custom_ids of `out`. A last line that was not written to its end is cut off.
+// The string `name` of an object; "": there is none.
+std::string text_of(const Json& object, const char* name) {
+    const auto at = object.find(name);
+    return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
+}
+
+// The custom_ids that have an answer in `out`, and the lines that `out` refuses. A last line that was not written to its end is cut off.
 Result<void> BatchRun::read_done() {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(o_.out, error)) return {}; // there is none, or it keeps nothing
     std::ifstream file(o_.out, std::ios::binary);
     std::uint64_t whole = 0; // bytes of complete lines
     for (std::string line; std::getline(file, line) && !file.eof(); whole += line.size() + 1) {
         const Result<Json> json = json_parse(line);
         if (!json || !json->is_object() || !json->contains("custom_id") || !json->contains("response"))
             return fail(quote(o_.out), " has a line that is no answer of a batch; it is not written to");
-        if (const Json& id = (*json)["custom_id"]; id.is_string()) done_.insert(id.get<std::string>());
+        if ((*json)["response"].is_null()) refused_.insert(text_of(*json, "id"));
+        else done_.insert(text_of(*json, "custom_id"));
     }
-    std::error_code error;
-    if (std::filesystem::exists(o_.out, error) && std::filesystem::file_size(o_.out, error) > whole)
-        std::filesystem::resize_file(o_.out, whole, error);
+    if (std::filesystem::file_size(o_.out, error) > whole && !error) std::filesystem::resize_file(o_.out, whole, error);
     if (error)
         return fail_with(ErrorKind::system, "cannot cut the last line off ", quote(o_.out), ": ", error.message());
     return {};
@@ -84,9 +94,10 @@ Result<void> BatchRun::read_done() {
 Result<void> BatchRun::run() {
     if (auto ok = read_done(); !ok) return ok;
     in_.open(o_.in, std::ios::binary);
-    if (!in_ || std::filesystem::is_directory(o_.in)) return fail_with(ErrorKind::system, "cannot read ", quote(o_.in));
-    for (std::string line; std::getline(in_, line);) n_lines_ += !line.empty();
-    in_.clear();
+    std::error_code error;
+    if (!in_ || !std::filesystem::is_regular_file(o_.in, error))
+        return fail_with(ErrorKind::system, "cannot read ", quote(o_.in), in_ ? ": it is no file" : "");
+    for (std::string line; read_line(line);) n_lines_ += !line.empty();
     in_.seekg(0);
     out_.open(o_.out, std::ios::binary | std::ios::app);
     if (!out_) return fail_with(ErrorKind::system, "cannot write ", quote(o_.out));
@@ -102,11 +113,24 @@ Result<void> BatchRun::run() {
     return {};
 }
 
+// One line of `in` without its end, and no more of it than shows that it is too long. False: there are no more lines.
+bool BatchRun::read_line(std::string& text) {
+    constexpr int end  = std::char_traits<char>::eof();
+    auto&         from = *in_.rdbuf();
+    int           c    = from.sbumpc();
+    text.clear();
+    if (c == end) return false;
+    for (; c != end && c != '\n'; c = from.sbumpc())
+        if (text.size() <= o_.line_bytes) text += char(c);
+    return true;
+}
+
 bool BatchRun::next(Line& line) {
     const std::scoped_lock lock(mutex_);
-    for (std::string text; !broken_ && std::getline(in_, text);) {
+    for (std::string text; !broken_ && read_line(text);) {
+        n_read_++;
         if (text.empty()) continue;
-        line = begin(text);
+        line = begin(text, n_read_);
         return true;
     }
     return false;
@@ -114,31 +138,37 @@ bool BatchRun::next(Line& line) {
 
 void BatchRun::answer_lines() {
     for (Line line; next(line);) {
-        const Json out  = answer(std::move(line));
+        Json refused = line.out;
+        Json out;
+        try {
+            out = answer(std::move(line));
+        } catch (const std::exception& error) { // of this line alone
+            out          = std::move(refused);
+            out["error"] = {{"code", "failed"}, {"message", error.what()}};
+        }
         const bool good = !out.is_null() && out["response"].is_object() && out["response"]["status_code"] == 200;
         write(out, good);
     }
 }
 
 // Under the lock, in the order of the file: of equal custom_ids the first line has the answer.
-BatchRun::Line BatchRun::begin(const std::string& line) {
-    Json out{{"id", cat("batch_req_", ++n_asked_)}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
-    const auto wrong = [&](const std::string& why) {
+BatchRun::Line BatchRun::begin(const std::string& line, std::size_t number) {
+    const std::string name = cat("batch_req_", number);
+    Json              out{{"id", name}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
+    const auto        wrong = [&](const std::string& why) {
+        if (refused_.contains(name)) return Line();
         out["error"] = {{"code", "invalid_request"}, {"message", why}};
         return Line{out, {}};
     };
     if (line.size() > o_.line_bytes) return wrong(cat("the line has more than ", o_.line_bytes, " bytes"));
     Result<Json> json = json_parse(line);
     if (!json || !json->is_object()) return wrong("the line is no JSON object");
-    const auto text = [&](const char* name) {
-        const auto at = json->find(name);
-        return at != json->end() && at->is_string() ? at->get<std::string>() : std::string();
-    };
-    const std::string id = text("custom_id");
+    const auto        text = [&](const char* member) { return text_of(*json, member); };
+    const std::string id   = text("custom_id");
     if (id.empty()) return wrong("custom_id is missing");
     out["custom_id"] = id;
-    if (done_.contains(id)) return {};
     if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");
+    if (done_.contains(id)) return {};
     if (text("method") != "POST") return wrong("method has to be POST");
     const auto body = json->find("body");
     if (body == json->end() || !body->is_object()) return wrong("body has to be an object");
