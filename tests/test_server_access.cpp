@@ -129,6 +129,31 @@ TEST_CASE("without a key, pages of other origins cannot do anything", "[server]"
     CHECK(post("/tokenize", json + "Origin: https://anybody.example\r\n", Server({"--cors-origins", "*"})) == 400);
 }
 
+TEST_CASE("no route minds how long a name in its path is, with and without a key", "[server]") {
+    const Server s({"--api-key", "secret"});
+    const Json   paths = Json::parse(s.get("/openapi.json", "X-Api-Key: secret\r\n").body)["paths"];
+    for (std::string path : {"/v1/responses/{id}", "/responses/{id}/input_items", "/slots/{id}"})
+        CHECK(paths.contains(path));
+    for (const auto& [path, methods] : paths.items()) {
+        const std::size_t at     = path.find("{id}");
+        std::string       target = at == std::string::npos ? path + "/" : path.substr(0, at) + path.substr(at + 4);
+        target.insert(std::min(at, target.size()), 4096 - target.size(), 'a');
+        for (const std::string method : {"GET", "HEAD", "POST", "DELETE", "PUT"})
+            for (const char* key : {"", "X-Api-Key: secret\r\n"}) {
+                Client c = s.client();
+                c.send(method + " " + target + " HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n" + key + "\r\n");
+                const int status = c.reply(method != "HEAD").status;
+                INFO(method << ' ' << path << ' ' << key);
+                CHECK((status == 401 || status == 404 || status == 405 || (status == 501 && *key != 0)));
+            }
+    }
+    CHECK(s.get("/v1/responses/" + std::string(8000, 'a')).status == 414);
+    for (const char* line :
+         {"PUT /v1/responses/x", "POST /responses/x", "GET /slots/0", "DELETE /responses/x/input_items"})
+        CHECK(s.client().call(std::string(line) + " HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").status == 405);
+    CHECK(s.get("/health").status == 200);
+}
+
 TEST_CASE("CORS is off unless asked for", "[server]") {
     CHECK(!common().get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
     CHECK(common().client().call("OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\n\r\n").status ==
