@@ -559,6 +559,27 @@ TEST_CASE("models change under load, and every answer is its model's", "[models]
     CHECK(good + busy == 24);
 }
 
+TEST_CASE("few clients can listen to the events of the models", "[models][server]") {
+    const Models models;
+    const Server s      = models.serve({"--threads-http", "20"});
+    const auto   listen = [&] {
+        Client c = s.client();
+        c.send("GET /models/sse HTTP/1.1\r\nHost: x\r\n\r\n");
+        const int status = c.head().status;
+        return std::pair(status, std::move(c));
+    };
+    std::vector<Client> clients;
+    for (int i = 0; i < 16; i++) {
+        auto [status, c] = listen();
+        CHECK(status == 200);
+        clients.push_back(std::move(c));
+    }
+    for (int i = 0; i < 8; i++) CHECK(listen().first == 503);
+    CHECK(s.get("/health/live").status == 200);
+    clients.pop_back();
+    while (listen().first == 503) nap(); // until the server has noticed
+}
+
 TEST_CASE("memory is planned before a model is loaded", "[models][server]") {
     const Models models;
     const Server s = models.serve({"--models-memory", "600K", "-c", "64", "-np", "1", "--swap-blocks", "0"});

@@ -119,6 +119,9 @@ public:
     // Changes of status as JSON behind the one with the number `serial`, which is set to that of the last one. None: there were none in time.
     std::vector<std::string> next_events(std::uint64_t& serial, double seconds);
     std::uint64_t            last_event() const;
+    // A client begins to wait in next_events() again and again, until unlisten(). False: too many do.
+    bool listen();
+    void unlisten();
 
     // No request is accepted any more.
     void        drain();
@@ -159,7 +162,7 @@ private:
     std::condition_variable             changed_, work_;
     std::deque<std::string>             events_;
     std::uint64_t                       last_event_ = 0, last_use_ = 0, last_ticket_ = 0;
-    int                                 n_waiting_ = 0;
+    int                                 n_waiting_ = 0, listeners_ = 0;
     bool                                draining_ = false, stopping_ = false;
     std::thread                         thread_;
 };
@@ -170,8 +173,9 @@ module :private;
 
 namespace quire {
 
-constexpr std::size_t most_events  = 1024;
-constexpr int         least_tokens = 2048; // of context, that a model without --ctx-size has to have room for
+constexpr std::size_t most_events    = 1024;
+constexpr int         most_listeners = 16;   // to the changes of status: each takes a thread
+constexpr int         least_tokens   = 2048; // of context, that a model without --ctx-size has to have room for
 
 struct ModelPool::Entry {
     ModelSetup                       setup;           // never changes
@@ -685,6 +689,18 @@ std::vector<std::string> ModelPool::next_events(std::uint64_t& serial, double se
         out.push_back(events_[std::size_t(i - first)]);
     serial = last_event_;
     return out;
+}
+
+bool ModelPool::listen() {
+    const std::scoped_lock lock(mutex_);
+    if (listeners_ >= most_listeners) return false;
+    listeners_++;
+    return true;
+}
+
+void ModelPool::unlisten() {
+    const std::scoped_lock lock(mutex_);
+    listeners_--;
 }
 
 std::uint64_t ModelPool::last_event() const {

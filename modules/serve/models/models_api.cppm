@@ -107,9 +107,11 @@ void answer_load_model(ModelPool& pool, HttpExchange& e) { change_model(pool, e,
 void answer_unload_model(ModelPool& pool, HttpExchange& e) { change_model(pool, e, &ModelPool::unload); }
 
 void answer_model_events(ModelPool& pool, HttpExchange& e) {
+    if (!pool.listen()) return refuse(e, ApiError{503, "too many listen to the events of the models", "", ""});
+    const std::shared_ptr<void> listening(nullptr, [&pool](void*) { pool.unlisten(); });
     e.response.type = "text/event-stream";
     e.response.headers.emplace_back("Cache-Control", "no-cache");
-    e.response.stream = [&pool, &e, serial = pool.last_event()](const HttpWrite& write) mutable {
+    e.response.stream = [&pool, &e, listening, serial = pool.last_event()](const HttpWrite& write) mutable {
         constexpr double ping   = 15; // seconds of silence
         double           silent = 0;
         for (bool open = write(comment_event); open && !e.peer->gone() && !pool.draining();) {
