@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -578,6 +579,25 @@ TEST_CASE("few clients can listen to the events of the models", "[models][server
     CHECK(s.get("/health/live").status == 200);
     clients.pop_back();
     while (listen().first == 503) nap(); // until the server has noticed
+}
+
+TEST_CASE("a client that reads slowly keeps no model from leaving", "[models][server]") {
+    const Models models;
+    const Server s = models.serve({"--write-timeout", "600", "--kv-blocks", "250000", "-c", "64"});
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+    CHECK(s.get("/blocks?model=llama").body.size() > 5'000'000); // more than the sockets hold
+    for (const char* path : {"/blocks", "/blocks/events"}) {
+        Client    deaf = s.client();
+        const int few  = 4096;
+        setsockopt(deaf.fd(), SOL_SOCKET, SO_RCVBUF, &few, sizeof few);
+        deaf.send("GET " + std::string(path) + "?model=llama HTTP/1.1\r\nHost: x\r\n\r\n");
+        CHECK(deaf.head().status == 200);
+        CHECK(s.post("/models/unload", {{"model", "llama"}}).status == 200);
+        const auto start = std::chrono::steady_clock::now();
+        until_status(s, "llama", "unloaded");
+        CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));
+        CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+    }
 }
 
 TEST_CASE("memory is planned before a model is loaded", "[models][server]") {

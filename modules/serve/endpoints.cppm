@@ -95,6 +95,7 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
     ModelWanted wanted;
     wanted.answers = posted; // a request that looks at a model does not keep it
     wanted.gone    = [&e] { return e.peer->gone(); };
+    wanted.peer    = e.peer;
     if (pool_.many()) {
         if (posted && answer_unloaded(pool_, e)) return;
         const std::string_view autoload = find_field(e.request.query, "autoload");
@@ -119,6 +120,9 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
     if (pool_.many()) e.keep_model = [&lease = *lease](double seconds) { lease.keep(seconds); };
     if (posted && !reserve_memory(e)) return;
     std::get<Handler>(route)(api, e);
+    if (posted || e.response.stream) return;
+    e.keep_model = {};
+    e.model.reset(); // the client may read slowly
 }
 
 // The pages need no key: they request their contents with the user's key.

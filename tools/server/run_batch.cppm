@@ -30,6 +30,7 @@ namespace quire {
 class NobodyElse final : public HttpPeer { // the file has no connection
 public:
     bool gone() const override { return false; }
+    void cut() override {}
     void when_gone(std::function<void()>) override {}
     bool count_memory(std::size_t) override { return true; }
 };

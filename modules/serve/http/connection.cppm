@@ -65,6 +65,7 @@ struct Connection : HttpPeer {
     std::function<void()> notice;
 
     bool gone() const override { return hung_up; }
+    void cut() override { shutdown(fd, SHUT_RDWR); } // the thread of the sockets notices, and hangs up
     void when_gone(std::function<void()> f) override {
         std::scoped_lock lock(mutex);
         notice = std::move(f);

@@ -23,6 +23,7 @@ class HttpPeer {
 public:
     virtual ~HttpPeer()       = default;
     virtual bool gone() const = 0; // it has hung up, or reads no more
+    virtual void cut()        = 0; // ends the connection: a write that waits for the peer fails. Any thread
     // `notice` runs once when the peer is gone, on another thread; at once if the peer is gone already. An empty `notice` removes the last
     // one, which is not running any more when when_gone() returns.
     virtual void when_gone(std::function<void()> notice) = 0;

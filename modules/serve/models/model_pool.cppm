@@ -53,6 +53,7 @@ struct ModelWanted {
     bool                  wakes    = true; // false: nor one that sleeps
     bool                  answers  = true; // false: it looks at the model, which may leave soon and counts as idle
     std::function<bool()> gone     = [] { return false; }; // the client has hung up
+    HttpPeer* peer = nullptr; // the client, which outlives the lease: one that looks for too long is cut off
 };
 
 // Any thread, where nothing else is said.
@@ -71,7 +72,7 @@ public:
     // A loaded model in use: it stays until the lease is gone.
     class Lease {
     public:
-        Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers);
+        Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers, HttpPeer* peer = nullptr);
         Lease(Lease&& other) noexcept;
         Lease& operator=(Lease&&) = delete;
         ~Lease();
@@ -85,6 +86,7 @@ public:
         std::shared_ptr<Entry> entry_;
         ModelHost*             host_;
         bool                   answers_;
+        HttpPeer*              peer_; // of one that looks; null: it never waits for its client
     };
 
     // Before start(): loads the first model, in this thread.
@@ -176,6 +178,7 @@ namespace quire {
 constexpr std::size_t most_events    = 1024;
 constexpr int         most_listeners = 16;   // to the changes of status: each takes a thread
 constexpr int         least_tokens   = 2048; // of context, that a model without --ctx-size has to have room for
+constexpr auto        look_time      = std::chrono::seconds(1); // for clients that look at a model which leaves
 
 struct ModelPool::Entry {
     ModelSetup                       setup;           // never changes
@@ -191,7 +194,8 @@ struct ModelPool::Entry {
     std::uint64_t                    ticket    = 0;              // to be loaded, the smallest first; 0: not
     std::uint64_t                    last_use = 0, failures = 0; // the number of its last use; failed loads so far
     TimePoint                        idle_since{};
-    std::optional<ApiError>          failure; // of the last load, or of the engine
+    std::optional<ApiError>          failure;  // of the last load, or of the engine
+    std::vector<HttpPeer*>           watching; // the clients of the lookers
     std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
 };
 
@@ -207,19 +211,22 @@ std::string_view name_of(ModelStatus status) {
 
 // -- leases
 
-ModelPool::Lease::Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers)
-    : pool_(&pool), entry_(std::move(entry)), host_(entry_->host.get()), answers_(answers) {
+ModelPool::Lease::Lease(ModelPool& pool, std::shared_ptr<Entry> entry, bool answers, HttpPeer* peer)
+    : pool_(&pool), entry_(std::move(entry)), host_(entry_->host.get()), answers_(answers),
+      peer_(answers ? nullptr : peer) {
+    if (peer_) entry_->watching.push_back(peer_);
     (answers ? entry_->users : entry_->lookers)++;
 }
 
 ModelPool::Lease::Lease(Lease&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)), entry_(std::move(other.entry_)), host_(other.host_),
-      answers_(other.answers_) {}
+      answers_(other.answers_), peer_(other.peer_) {}
 
 ModelPool::Lease::~Lease() {
     if (!pool_) return;
     const std::scoped_lock lock(pool_->mutex_);
     (answers_ ? entry_->users : entry_->lookers)--;
+    if (peer_) entry_->watching.erase(std::ranges::find(entry_->watching, peer_));
     if (answers_) {
         entry_->last_use   = ++pool_->last_use_;
         entry_->idle_since = std::chrono::steady_clock::now();
@@ -313,7 +320,8 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
             failures = found->failures;
         }
         Entry& e = *found;
-        if (e.host && !e.leaving && e.status == ModelStatus::loaded) return Lease(*this, found, wanted.answers);
+        if (e.host && !e.leaving && e.status == ModelStatus::loaded)
+            return Lease(*this, found, wanted.answers, wanted.peer);
         if (draining_ || stopping_)
             return std::unexpected(ApiError{503, "the server is shutting down", "", "shutting_down"});
         if (e.failures != failures)
@@ -632,10 +640,16 @@ Result<void> ModelPool::load_first(const Progress& progress) {
     return {};
 }
 
-// The model has no users and gets none. Those that look at it notice that it takes no requests any more.
+// The model has no users and gets none. Those that look at it notice that it takes no requests any more; a client that reads too slowly to
+// let them is cut off, since this thread waits for them.
 void ModelPool::let_go(Lock& lock, Entry& e) {
     e.host->service().drain();
-    while (e.lookers > 0 && !stopping_) work_.wait_for(lock, std::chrono::milliseconds(20));
+    const TimePoint cut = std::chrono::steady_clock::now() + look_time;
+    while (e.lookers > 0 && !stopping_) {
+        work_.wait_for(lock, std::chrono::milliseconds(20));
+        if (std::chrono::steady_clock::now() < cut) continue;
+        for (HttpPeer* peer : e.watching) peer->cut();
+    }
     if (e.lookers > 0) return; // the destructor does it
     std::unique_ptr<ModelHost> host = std::move(e.host);
     lock.unlock();
