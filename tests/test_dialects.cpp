@@ -127,6 +127,12 @@ TEST_CASE("messages become a chat", "[dialects]") {
     CHECK(agent->conversation.input.messages[3] == json_of(R"({"role":"assistant","content":""})"));
     CHECK(agent->unknown.empty());
 
+    const auto theirs = messages(R"("messages":[{"role":"user","content":"a"}],"tools":[
+        {"type":"web_search_20250305","name":"web_search"},{"name":"weather","input_schema":{"type":"object"}}])");
+    REQUIRE(theirs.has_value());
+    REQUIRE(theirs->tool_use.tools.size() == 1);
+    CHECK(theirs->tool_use.tools[0]["function"]["name"] == "weather");
+
     const auto prefill = messages(R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":"The"}])");
     REQUIRE(prefill.has_value());
     CHECK(prefill->conversation.continue_final);
@@ -165,7 +171,7 @@ TEST_CASE("messages that are malformed are refused with their place", "[dialects
     says(R"("messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"n","input":3}]}])",
          "messages.0.content.0.input");
     says(R"("system":3,)" + ask, "system: it is an integer");
-    says(ask + R"(,"tools":[{"type":"web_search_20250305","name":"w"}])", "tools.0: a tool of type");
+    says(ask + R"(,"tools":[{"type":"bash_20250124","name":"bash"}])", "tools.0: a tool of type");
     says(ask + R"(,"tools":[{"name":"w"}])", "tools.0.input_schema");
     says(ask + R"(,"tool_choice":"auto")", "tool_choice: it is a string");
     says(ask + R"(,"tool_choice":{"type":"tool"})", "tool_choice: its type");

@@ -20,6 +20,12 @@ namespace quire {
 
 constexpr int most_tools = 1024, most_blocks = 4096;
 
+// Whether a tool of this type, such as web_search_20250305, is one that the client does not run.
+bool runs_at_anthropic(std::string_view type) {
+    constexpr std::string_view theirs[] = {"web_search_", "web_fetch_", "code_execution_"};
+    return std::ranges::any_of(theirs, [&](std::string_view one) { return type.starts_with(one); });
+}
+
 class MessagesReader {
 public:
     MessagesReader(const Json& body, const ApiLimits& limits, bool count)
@@ -205,6 +211,7 @@ private:
         for (std::size_t i = 0; i < tools.size(); i++) {
             const Json&       tool  = tools[i];
             const std::string where = cat("tools.", i), type = text_in(tool, "type");
+            if (runs_at_anthropic(type)) continue; // the model is not told of it
             if (!type.empty() && type != "custom")
                 return fail(where, cat("a tool of type ", quote(type), " is not supported; only custom ones are"));
             const auto schema = tool.find("input_schema");
