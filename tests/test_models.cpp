@@ -135,7 +135,8 @@ TEST_CASE("a model's id is its file's name, and a split model is one", "[models]
     const fs::path folder = temporary();
     fs::remove(folder);
     fs::create_directories(folder / "x");
-    for (const char* name : {"a.gguf", "x/a.gguf", "x/b-00001-of-00002.gguf", "x/b-00002-of-00002.gguf", "c.txt"})
+    for (const char* name :
+         {"a.gguf", "x/a.gguf", "x/b-00001-of-00002.gguf", "x/b-00002-of-00002.gguf", "c.txt", "\xff\xfe.gguf"})
         std::ofstream(folder / name) << "";
     fs::create_directory_symlink(folder, folder / "x" / "circle");
     const auto found = quire::find_models(folder.string());
