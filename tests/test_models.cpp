@@ -245,6 +245,16 @@ TEST_CASE("requests choose a model by its name, in every dialect", "[models][ser
     CHECK(s.get("/health?model=nobody").status == 404);
     CHECK(s.get("/health").status == 200);
     CHECK(s.ask_get("/v1/models/llama")["id"] == "llama");
+    const Json paths = s.ask_get("/openapi.json")["paths"];
+    for (const char* path :
+         {"/slots", "/blocks", "/blocks/events", "/lora-adapters", "/tokenizer_info", "/pins", "/kv_event_sources"}) {
+        std::set<std::string> parameters;
+        for (const Json& one : paths[path]["get"]["parameters"]) parameters.insert(one["name"].get<std::string>());
+        INFO(path);
+        CHECK((parameters.contains("model") && parameters.contains("autoload")));
+    }
+    CHECK(!paths["/version"]["get"].contains("parameters"));
+    CHECK(paths.contains("/health/live"));
     const std::string metrics = s.get("/metrics").body;
     for (const char* name : {"llama", "qwen", "chat"})
         CHECK(has(metrics, "vllm:prompt_tokens_total{model_name=\"" + std::string(name) + "\""));

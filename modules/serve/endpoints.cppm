@@ -72,7 +72,7 @@ Endpoints::Endpoints(ModelPool& pool, EndpointOptions options)
       working_(options_.working_bytes) {}
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Route route, bool open) {
-    routes_.push_back({method, path});
+    routes_.push_back({method, path, pool_.many() && std::holds_alternative<Handler>(route)});
     server.route(method, path, [this, route, open](HttpExchange& e) {
         access_.allow_origin(e);
         if (!open)
@@ -143,6 +143,8 @@ void answer_openapi(SharedContext& shared, HttpExchange& e) { e.response.body = 
 // The process answers: there is no need to restart it.
 void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
 
+void answer_alive(SharedContext&, HttpExchange& e) { answer_live(e); }
+
 void answer_loading(HttpExchange& e, double loaded) {
     if (e.request.path == "/health/live") return answer_live(e);
     const ErrorForm form = error_form(e.request.path);
@@ -203,7 +205,7 @@ void Endpoints::add_to(HttpServer& server) {
     open("GET", "/health", answer_health);
     open("GET", "/v1/health", answer_health);
     open("GET", "/health/ready", answer_health);
-    server.route("GET", "/health/live", answer_live);
+    add(server, "GET", "/health/live", answer_alive, true);
     open("GET", "/ping", answer_health); // as SageMaker asks
     open("POST", "/ping", answer_health);
     add(server, "GET", "/load", answer_load);

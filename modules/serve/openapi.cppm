@@ -20,7 +20,8 @@ import quire.serve.status.text_request;
 export namespace quire {
 
 struct ApiRoute {
-    std::string method, path; // a segment `*` is any one
+    std::string method, path;     // a segment `*` is any one
+    bool        of_model = false; // of one of several models, which its address may name
 };
 
 // The text of /openapi.json.
@@ -103,6 +104,7 @@ const RouteRow route_rows[] = {
     {"/models/sse", "Changes of the models' status, as events."},
     {"/health", "Whether the engine works."},
     {"/health/ready", "Whether the engine works."},
+    {"/health/live", "Whether the process answers."},
     {"/ping", "Whether the engine works."},
     {"/load", "Counts the requests that wait or run."},
     {"/tokenize", "Turns a text or a chat into tokens.", R"({"content":"Hi"})",
@@ -163,7 +165,7 @@ Json body_schema(const RouteRow& row, const ApiLimits& limits) {
     return listed ? Json{{"type", "array"}, {"items", std::move(out)}} : out;
 }
 
-Json query_parameters(std::string_view path) {
+Json query_parameters(std::string_view path, bool of_model) {
     const auto one = [](const char* name, Json schema, const char* where = "query") {
         return Json{{"name", name}, {"in", where}, {"required", where == std::string_view("path")}, {"schema", schema}};
     };
@@ -174,8 +176,10 @@ Json query_parameters(std::string_view path) {
         out.push_back(one("order", {{"enum", {"asc", "desc"}}}));
         out.push_back(one("after", {{"type", "string"}}));
     }
-    for (std::string_view by_model : {"/health", "/load", "/metrics", "/props"})
-        if (path == by_model) out.push_back(one("model", {{"type", "string"}}));
+    constexpr std::string_view by_model[] = {"/health", "/load", "/metrics", "/props"};
+    if (of_model || std::ranges::find(by_model, path) != std::end(by_model))
+        out.push_back(one("model", {{"type", "string"}}));
+    if (of_model) out.push_back(one("autoload", {{"enum", {"true", "false"}}}));
     if (path == "/models") out.push_back(one("reload", {{"type", "string"}}));
     if (path == "/slots") out.push_back(one("fail_on_no_slot", {{"type", "string"}}));
     if (path == "/slots/*") out.push_back(one("action", {{"enum", {"save", "restore", "erase"}}}));
@@ -201,7 +205,7 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
             {"5XX",
              {{"description", "Why there is no answer now (503), or none by this server or model (500, 501)."},
               {"content", error}}}};
-        if (Json parameters = query_parameters(known == bare ? bare : route.path); !parameters.empty())
+        if (Json parameters = query_parameters(known == bare ? bare : route.path, route.of_model); !parameters.empty())
             operation["parameters"] = std::move(parameters);
         if (route.method == "POST" && !row->example.empty())
             operation["requestBody"] = {

@@ -115,6 +115,7 @@ constexpr AnswerRow answer_rows[] = {
     {"POST", "/lora-adapters", Form::json, R"({"success":true})"},
     {"GET", "/health", Form::json, R"({"status":"ok"})"},
     {"GET", "/health/ready", Form::json, R"({"status":"ok"})"},
+    {"GET", "/health/live", Form::json, R"({"status":"ok"})"},
     {"GET", "/ping", Form::json, R"({"status":"ok"})"},
     {"POST", "/ping", Form::json, R"({"status":"ok"})"},
     {"GET", "/load", Form::json, R"({"server_load":0})"},
