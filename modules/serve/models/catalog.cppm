@@ -15,8 +15,8 @@ struct FoundModel {
 // The id of a model with this file name; nothing: it is no model of its own but a later part, an image encoder, or no GGUF file.
 std::optional<std::string> model_id(const std::string& file_name);
 
-// The models below `directory`, sorted by path, without those whose name is no UTF-8: no request could name them. A file whose id another one has gets its path below `directory` without the suffix.
-// Error: the directory cannot be read, or it has more than 10,000 models.
+// The models below `directory`, sorted by path, without those whose name is no UTF-8: no request could name them. A file whose id another one
+// has gets its path below `directory` without the suffix. Error: the directory cannot be read, or it has more than 10,000 models.
 Result<std::vector<FoundModel>> find_models(const std::string& directory);
 
 // A directory's name for a model: the id, where other characters than letters, digits, '-', '_' and '.' become '_' and a hash follows.

@@ -31,7 +31,7 @@ Json model_json(ModelPool& pool, const ModelView& view, const std::string& name)
              {"owned_by", "quire"}, {"root", view.id},   {"parent", nullptr}};
     out["max_model_len"] = card ? Json(card->context) : Json();
     if (const auto adapter = view.adapters.find(name); adapter != view.adapters.end())
-        out["root"] = adapter->second, out["parent"] = view.id;
+        out["root"] = std::filesystem::path(adapter->second).filename().string(), out["parent"] = view.id;
     return out;
 }
 
