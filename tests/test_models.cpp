@@ -344,6 +344,8 @@ TEST_CASE("models are loaded and unloaded by hand, and changes are seen", "[mode
         CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(name) + "\"}").status == 404);
     CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(4000, 'a') + "\"}").status == 400);
     CHECK(s.get("/models/load").status == 405);
+    CHECK(s.get("/v1/models/" + std::string(4000, 'a')).status == 404);
+    CHECK(s.client().call("PUT /v1/models/llama HTTP/1.1\r\nHost: x\r\n\r\n").status == 405);
     CHECK(s.post("/v1/completions", completion("llama")).status == 200);
 }
 
@@ -569,6 +571,47 @@ TEST_CASE("models change under load, and every answer is its model's", "[models]
     CHECK(wrong == 0);
     CHECK(good > 0);
     CHECK(good + busy == 24);
+}
+
+TEST_CASE("no model leaves for a file that cannot be used, or a body that is no JSON", "[models][server]") {
+    const Models      models;
+    const std::string ini = temporary(), broken = temporary();
+    std::ofstream(broken) << "{% if %}";
+    std::ofstream(ini) << "[qwen]\nchat-template-file = " << broken << "\n";
+    const Server s = models.serve({"--models-max", "1", "--models-preset", ini});
+    CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+    for (const char* name : {"qwen", "bad", "qwen", "bad"}) {
+        const Reply r = s.post("/v1/completions", completion(name));
+        CHECK(r.status == 500);
+        CHECK(has(r.body, "cannot be loaded"));
+    }
+    CHECK(s.client().post("/v1/completions", R"({"model":"mistral","prompt":5, oops)").status == 400);
+    CHECK(status_of(s, "llama") == "loaded");
+    CHECK(status_of(s, "mistral") == "unloaded");
+    CHECK(!has(s.errors() + s.log(), "leaves for"));
+
+    // Another file in the place of the broken one.
+    CHECK(s.ask_get("/v1/models/bad")["max_model_len"].is_null());
+    fs::copy_file(QUIRE_ROOT "/tests/data/models/qwen2-Q4_0.gguf", models.path() + "/bad.gguf",
+                  fs::copy_options::overwrite_existing);
+    CHECK(s.ask_get("/v1/models/bad")["max_model_len"].is_number());
+    CHECK(s.post("/v1/completions", completion("bad")).status == 200);
+    CHECK(has(s.errors() + s.log(), "model llama leaves for bad"));
+    unlink(ini.c_str());
+    unlink(broken.c_str());
+}
+
+TEST_CASE("a request behind an unload waits for another load", "[models][server]") {
+    const Models models;
+    const Server s = models.serve();
+    for (int i = 0; i < 4; i++) {
+        CHECK(s.post("/models/load", {{"model", "chat"}}).status == 200);
+        for (int naps = 0; naps < i; naps++) nap();
+        CHECK(s.post("/models/unload", {{"model", "chat"}}).status == 200);
+        CHECK(s.post("/v1/completions", completion("chat")).status == 200);
+        s.post("/models/unload", {{"model", "chat"}});
+        until_status(s, "chat", "unloaded");
+    }
 }
 
 TEST_CASE("few clients can listen to the events of the models", "[models][server]") {

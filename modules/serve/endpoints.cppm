@@ -101,10 +101,13 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
         const std::string_view autoload = find_field(e.request.query, "autoload");
         wanted.autoload = autoload.empty() ? pool_.options().autoload : autoload == "true" || autoload == "1";
         if (posted) wanted.name = model_field(e.request.body);
-        if (wanted.name.empty()) wanted.name = model_parameter(e);
-        if (posted && wanted.name.empty()) { // perhaps it is no JSON
+        const bool in_body = !wanted.name.empty();
+        if (!in_body) wanted.name = model_parameter(e);
+        // No model is loaded for a body that is no JSON.
+        if (posted && (wanted.name.empty() || (in_body && !pool_.is_loaded(wanted.name)))) {
             if (!reserve_memory(e)) return;
             if (const auto body = parse_object(e.request.body, options_.limits); !body) return refuse(e, body.error());
+            e.held.reset();
         }
     }
     Parsed<ModelPool::Lease> model = pool_.acquire(wanted);

@@ -7,9 +7,12 @@ export import quire.engine.load_estimate;
 export import quire.engine.sampling_defaults;
 export import quire.serve.api.context;
 import quire.engine.kv_quality;
+import quire.model_file.config;
+import quire.model_file.weights;
 import quire.serve.kv_events.publisher;
 import quire.text.calls.reasoning_form;
 import quire.text.calls.tool_form;
+import quire.text.tokens.tokenizer;
 
 export namespace quire {
 
@@ -41,6 +44,8 @@ struct ModelSetup {
     // The settings that the model's file has: chat template, samplers, marks. Error: a fault of the file or of the template;
     // `wrong_name`: it is the name of the template.
     Result<void> read_file(bool* wrong_name = nullptr);
+    // Reads the model's file without its weights. Error: a fault of its configuration, tensors or vocabulary, as a load would find it.
+    Result<void> check_file() const;
 };
 
 // Says a sentence to the server's log.
@@ -106,6 +111,16 @@ Result<void> ModelSetup::read_file(bool* wrong_name) {
     endpoints.reasons       = reasoning_format != "none";
     endpoints.chat_template = std::move(*chosen);
     endpoints.model_file    = std::filesystem::path(path).filename().string();
+    return {};
+}
+
+Result<void> ModelSetup::check_file() const {
+    const Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    const Result<ModelConfig> config = read_config(*file, engine.drafts.by_mtp);
+    if (!config) return std::unexpected(config.error());
+    if (auto ok = bind_tensors(*file, *config); !ok) return std::unexpected(ok.error());
+    if (auto ok = Tokenizer::load(*file); !ok) return std::unexpected(ok.error());
     return {};
 }
 

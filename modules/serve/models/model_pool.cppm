@@ -1,5 +1,9 @@
 // quire.serve.models.model_pool: the models that a server offers: which of them are loaded, for whom one is loaded, which one leaves. One
 // thread loads and lets go; requests wait for it. **Owns** the loaded models, that thread, and the recent changes of status.
+module;
+
+#include <sys/stat.h>
+
 export module quire.serve.models.model_pool;
 
 import quire.core.base;
@@ -113,9 +117,11 @@ public:
     std::vector<ModelView>   views() const;
     // Nothing: there is no such model.
     std::optional<ModelView> view(const std::string& name) const;
+    // Whether a request for `name` finds its model loaded.
+    bool is_loaded(const std::string& name) const;
     // The error for a name that no model has.
     ApiError unknown(const std::string& name) const;
-    // Facts about a model, loaded or not; read from its file once. Null: the file cannot be read.
+    // Facts about a model, loaded or not; read once from its file, as long as that does not change. Null: the file cannot be read.
     std::shared_ptr<const ModelCard> card(const std::string& id);
 
     // Changes of status as JSON behind the one with the number `serial`, which is set to that of the last one. None: there were none in time.
@@ -144,6 +150,7 @@ private:
     void                   run();
     void                   load(Lock& lock, Entry& e);
     Parsed<void>           make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
+    std::optional<Error>   check_file(Entry& e, ModelSetup& setup);
     Parsed<void>           load_now(Lock& lock, Entry& e, const Progress& progress);
     void                   let_go(Lock& lock, Entry& e);
     void                   set_status(Entry& e, ModelStatus status);
@@ -180,6 +187,21 @@ constexpr int         most_listeners = 16;   // to the changes of status: each t
 constexpr int         least_tokens   = 2048; // of context, that a model without --ctx-size has to have room for
 constexpr auto        look_time      = std::chrono::seconds(1); // for clients that look at a model which leaves
 
+// What tells a file from a later one of its name.
+using FileStamp = std::array<std::int64_t, 5>;
+
+FileStamp stamp_of(const std::string& path) {
+    struct stat of{};
+    if (stat(path.c_str(), &of) != 0) return {};
+    return {std::int64_t(of.st_dev), std::int64_t(of.st_ino), std::int64_t(of.st_size), std::int64_t(of.st_mtim.tv_sec),
+            std::int64_t(of.st_mtim.tv_nsec)};
+}
+
+// Whether `error` lasts as long as the file with the stamp: it is one of a file alone, not of the parts beside it, and not of this machine.
+bool lasts(const Error& error, const std::string& path) {
+    return error.kind == ErrorKind::input && !path.contains("-00001-of-");
+}
+
 struct ModelPool::Entry {
     ModelSetup                       setup;           // never changes
     bool                             removed = false; // not listed any more
@@ -194,10 +216,18 @@ struct ModelPool::Entry {
     std::uint64_t                    ticket    = 0;              // to be loaded, the smallest first; 0: not
     std::uint64_t                    last_use = 0, failures = 0; // the number of its last use; failed loads so far
     TimePoint                        idle_since{};
-    std::optional<ApiError>          failure;  // of the last load, or of the engine
-    std::vector<HttpPeer*>           watching; // the clients of the lookers
+    std::optional<ApiError>          failure;              // of the last load, or of the engine
+    std::optional<FileStamp>         unusable, unreadable; // the file that could not be loaded; that has no card
+    std::vector<HttpPeer*>           watching;             // the clients of the lookers
     std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
 };
+
+// An id in a sentence of the log: in quotes where it could end the line or be taken for other words.
+std::string log_name(const std::string& id) {
+    const bool plain =
+        std::ranges::all_of(id, [](unsigned char c) { return c > ' ' && c != 0x7f && c != '"' && c != '\''; });
+    return plain ? id : quote(id, 256);
+}
 
 // Ends a load from inside.
 struct LoadCancelled : std::runtime_error {
@@ -328,10 +358,11 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
             return std::unexpected(e.failure.value_or(ApiError{
                 503, cat("the model ", quote(e.setup.id), " could not be loaded"), "model", "model_not_loaded"}));
         const bool may_load = e.status == ModelStatus::sleeping || e.to_sleep ? wanted.wakes : wanted.autoload;
-        if (e.ticket == 0 && e.status != ModelStatus::loading) {
+        if (e.ticket == 0 && (e.status != ModelStatus::loading || e.cancelled)) {
             if (!may_load)
                 return std::unexpected(
                     ApiError{400, cat("the model ", quote(e.setup.id), " is not loaded"), "model", "model_not_loaded"});
+            if (e.failure && e.unusable && *e.unusable == stamp_of(e.setup.path)) return std::unexpected(*e.failure);
             e.ticket = ++last_ticket_;
             work_.notify_all();
         }
@@ -360,7 +391,8 @@ std::optional<ApiError> ModelPool::load(const std::string& name) {
     const std::scoped_lock       lock(mutex_);
     const std::shared_ptr<Entry> e = find(name);
     if (!e) return unknown(name);
-    if (e->ticket != 0 || e->status == ModelStatus::loading || (e->status == ModelStatus::loaded && !e->leaving))
+    if (e->ticket != 0 || (e->status == ModelStatus::loading && !e->cancelled) ||
+        (e->status == ModelStatus::loaded && !e->leaving))
         return ApiError{400, cat("the model ", quote(e->setup.id), " is loaded already, or loading"), "model", ""};
     e->ticket = ++last_ticket_;
     work_.notify_all();
@@ -378,7 +410,8 @@ std::optional<ApiError> ModelPool::unload(const std::string& name) {
         e->cancelled = e->status == ModelStatus::loading;
         e->ticket    = 0;
         e->failure = ApiError{503, cat("the model ", quote(e->setup.id), " was unloaded"), "model", "model_not_loaded"};
-        if (!e->cancelled) e->failures++;
+        e->unusable.reset();
+        e->failures++; // for those that wait; later ones wait for another load
         changed_.notify_all();
     }
     if (e->host) e->leaving = true, e->to_sleep = false;
@@ -504,7 +537,7 @@ void ModelPool::load(Lock& lock, Entry& e) {
         }
     });
     if (done) return;
-    options_.say(cat("model ", e.setup.id, ": ", done.error().message), true);
+    options_.say(cat("model ", log_name(e.setup.id), ": ", done.error().message), true);
 }
 
 // Lets models go until there is room for the one of `setup`, and shares out the memory in `engine`.
@@ -512,6 +545,8 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     lock.unlock();
     const Result<LoadEstimate> estimate = estimate_load(setup.path, engine);
     lock.lock();
+    if (e.cancelled || stopping_)
+        return std::unexpected(ApiError{503, "the load was cancelled", "model", "model_not_loaded"});
     if (!estimate) return {}; // the load will say why
     const auto        block   = std::size_t(engine.block_size) * estimate->kv_bytes_per_token;
     const int         least   = engine.context > 0 ? engine.context : std::min(estimate->trained, least_tokens);
@@ -547,7 +582,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     for (std::size_t i : *leave) there[i]->leaving = true;
     for (std::size_t i : *leave) {
         host -= std::min(host, there[i]->host->host_bytes());
-        options_.say(cat("model ", there[i]->setup.id, " leaves for ", e.setup.id), false);
+        options_.say(cat("model ", log_name(there[i]->setup.id), " leaves for ", log_name(e.setup.id)), false);
         let_go(lock, *there[i]);
     }
     // The models that are loaded later have to find room, too.
@@ -565,12 +600,24 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     return {};
 }
 
+// Reads what `setup` takes from its file, and finds the faults of the file that are known without its weights. Without the lock.
+std::optional<Error> ModelPool::check_file(Entry& e, ModelSetup& setup) {
+    const FileStamp stamp = stamp_of(setup.path);
+    Result<void>    ok    = setup.read_file();
+    if (ok) ok = setup.check_file();
+    const std::scoped_lock lock(mutex_);
+    e.unusable.reset();
+    if (ok) return std::nullopt;
+    if (lasts(ok.error(), setup.path)) e.unusable = stamp;
+    return ok.error();
+}
+
 Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress) {
     ModelSetup setup = e.setup;
     e.cancelled      = false;
     e.failure.reset();
     set_status(e, ModelStatus::loading);
-    const auto say = [this, id = setup.id](const std::string& text, bool warning) { // the model keeps it
+    const auto say = [this, id = log_name(setup.id)](const std::string& text, bool warning) { // the model keeps it
         options_.say(options_.many ? cat("model ", id, ": ", text) : text, warning);
     };
     const bool at_start = !options_.many && !thread_.joinable(); // the error goes to the log alone
@@ -585,12 +632,16 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
                         "model", no_room ? "no_room" : "model_not_loaded"};
     };
-    Parsed<void>               done = options_.many ? make_room(lock, e, setup, setup.engine) : Parsed<void>();
+    Parsed<void>               done;
     std::unique_ptr<ModelHost> host;
     lock.unlock();
     try {
-        if (done && options_.many)
-            if (auto ok = setup.read_file(); !ok) done = std::unexpected(fault(ok.error()));
+        if (options_.many) { // no model leaves for a file that cannot be used
+            if (const auto error = check_file(e, setup)) done = std::unexpected(fault(*error));
+            lock.lock();
+            if (done) done = make_room(lock, e, setup, setup.engine);
+            lock.unlock();
+        }
         if (done) {
             Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say);
             if (loaded) host = std::move(*loaded);
@@ -608,10 +659,9 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         done = std::unexpected(fault({ErrorKind::system, error.what()}));
     }
     if (!lock.owns_lock()) lock.lock();
-    e.ticket = 0;
     if (e.cancelled || !done) {
-        if (!e.cancelled) e.failure = done.error();
-        e.failures++;
+        // Requests that came since the load was cancelled wait for another one.
+        if (!e.cancelled) e.ticket = 0, e.failure = done.error(), e.failures++;
         if (host) {
             lock.unlock();
             host.reset();
@@ -621,7 +671,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         set_status(e, ModelStatus::unloaded);
         return std::unexpected(*e.failure);
     }
-    e.host = std::move(host);
+    e.ticket = 0;
+    e.host   = std::move(host);
     e.keep.reset();
     e.leaving = e.to_sleep = false;
     e.last_use             = ++last_use_;
@@ -660,7 +711,8 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
     const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;
     e.leaving = e.to_sleep = false;
     set_status(e, status);
-    options_.say(cat("model ", e.setup.id, status == ModelStatus::sleeping ? " sleeps" : " is unloaded"), false);
+    options_.say(cat("model ", log_name(e.setup.id), status == ModelStatus::sleeping ? " sleeps" : " is unloaded"),
+                 false);
 }
 
 // On the engine's thread: it has given every request an error, and takes no step any more.
@@ -756,6 +808,12 @@ std::optional<ModelView> ModelPool::view(const std::string& name) const {
     return view_of(*e);
 }
 
+bool ModelPool::is_loaded(const std::string& name) const {
+    const std::scoped_lock       lock(mutex_);
+    const std::shared_ptr<Entry> e = find(name);
+    return e && e->host && !e->leaving && e->status == ModelStatus::loaded;
+}
+
 std::vector<std::string> ModelPool::names() const {
     const std::scoped_lock   lock(mutex_);
     std::vector<std::string> out;
@@ -766,18 +824,23 @@ std::vector<std::string> ModelPool::names() const {
 }
 
 std::shared_ptr<const ModelCard> ModelPool::card(const std::string& id) {
-    std::shared_ptr<Entry> e;
+    std::shared_ptr<Entry>   e;
+    std::optional<FileStamp> unreadable;
     {
         const std::scoped_lock lock(mutex_);
         e = find(id);
         if (!e) return nullptr;
         if (e->card) return e->card;
+        unreadable = e->unreadable;
     }
     const ModelSetup& setup = e->setup;
-    Result<ModelCard> read  = read_card(setup.path, setup.engine.context, setup.endpoints.limits.samplers, setup.given);
-    if (!read) return nullptr;
-    auto                   card = std::make_shared<const ModelCard>(std::move(*read));
+    const FileStamp   stamp = stamp_of(setup.path);
+    if (unreadable && *unreadable == stamp) return nullptr;
+    Result<ModelCard> read = read_card(setup.path, setup.engine.context, setup.endpoints.limits.samplers, setup.given);
+    std::shared_ptr<const ModelCard> card;
+    if (read) card = std::make_shared<const ModelCard>(std::move(*read));
     const std::scoped_lock lock(mutex_);
+    if (!read && lasts(read.error(), setup.path)) e->unreadable = stamp;
     if (!e->card) e->card = std::move(card);
     return e->card;
 }

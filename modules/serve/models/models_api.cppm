@@ -25,8 +25,8 @@ module :private;
 
 namespace quire {
 
-Json model_json(ModelPool& pool, const ModelView& view, const std::string& name) {
-    const std::shared_ptr<const ModelCard> card = pool.card(view.id);
+// `card`: of the model; null: its file cannot be read.
+Json model_json(ModelPool& pool, const ModelView& view, const ModelCard* card, const std::string& name) {
     Json out{{"id", name},          {"object", "model"}, {"created", pool.shared().started},
              {"owned_by", "quire"}, {"root", view.id},   {"parent", nullptr}};
     out["max_model_len"] = card ? Json(card->context) : Json();
@@ -57,7 +57,7 @@ void answer_models(ModelPool& pool, HttpExchange& e) {
         const std::shared_ptr<const ModelCard> card = pool.card(view.id);
         for (const std::string& name : view.names) {
             if (pool.many() && name != view.id) continue; // as llama.cpp lists them
-            Json model          = model_json(pool, view, name);
+            Json model          = model_json(pool, view, card.get(), name);
             model["permission"] = Json::array();
             model["status"]     = status_json(view);
             if (pool.many()) {
@@ -80,7 +80,7 @@ void answer_model(ModelPool& pool, HttpExchange& e) {
     const std::string name = e.request.path.substr(std::string_view("/v1/models/").size());
     const auto        view = pool.view(name);
     if (!view) return refuse(e, pool.unknown(name));
-    Json model = model_json(pool, *view, name);
+    Json model = model_json(pool, *view, pool.card(view->id).get(), name);
     if (pool.many()) model["status"] = status_json(*view);
     answer_json(e, std::move(model));
 }
