@@ -145,6 +145,13 @@ TEST_CASE("marks in the text of arguments are text", "[tools]") {
         "<tool_call>\n<function=find>\n<parameter=what>\n</parameter> and </function>, <parameter=many>\n</parameter>\n"
         "</function>\n</tool_call>",
         {"", "", R"(find{"what":"</parameter> and </function>, <parameter=many>"};)"});
+    check(ToolForm::qwen3_coder,
+          "<tool_call>\n<function=find>\n<parameter=what>\na\n</function>\n</tool_call>\nb\n</parameter>\n</function>\n"
+          "</tool_call>",
+          {"", "", R"(find{"what":"a\n</function>\n</tool_call>\nb"};)"});
+    check(ToolForm::qwen3_coder,
+          "<tool_call>\n<function=find>\n<parameter=what>\na\n</function>\n</tool_call>\nb\n</function>\n</tool_call>",
+          {"", "", R"(find{"what":"a\n</function>\n</tool_call>\nb"};)"});
     check(ToolForm::glm,
           "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value></arg_value> </tool_call ></arg_value>\n</tool_call>",
           {"", "", R"(find{"what":"</arg_value> </tool_call >"};)"});
@@ -155,6 +162,10 @@ TEST_CASE("calls with a mark left out, and values as Python writes them", "[tool
     check(ToolForm::qwen3_coder,
           "<tool_call>\n<function=find>\n<parameter=what>\nx\n<parameter=many>\n2\n</function>\n</tool_call>",
           {"", "", R"(find{"what":"x","many":2};)"});
+    check(ToolForm::qwen3_coder,
+          "<tool_call>\n<function=find>\n<parameter=what>\nx\n</function>\n</tool_call>\n<tool_call>\n<function=find>\n"
+          "<parameter=what>\ny\n</parameter>\n</function>\n</tool_call>",
+          {"", "", R"(find{"what":"x"};find{"what":"y"};)"});
     check(ToolForm::harmony,
           " to=functions.find<|channel|>commentary <|constrain|>json<|message|>{\"what\": \"x\"}<|call|>",
           {"", "", R"(find{"what":"x"};)"});

@@ -98,7 +98,25 @@ std::string_view without_line_ends(std::string_view text) {
     return text;
 }
 
-// The value of a parameter, perhaps not closed: then it ends before a line with the next of the tool's parameters, or with the call's end.
+// What stands behind the end of a call that `line` begins with; nothing: there is none.
+std::optional<std::string_view> behind_call(std::string_view line) {
+    for (const std::string_view mark : {"</function>", "</tool_call>"}) {
+        line = without_white_begin(line);
+        if (!line.starts_with(mark)) return std::nullopt;
+        line.remove_prefix(mark.size());
+    }
+    return without_white_begin(line);
+}
+
+// Whether `text` has the end of a call at the beginning of a line.
+bool ends_later(std::string_view text) {
+    for (std::size_t at = 0; (at = text.find("\n</function>", at)) != std::string_view::npos; at++)
+        if (behind_call(text.substr(at + 1))) return true;
+    return false;
+}
+
+// The value of a parameter, perhaps not closed: then it ends before a line with the next of the tool's parameters, or with the last end of a
+// call in the text. An end before the beginning of another call is one in any case; others within a closed value are text.
 std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* tool) {
     static const std::vector<std::string> next{"<parameter=", "</function>"};
     const std::size_t                     begin = r.at();
@@ -106,12 +124,14 @@ std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* too
     const auto                            value = r.until("</parameter>", next);
     const std::string_view                text  = value ? *value : rest;
     for (std::size_t at = 0; tool && (at = text.find("\n<", at)) != std::string_view::npos; at++) {
-        const std::string_view line = text.substr(at + 1), last = "</function>";
-        const std::string_view key = line.starts_with(next[0]) ? line.substr(next[0].size()) : "";
+        const std::string_view line = text.substr(at + 1);
+        const std::string_view key  = line.starts_with(next[0]) ? line.substr(next[0].size()) : "";
         const bool named = !key.empty() && key.contains('>') && parameter_schema(*tool, key.substr(0, key.find('>')));
-        if (!named &&
-            !(line.starts_with(last) && without_white_begin(line.substr(last.size())).starts_with("</tool_call>")))
-            continue;
+        if (!named) {
+            const std::optional<std::string_view> behind = behind_call(line);
+            if (!behind) continue;
+            if (!behind->contains("<function=") && (value || !r.end() || ends_later(*behind))) continue;
+        }
         r.back_to(begin + at + 1);
         return text.substr(0, at + 1);
     }
