@@ -303,6 +303,10 @@ TEST_CASE("a schema that cannot be met or is not supported is refused by name", 
     CHECK(says(error_of(schema(R"({"properties":{"a":{"contains":{}}}})")), "'#/properties/a': contains"));
     CHECK(says(error_of(schema(R"({"$ref":"#/nowhere"})")), "'#/nowhere' is not in this document"));
     CHECK(says(error_of(schema(R"({"$ref":"#"})")), "refers to itself"));
+    std::string chain; // of schemas that are all different
+    for (int i = 0; i < 41; i++) chain += cat(R"("d)", i, R"(":{"anyOf":[{"$ref":"#/$defs/d)", i + 1, R"("}]},)");
+    const std::string deep = R"({"$ref":"#/$defs/d0","$defs":{)" + chain + R"("d41":{"type":"null"}}})";
+    CHECK(says(error_of(schema(deep.c_str())), "more than 64 schemas stand in one another"));
     CHECK(says(error_of(schema("false")), "cannot be met"));
     CHECK(says(error_of(schema(R"({"type":"integer","minimum":2,"maximum":1})")), "cannot be met"));
     CHECK(says(error_of(schema(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})")),

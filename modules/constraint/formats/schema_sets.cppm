@@ -192,8 +192,13 @@ Result<ValueSet> SchemaSets::values_of(const Term& t) {
     if (!t.schema->is_object()) return fail(references_.place_of(*t.schema), "a schema is an object, true or false");
     const auto same = std::ranges::find(active_, t);
     if (depth_ >= most_references || same != active_.end()) {
-        meets_outside_ = same != active_.end() ? std::size_t(same - active_.begin()) < outside_ : outside_ > 0;
-        return fail(references_.place_of(*t.schema), "the schema refers to itself without an array or object between");
+        const bool again = same != active_.end();
+        meets_outside_   = again ? std::size_t(same - active_.begin()) < outside_ : outside_ > 0;
+        return fail(
+            references_.place_of(*t.schema),
+            again ? std::string("the schema refers to itself without an array or object between")
+                  : cat("more than ", most_references,
+                        " schemas stand in one another, or refer to one another, without an array or object between"));
     }
     depth_++;
     active_.push_back(t);
