@@ -171,6 +171,10 @@ MARKDOWN = [  # what is written, the elements it becomes
     ("![alt](data:image/png;base64,x)", "p"),
     (r"a \(x_1 * y_2 * z\) b \[c\] $\alpha$ d", "p>code,code,code"), ("it costs $5 *or* $6", "p>em"), ("\\[\n- a\n- b\n\\]\nc", "pre,p"), ("so\n$$\n# x\n$$", "p,pre"),
     (r"\(never closed \*a\*", "p"), ("|a|b|c|\n|:-|:-:|-:|\n|1|2 \\| 3|4|", "div>table>tbody>tr>th,th,th,tr>td,td,td"),
+    ("1. **a**\n\n   b\n\n2. c", "ol>li>p>strong,p,li"), ("- a\n\n  b\n  - c", "ul>li>p,p,ul>li"), ("- x\n\n      y", "ul>li>div>div>span,button,pre>code"),
+    ("a\n\n    b\n\n      c\n\nd", "p,div>div>span,button,pre>code,p"), ("    - a\n    - b", "ul>li,li"), ("a\n===", "h3"), ("a\nb\n---\nc", "h4,p"), ("a\n\n---", "p,hr"),
+    ("|a|\n|-|\n|b<br>c|", "div>table>tbody>tr>th,tr>td>br"), ("a<br/>b<b>", "p>br"), ("<https://example.org/a> <javascript:x>", "p>a"),
+    ("$n-1$, $AB$, $2x$, $1/2$, $n!$, $(a,b)$", "p>code,code,code,code,code,code"), ("$5-$6, US$5/US$6, $HOME/$PATH, $5 and 6$", "p"),
     ("---", "hr"), ("|a|b|\n|-|-|\n|1|2|", "div>table>tbody>tr>th,th,tr>td,td"), ("**unfinished", "p"), ("```\nunfinished", "div>div>span,button,pre>code"),
 ]
 
@@ -179,7 +183,15 @@ MARKDOWN_SAYS = [
     (r"a \(x_1 * y_2 * z\) b", r"a \(x_1 * y_2 * z\) b"), (r"\[ \frac{a}{b}\, \{c\} \]", r"\[ \frac{a}{b}\, \{c\} \]"), ("$$\na_1 = *b*\n$$", "$$\na_1 = *b*\n$$"),
     (r"\(never closed \*a\*", r"\(never closed *a*"), (r"$\{a\}$ and $5 or $6", r"$\{a\}$ and $5 or $6"), ("![alt](https://example.org/x.png)", "alt"),
     ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
-    ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"),
+    ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"), ("1. **Install it**\n\n   Run it.", "Install itRun it."), ("    def f():\n        return 1", "Copydef f():\n    return 1"),
+    ("&lt;b&gt; &amp;lt; &#65;&#x42; &nothing; `&lt;`", "<b> &lt; AB &nothing; &lt;"), ("<https://example.org>", "https://example.org"),
+]
+
+
+FOO = "https://example.org/Foo_(bar)"
+MARKDOWN_LINKS = [
+    (f"[Foo]({FOO})", [FOO]), (f"{FOO}, ({FOO}). (https://example.org/a)", [FOO, FOO, "https://example.org/a"]), ("<https://example.org/a?b>", ["https://example.org/a?b"]),
+    (f"[![alt](https://example.org/x.png)]({FOO})", [FOO]), ("https://example.org/a)b", ["https://example.org/a)b"]),
 ]
 
 
@@ -195,6 +207,9 @@ def markdown_becomes_elements(browser, server):
     for text, wanted in MARKDOWN_SAYS:
         got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return e.textContent; }})()")
         check(got == wanted, repr(text), "says", repr(got))
+    for text, wanted in MARKDOWN_LINKS:
+        got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return [...e.querySelectorAll('a')].map(a => a.href); }})()")
+        check(got == wanted, repr(text), "links to", got)
     sides = page.run(r"(() => { const e = document.createElement('div'); e.className = 'text'; document.body.append(e); drawMarkdown(e, '|a|b|c|\n|:-|:-:|-:|\n|1|2|3|'); "
                      "const sides = [...e.querySelectorAll('td')].map(c => getComputedStyle(c).textAlign); e.remove(); return sides; })()")
     check(sides == ["left", "center", "right"], "columns stand", sides)

@@ -15,7 +15,19 @@ function link(address) {
   return a;
 }
 
-const ADDRESS = "\\(\\s{0,9}([^\\s)]{1,2000})(?:[ \\t][^)\\n]{0,200})?\\)";
+// An address may have brackets in pairs.
+const ADDRESS = "\\(\\s{0,9}((?:[^\\s()]|\\([^\\s()]{0,500}\\)){1,2000})(?:[ \\t][^)\\n]{0,200})?\\)";
+const CHARACTER = /^&(amp|lt|gt|quot|apos|nbsp|#\d{1,7}|#x[\da-f]{1,6});/i, CHARACTERS = {amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0"};
+function characterOf(name) {
+  const number = name[0] !== "#" ? NaN : /x/i.test(name) ? parseInt(name.slice(2), 16) : Number(name.slice(1));
+  return CHARACTERS[name.toLowerCase()] ?? String.fromCodePoint(number > 0 && number < 0x110000 && !(number >= 0xd800 && number < 0xe000) ? number : 0xfffd);
+}
+const TERM = /^[\w()[\],.]+(?: ?[-\/:!'] ?[\w()[\],.]*)*$/; // n-1, 2x, (a, b)
+// Of brackets that close at an address's end, those that it opened.
+const unpaired = (tail, at, all) => {
+  const open = all.slice(0, at).split("(").length - all.slice(0, at).split(")").length, n = /^\)+/.exec(tail)[0].length;
+  return ")".repeat(Math.max(0, Math.min(open, n)));
+};
 const LINK = RegExp("^\\[([^[\\]]{1,500})\\]" + ADDRESS), IMAGE = RegExp("^!\\[([^[\\]]{0,500})\\]" + ADDRESS);
 const LINKED_IMAGE = RegExp("^\\[!\\[([^[\\]]{0,500})\\]\\([^)\\n]{1,2200}\\)\\]" + ADDRESS);
 
@@ -83,13 +95,15 @@ function inline(parent, text, depth = 0) {
     if (end < 0) return false;
     const inside = text.slice(at + open.length, end);
     // One $ is mostly money: a formula touches both, and has a sign of one.
-    if (open === "$" && (!/[\\*_^={}<>+|]|^[A-Za-z]$|^[A-Za-z]\(/.test(inside) || /^\s|\s$/.test(inside) || /\d/.test(text[end + 1] ?? ""))) return false;
+    if (open === "$" && (!(/[\\*_^={}<>+|]|^[A-Za-z]$|^[A-Za-z]\(/.test(inside) || inside.length < 60 && TERM.test(inside) && !isWord(text[at - 1]) && !isWord(text[end + 1])) ||
+                         /^\s|\s$/.test(inside) || /\d/.test(text[end + 1] ?? ""))) return false;
     if (!inside.trim()) return false;
     add(formulaOf(inside, open === "$$" || open === "\\[") ?? element("code", "math", open + inside + close));
     at = end + close.length;
     return true;
   };
 
+  let here, found;
   while (at < text.length) {
     const c = text[at];
     if (c === "\\" && (text[at + 1] === "(" || text[at + 1] === "[")) {
@@ -98,9 +112,15 @@ function inline(parent, text, depth = 0) {
     else if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) { plain += text[at + 1]; at += 2; }
     else if (c === "`") code();
     else if (c === "*" || c === "_" || (c === "~" && text[at + 1] === "~")) emphasis(c);
+    else if (c === "<" && /^<(?:br\s{0,9}\/?|https?:\/\/[^\s<>]{1,2000})>/i.test(here = text.slice(at, at + 2010))) {
+      const inside = here.slice(1, here.indexOf(">")), a = /^br/i.test(inside) ? element("br") : depth < DEEPEST && link(inside);
+      if (a?.tagName === "A") a.append(inside);
+      if (a) add(a); else plain += `<${inside}>`;
+      at += inside.length + 2;
+    } else if (c === "&" && (found = CHARACTER.exec(text.slice(at, at + 12)))) { plain += characterOf(found[1]); at += found[0].length; }
     else if (c === "[" || (c === "!" && text[at + 1] === "[")) bracket();
     else if (c === "h" && depth < DEEPEST && (text.startsWith("http://", at) || text.startsWith("https://", at)) && !isWord(text[at - 1])) {
-      const address = /^[^\s<>"'`\]]{1,2000}/.exec(text.slice(at, at + 2000))[0].replace(/[.,;:!?*_)]+$/, "");
+      const address = /^[^\s<>"'`\]]{1,2000}/.exec(text.slice(at, at + 2000))[0].replace(/[.,;:!?*_]+$/, "").replace(/\)+[.,;:!?*_)]*$/, unpaired);
       const a = link(address);
       if (a && address.length > 8) { a.append(address); add(a); } else plain += address;
       at += address.length;
@@ -170,6 +190,7 @@ async function copyText(text, button) {
 // The blocks of a text: [kind, first line, line behind the last].
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/, HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/, RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+(.*)|$)/, QUOTE = /^ {0,3}> ?(.*)$/, DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const UNDERLINE = /^ {0,3}(?:=+|-{2,})\s*$/; // of a heading
 const MATH = /^ {0,3}(\\\[|\$\$)/, MATH_END = {"\\[": "\\]", "$$": "$$"};
 const indentOf = line => line.length - line.trimStart().length;
 const kindOf = item => item.at(-1); // of a list, by the mark of an item: - * + . )
@@ -185,6 +206,9 @@ function split(lines) {
     else if (fence) {
       while (i < n && !(lines[i].trim().startsWith(fence[1]) && !lines[i].trim().replaceAll(fence[1][0], ""))) i++;
       blocks.push(["fence", from, i = Math.min(n, i + 1)]);
+    } else if (indentOf(line) >= 4 && !line.trimStart().includes("|") && !ITEM.test(line)) {
+      for (let j = i; j < n && (!lines[j].trim() || indentOf(lines[j]) >= 4); j++) if (lines[j].trim()) i = j + 1;
+      blocks.push(["indented", from, i]);
     } else if (HEADING.test(line)) blocks.push(["heading", from, i]);
     else if (RULE.test(line)) blocks.push(["rule", from, i]);
     else if (QUOTE.test(line)) {
@@ -209,8 +233,9 @@ function split(lines) {
       while (i < n && lines[i].includes("|")) i++;
       blocks.push(["table", from, i]);
     } else {
-      while (i < n && lines[i].trim() && !starts(lines[i]) && !(MATH.test(lines[i]) && endOfMath(lines, i, MATH.exec(lines[i])[1]))) i++;
-      blocks.push(["text", from, i]);
+      const under = () => i < n && UNDERLINE.test(lines[i]);
+      while (i < n && lines[i].trim() && !under() && !starts(lines[i]) && !(MATH.test(lines[i]) && endOfMath(lines, i, MATH.exec(lines[i])[1]))) i++;
+      blocks.push(under() ? ["underlined", from, ++i] : ["text", from, i]);
     }
   }
   return blocks;
@@ -243,6 +268,12 @@ function draw(kind, lines, depth) {
     inline(h, text.trimEnd().replace(/(?<=\s)#{1,6}$/, "").trimEnd());
     return h;
   }
+  if (kind === "underlined") {
+    const h = element(lines.at(-1).includes("=") ? "h3" : "h4");
+    inline(h, lines.slice(0, -1).map(l => l.trim()).join("\n"));
+    return h;
+  }
+  if (kind === "indented") return codeBlock("", lines.map(l => l.slice(4)).join("\n"));
   if (kind === "rule") return element("hr");
   if (kind === "math") {
     const source = lines.join("\n").trim(), set = formulaOf(source.slice(2, -2), true);
@@ -267,7 +298,7 @@ function drawList(lines, depth) {
   const [, , first] = ITEM.exec(lines[0]), base = indentOf(lines[0]), ordered = /\d/.test(first);
   const list = element(ordered ? "ol" : "ul");
   if (ordered) list.start = parseInt(first, 10);
-  let item = [];
+  let item = [], edge = 0; // its lines, and the column where its text begins
   const finish = () => {
     if (!item.length) return;
     const li = element("li"), task = /^\[([ xX])\]\s+(?=\S)/.exec(item[0]);
@@ -280,13 +311,19 @@ function drawList(lines, depth) {
       item[0] = item[0].slice(task[0].length);
     }
     const [head, ...rest] = item;
-    const cut = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 8);
+    const least = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 16), text = rest.find(l => l.trim());
+    // What stands four columns behind the item's text, with a blank line before it, is code.
+    const cut = text && !rest[0].trim() && indentOf(text) >= edge + 4 && !starts(text.trim()) ? Math.min(least, edge) : Math.min(least, base + 8);
     drawAll(li, [head, ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))], depth + 1);
     list.append(li);
   };
   for (const line of lines) {
     const found = ITEM.exec(line);
-    if (found && found[1].length <= base + 1) { finish(); item = [found[3] ?? ""]; }
+    if (found && found[1].length <= base + 1) {
+      finish();
+      item = [found[3] ?? ""];
+      edge = found[3] ? line.length - found[3].length : found[1].length + found[2].length + 1;
+    }
     else item.push(line);
   }
   finish();
@@ -314,9 +351,9 @@ function drawTable(lines) {
 
 function drawAll(root, lines, depth) {
   if (depth > DEEPEST) { root.append(lines.join("\n")); return; }
-  const blocks = split(lines);
+  const blocks = split(lines), tight = root.tagName === "LI" && blocks.length <= 2 && blocks.filter(([kind]) => kind === "text").length === 1;
   for (const [kind, from, to] of blocks) {
-    if (kind === "text" && blocks.length <= 2 && depth > 0 && root.tagName === "LI") inline(root, lines.slice(from, to).map(l => l.trim()).join("\n"));
+    if (kind === "text" && tight) inline(root, lines.slice(from, to).map(l => l.trim()).join("\n"));
     else root.append(draw(kind, lines.slice(from, to), depth));
   }
 }
