@@ -211,6 +211,27 @@ def conversations_are_kept(browser, server):
     clean(other, server, "the list of another tab")
 
 
+def a_file_keeps_all_of_an_answer(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    chat = {"id": "c", "title": "All of it", "leaf": "2", "settings": {"temperature": 0.5, "model": "m", "strange": 1}}
+    made = {"seed": 7, "temperature": 0.5, "from": "1", "strange": [1]}
+    whole = {"id": "2", "chat": "c", "parent": "1", "at": 2, "role": "assistant", "content": "A", "made": made, "parts": 1, "tokens": 9, "cached": 3, "cut": True,
+             "ended": True, "open": True, "surplus": 2, "fault": "Full.", "verified": {"same": True, "tokens": 4, "seed": 7}, "beside": "3"}
+    odd = {"id": "3", "chat": "c", "parent": "1", "at": 3, "role": "assistant", "content": "B", "made": "x", "verified": {"same": True, "tokens": "<b>"}, "cut": "yes", "surplus": "2", "cached": None}
+    file = {"quire": "conversations", "version": 1, "chats": [chat], "messages": [{"id": "1", "chat": "c", "parent": None, "at": 1, "role": "user", "content": "Q"}, whole, odd]}
+    page.run(f"importChats({json.dumps(json.dumps(file))})")
+    page.until(f"{TURNS} === 3")
+    question, answer, other = page.run("[...now.tree.messages.values()]")
+    check(answer["made"] == {"seed": 7, "temperature": 0.5, "from": question["id"]} and answer["verified"] == whole["verified"] and answer["beside"] == other["id"], answer)
+    check(all(answer[name] == whole[name] for name in ("parts", "tokens", "cached", "cut", "ended", "open", "surplus", "fault")), answer)
+    check(not {"made", "verified", "cut", "surplus", "cached"} & other.keys() and page.run("now.chat.settings") == {"temperature": 0.5, "model": "m"}, other)
+    check("✓ same again" in page.run("document.querySelector('.talk').innerText"), "what was verified is not shown")
+    page.run("store.remove(now.chat.id)")
+    clean(page, server, "a file")
+
+
 def answers_branch(browser, server):
     page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
@@ -249,6 +270,6 @@ def answers_branch(browser, server):
 
 
 TESTS = [
-    a_reload_loses_neither_question_nor_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    a_reload_loses_neither_question_nor_answer, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     the_same_answer_comes_again, settings_stand_beside_each_other,
 ]

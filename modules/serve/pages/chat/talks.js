@@ -132,6 +132,14 @@ async function exportChats(chat) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
+// Of what a file says of settings, those that there are.
+function settingsFrom(given) {
+  const settings = {};
+  for (const name of ["system", "more", "model"]) if (typeof given?.[name] === "string") settings[name] = given[name];
+  for (const name of NUMBERS) if (Number.isFinite(given?.[name])) settings[name] = given[name];
+  return settings;
+}
+
 // What may come from a file: known fields of the right kind. A conversation that is there already is not touched: its copy gets a new name.
 async function importChats(text) {
   let file;
@@ -142,14 +150,21 @@ async function importChats(text) {
   for (const {id, title, pinned, created, settings, leaf} of file.chats) {
     if (!isText(id)) continue;
     added.push({id: fresh(id), title: isText(title) ? title : "", named: true, pinned: !!pinned, created: Number(created) || Date.now(), changed: Date.now(),
-                leaf: isText(leaf) ? fresh(leaf) : null, settings: settings && typeof settings === "object" ? settings : {}});
+                leaf: isText(leaf) ? fresh(leaf) : null, settings: settingsFrom(settings)});
   }
   for (const m of file.messages) {
     if (!isText(m?.id) || !ids.has(m.chat) || !isText(m.content) || !["user", "assistant", "tool"].includes(m.role)) continue;
     const texts = ["reasoning", "note", "fault"].filter(name => isText(m[name])).map(name => [name, m[name]]);
-    const numbers = ["thought", "tokens", "cached", "parts"].filter(name => isFinite(m[name])).map(name => [name, Number(m[name])]);
+    const numbers = ["thought", "tokens", "cached", "parts", "surplus"].filter(name => Number.isFinite(m[name])).map(name => [name, Number(m[name])]);
+    const flags = ["open", "cut", "anyway", "ended"].filter(name => m[name] === true).map(name => [name, true]);
+    const {made, verified} = m, isNumber = value => Number.isFinite(value);
     const calls = (Array.isArray(m.calls) ? m.calls : []).filter(c => isText(c?.name) && isText(c.arguments)).map(c => ({name: c.name, arguments: c.arguments}));
-    messages.push({...Object.fromEntries([...texts, ...numbers]), ...calls.length && {calls}, ...isText(m.call) && {call: m.call}, id: fresh(m.id), chat: ids.get(m.chat), parent: isText(m.parent) ? fresh(m.parent) : null,
+    messages.push({...Object.fromEntries([...texts, ...numbers, ...flags]), ...calls.length && {calls},
+                   ...made && typeof made === "object" && {made: {...settingsFrom(made), ...isText(made.from) && {from: fresh(made.from)}}},
+                   ...verified?.same === true && isNumber(verified.tokens) && isNumber(verified.seed) && {verified: {same: true, tokens: verified.tokens, seed: verified.seed}},
+                   ...verified?.same === false && isNumber(verified.at) && {verified: {same: false, at: verified.at}},
+                   ...isText(m.beside) && {beside: fresh(m.beside)},
+                   ...isText(m.call) && {call: m.call}, id: fresh(m.id), chat: ids.get(m.chat), parent: isText(m.parent) ? fresh(m.parent) : null,
                    at: Number(m.at) || Date.now(), role: m.role, content: m.content, start: !!m.start,
                    files: (Array.isArray(m.files) ? m.files : []).filter(f => isText(f?.name) && isText(f.text)).map(({name, text}) => ({name, text}))});
   }
