@@ -334,6 +334,8 @@ def the_demonstrations_show_what_they_say(browser):
         check(re.match(r"#[0-9a-f]{6}$", page.run("document.querySelector('.chip .mark').textContent")), "a full block without its hash")
         look_all_ways(page, "demonstration")
         # Each step again is what it was, and the end is what the server says.
+        early = page.run("points.map((m, i) => { rewind(i); return still.history.at(-1) === m; }).filter(same => !same).length")
+        check(not early, early, "times the charts do not show the step")
         wrong = page.run("points.map((m, i) => { rewind(i); return totalsOf(drawn).used === m.used && totalsOf(drawn).cached === m.cached; }).filter(same => !same).length")
         check(wrong == 0, wrong, "steps are not what they were")
         check(page.run("still.replay.blocks") == json.loads(server.get("/blocks"))["blocks"], "the last step is not the server's pool")
