@@ -66,6 +66,14 @@ def the_same_answer_comes_again(browser, server):
         act(page, "Verify")
         page.until("document.querySelector('.verified, .differs')")
     check(re.fullmatch(r"✓ same again: 40 tokens, seed \d+", page.run("document.querySelector('.verified').innerText")), page.run("document.querySelector('.talk').innerText"))
+    # It can be stopped.
+    page.run("delete turns.at(-1).verified; redraw(turns.at(-1)); 0")
+    with Busy(server):
+        act(page, "Verify")
+        page.until("document.querySelector('.send').textContent === 'Stop'")
+        page.press("Escape")
+        page.until("document.querySelector('.send').textContent === 'Send' && [...document.querySelectorAll('.foot button')].some(b => b.textContent === 'Verify' && !b.disabled)")
+    check(not page.run("document.querySelector('.verified, .differs')") and page.run("document.querySelector('.toast').hidden"), "a stop is told as something else")
     # Another text is told.
     page.run("delete turns.at(-1).verified; turns.at(-1).content += '.'; redraw(turns.at(-1))")
     act(page, "Verify")

@@ -303,6 +303,59 @@ def settings_have_names_and_the_page_a_theme(browser, server):
     clean(page, server, "presets")
 
 
+def several_models_are_chosen_from(browser):
+    toy, other = "quire-14m-q8_0", "llama3-gqa-Q8_0"
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(os.path.join(ROOT, "models", toy + ".gguf"), os.path.join(folder, toy + ".gguf"))
+        os.symlink(os.path.join(ROOT, "tests", "data", "models", other + ".gguf"), os.path.join(folder, other + ".gguf"))
+        server = Server("--models-dir", folder, "-c", "512")
+        try:
+            page = browser.page()
+            page.go(server.url + "/")
+            page.until(READY)
+            status = lambda: {m["id"]: m["status"]["value"] for m in json.loads(server.get("/v1/models"))["data"]}
+            check(page.run("[...choice.options].map(o => o.value)") == sorted(status(), key=str.lower), "the page lists", page.run("[...choice.options].map(o => o.value)"))
+            check(set(status().values()) == {"unloaded"}, "a look at the page loads a model")
+            # The choice is the conversation's, and is there after a reload; its messages are counted and answered by that model.
+            page.run(f"choice.value = {json.dumps(toy)}; choice.onchange(); 0")
+            page.until(f"known.has({json.dumps(toy)})")
+            check(page.run("document.querySelector('.welcome .who').textContent") == toy, "the model is not named")
+            ask(page, "What is paged attention?")
+            settle(page)
+            alone = server.post("/v1/chat/completions", model=toy, messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0)
+            check(page.run(LAST) == alone["choices"][0]["message"]["content"], page.run("document.querySelector('.talk').innerText"))
+            check(re.search(r"of 512 tokens", page.run("document.querySelector('.gauge').innerText")), "the context is not shown")
+            page.run("toggleTokens(turns.at(-1))")
+            page.until("document.querySelectorAll('.token').length > 9")
+            page.go(server.url + "/")
+            page.until(f"{TURNS} === 2 && choice.value === {json.dumps(toy)}")
+            page.until(f"known.has({json.dumps(toy)})")
+            # Another one beside it, which is loaded for that.
+            page.run(f"openSettings(turns.at(-1)); form.elements.model.value = {json.dumps(other)}; form.elements.max_tokens.value = 8; 0")
+            page.click("dialog [value=save]")
+            page.until("document.querySelectorAll('.pair .turn').length === 2")
+            settle(page)
+            heads = page.run("[...document.querySelectorAll('.pair .head span:first-child')].map(e => e.innerText)")
+            check([h.split(",")[0] for h in heads] == ["model " + toy, "model " + other] and status()[other] == "loaded", heads)
+            check("8 tokens" in page.run("turns[0].id && now.tree.after(turns[0].id).at(-1).note"), "the other did not answer")
+            for width, dark in ((1400, False), (420, True)):
+                page.look(width, 900, dark)
+                no_overflow(page, "a choice of models")
+                readable(page, "a choice of models")
+                page.screenshot(os.path.join(SHOTS, f"models-{width}.png"))
+            # The page of the blocks shows the model that the chat's link names.
+            page.go(server.url + page.run("document.querySelector('.ways [target]').getAttribute('href')"))
+            page.until("document.querySelectorAll('.demos button').length === 4 && snapshot")
+            check(page.run("[model, document.querySelector('.state').textContent, document.querySelector('.models').value]") == [toy, "live", toy], "another model's blocks")
+            check(page.run("totalsOf(snapshot).cached") > 0, "the chat's blocks are not there")
+            page.go(server.url + f"/blocks.html?model={other}")
+            page.until(f"model === {json.dumps(other)} && snapshot")
+            page.run("localStorage.clear(); 0")
+            clean(page, server, "several models")
+        finally:
+            server.close()
+
+
 def files_go_with_a_message(browser, server):
     page = browser.page(420, 900)
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
@@ -530,6 +583,6 @@ def a_missing_template_is_said(browser, server):
 TESTS = [
     a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
     a_full_context_goes_on_without_the_oldest, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said,
-    settings_have_names_and_the_page_a_theme, files_go_with_a_message, tools_are_cards, thinking_is_ended_by_the_reader,
+    settings_have_names_and_the_page_a_theme, several_models_are_chosen_from, files_go_with_a_message, tools_are_cards, thinking_is_ended_by_the_reader,
     a_full_context_is_said_ahead, the_keyboard_does_everything, a_key_is_asked_for, a_missing_template_is_said,
 ]

@@ -16,7 +16,8 @@ SHOTS = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "build", "pages
 
 class Server:
     def __init__(self, *arguments):
-        self.process = subprocess.Popen([SERVER, "-m", os.path.join(ROOT, "models", "quire-14m-q8_0.gguf"), "--device", "cpu", "--port", "0",
+        model = [] if "--models-dir" in arguments else ["-m", os.path.join(ROOT, "models", "quire-14m-q8_0.gguf")]
+        self.process = subprocess.Popen([SERVER, *model, "--device", "cpu", "--port", "0",
                                          "--no-log", *arguments], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if found := re.search(r"listening on (http://\S+)", line):

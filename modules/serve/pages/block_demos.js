@@ -3,7 +3,7 @@
 const LETTER = "Dear friend, today we walked along the sea for the first time. The water was green near the land and blue behind it. The children " +
   "looked for shells and laughed whenever a wave came too close. In the evening we made a small fire, and everybody told a story. This is mine:";
 
-// room: what the server can hold: {blocks, block_size, swap_blocks, sequences, context (tokens), cache (whether prefixes are kept)}.
+// room: what the server can hold: {model (its name, where there are several), blocks, block_size, swap_blocks, sequences, context (tokens), cache (whether prefixes are kept)}.
 // missing(room): why this server cannot show it; "": it can. run(room, ask): asks; ask(path, body) gives the response.
 const DEMOS = [
   {
@@ -67,6 +67,8 @@ class Demonstrations {
   }
 
   offer(room) {
+    if (this.running || JSON.stringify(room) === this.offered) return; // as it was
+    this.offered = JSON.stringify(room);
     this.buttons.replaceChildren(...DEMOS.map(demo => {
       const button = element("button", "", demo.name), why = demo.missing(room);
       button.type = "button";
@@ -85,7 +87,7 @@ class Demonstrations {
     this.said.textContent = demo.see;
     try {
       await demo.run(room, async (path, body) => {
-        const response = await call(path, {body, signal: stop.signal});
+        const response = await call(path, {body: room.model ? {...body, model: room.model} : body, signal: stop.signal});
         if (!body.stream) await response.text();
         return response;
       });

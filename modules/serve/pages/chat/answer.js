@@ -6,7 +6,7 @@ let left = false;       // the page is gone: what fails now was only interrupted
 // Fills `turn`, an answer in its place of the tree; one that has text goes on where it broke off. `anyway`: even if it has little room.
 async function answer(talk, turn, anyway = false) {
   const run = {talk, turn, controller: new AbortController(), started: performance.now(), usage: null, reason: "", first: 0, last: 0, firstTokens: 0};
-  const signal = run.controller.signal, settings = turn.made ?? talk.chat.settings;
+  const signal = run.controller.signal, settings = turn.made ?? talk.chat.settings, model = modelOf(settings);
   // A last message of the assistant is the beginning of the answer.
   const path = sent(talk.tree.pathTo(turn.parent)), messages = turn.content ? [...path, turn] : path;
   runs.set(turn.id, run);
@@ -14,8 +14,6 @@ async function answer(talk, turn, anyway = false) {
   turn.made = {seed: Math.floor(Math.random() * 2 ** 31), ...settings, from: path[0]?.id};
   turn.parts = (turn.parts ?? 0) + 1;
   turn.open = true;
-  const fields = {reasoning_control: true, ...fieldsOf(turn.made)};
-  if (turn.content && turn.reasoning) fields.enable_thinking = false; // it has thought already
   talk.save(turn);
   if (talk === now) {
     talkBox.ariaLive = "off"; // an answer is read when it is complete
@@ -31,6 +29,15 @@ async function answer(talk, turn, anyway = false) {
     repaint(turn);
   };
   try {
+    if (!known.has(model)) {
+      run.waits = `Waiting for ${model || "the model"} to be loaded …`;
+      repaint(turn);
+      await ensure(model, signal);
+      run.waits = "";
+      if (talk === now) showModel();
+    }
+    const fields = {reasoning_control: true, ...fieldsOf(turn.made)};
+    if (turn.content && turn.reasoning) fields.enable_thinking = false; // it has thought already
     const tight = anyway ? null : await tightness(talk, messages, signal).catch(e => { if (e.name === "AbortError") throw e; });
     if (tight) throw Object.assign(new Refusal(tight.fault, 0, "tight"), {tight});
     for await (const chunk of chunksOf(messagesOf(messages, settings.system), fields, signal)) {
@@ -59,6 +66,7 @@ async function answer(talk, turn, anyway = false) {
     }
     if (!run.reason) throw new Refusal("The server ended the answer early.", 0);
     delete turn.open;
+    const {room} = about(settings);
     run.full = run.reason === "length" && room - turn.tokens < enough(talk);
     turn.cut = run.reason === "length" && room - turn.tokens >= 1;
     if (run.full) {
@@ -113,7 +121,7 @@ async function endThinking(turn, b) {
   b.disabled = true;
   turn.ended = true;
   try {
-    const {success} = await (await call("/v1/chat/completions/control", {body: {id: run.id, action: "reasoning_end"}})).json();
+    const {success} = await (await call("/v1/chat/completions/control", {body: named(turn.made, {id: run.id, action: "reasoning_end"})})).json();
     if (!success && !run.reason && !turn.content) toast("The server could not end the thinking.");
   } catch (e) {
     b.disabled = false;
@@ -123,8 +131,8 @@ async function endThinking(turn, b) {
 
 const said = turn => turn.content || turn.reasoning || turn.calls;
 
-// The answers that come in the conversation on the page.
-const running = () => turns.flatMap(turn => [turn.id, turn.beside]).map(id => runs.get(id)).filter(Boolean);
+// The answers that come in the conversation on the page, and those that are asked for once more.
+const running = () => turns.flatMap(turn => [turn.id, turn.beside]).flatMap(id => [runs.get(id), verifications.get(id)]).filter(Boolean);
 function stop() { for (const run of running()) run.controller.abort(); }
 
 function ask(text, files = []) {

@@ -16,7 +16,8 @@ function answerBeside(turn, settings) {
 
 // What one answer was made with and the other not; the seed only where nothing else differs.
 function differenceOf(turn, partner) {
-  const names = ["system", ...NUMBERS.filter(name => name !== "seed"), "more"], mine = turn.made ?? {}, other = partner.made ?? {};
+  const names = ["model", "system", ...NUMBERS.filter(name => name !== "seed"), "more"], mine = turn.made ?? {}, other = partner.made ?? {};
+  const {defaults} = about(mine);
   const told = names.filter(name => mine[name] !== other[name])
     .map(name => `${name.replace("_", " ")} ${mine[name] ?? (defaults[name] === undefined ? "none" : Number(defaults[name]) || defaults[name])}`);
   return (told.length ? told : [`seed ${mine.seed}`]).join(", ");

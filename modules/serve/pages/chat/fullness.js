@@ -4,7 +4,7 @@ const gauge = $(".gauge"), ahead = $(".ahead"), explanation = $(".explain");
 let startsAnew = false; // the next message is to be the first that the model sees
 
 function showFullness() {
-  const n = turns.findLast(t => t.tokens && !t.dropped)?.tokens;
+  const n = turns.findLast(t => t.tokens && !t.dropped)?.tokens, {room} = about(now.chat.settings);
   gauge.hidden = !n || !isFinite(room);
   if (gauge.hidden) return;
   gauge.firstChild.style.setProperty("--share", Math.min(1, n / room));
@@ -14,7 +14,7 @@ function showFullness() {
 }
 
 gauge.onclick = async () => {
-  const talk = now, path = sent(turns), share = Math.round(100 * (turns.findLast(t => t.tokens && !t.dropped)?.tokens ?? 0) / room);
+  const talk = now, path = sent(turns), {room} = about(talk.chat.settings), share = Math.round(100 * (turns.findLast(t => t.tokens && !t.dropped)?.tokens ?? 0) / room);
   explanation.replaceChildren(element("p", "", `The model sees at most ${room.toLocaleString("en")} tokens of a conversation, its own answer among them. This one fills ${share} %.`),
     element("p", "", "When there is too little room for an answer, the page says so before it sends, and offers to leave out the oldest messages. They stay on this page."));
   explanation.showPopover();
@@ -40,8 +40,8 @@ function lookAhead() {
   looking?.abort();
   ahead.hidden = true;
   startsAnew = false;
-  const known = turns.findLast(t => t.tokens && !t.dropped)?.tokens ?? 0, letters = box.value.length + attached.reduce((sum, f) => sum + f.text.length, 0);
-  if (!letters || known + letters / 2 < room - enough(now)) return; // a token has hardly fewer than two letters
+  const before = turns.findLast(t => t.tokens && !t.dropped)?.tokens ?? 0, letters = box.value.length + attached.reduce((sum, f) => sum + f.text.length, 0);
+  if (!letters || before + letters / 2 < about(now.chat.settings).room - enough(now)) return; // a token has hardly fewer than two letters
   lookSoon = setTimeout(async () => {
     const controller = looking = new AbortController(), path = sent(turns).filter(t => t.role !== "assistant" || said(t));
     try {
@@ -50,6 +50,7 @@ function lookAhead() {
         if (e.code === "context_length_exceeded") return Infinity;
         throw e;
       });
+      const {room} = about(now.chat.settings);
       if (room - n >= enough(now)) return;
       const surplus = await surplusOf(now, messages, controller.signal);
       if (controller.signal.aborted) return;

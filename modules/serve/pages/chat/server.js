@@ -1,33 +1,6 @@
-// What is asked of the server: what it runs, requests for answers and their pieces, how many tokens a conversation has.
+// What is asked of the server: requests for answers and their pieces, how many tokens a conversation has.
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-let defaults = {};      // the server's, for what is left empty
-let room = Infinity;    // tokens that a conversation can have: the context, or what the KV blocks hold
-let endOfAnswer = "";   // the token that ends an answer
-
-async function greet() {
-  try {
-    const props = await (await call("/props")).json();
-    defaults = {...props.default_generation_settings.params};
-    room = Math.min(props.default_generation_settings.n_ctx ?? Infinity, props.engine.kv_blocks * props.engine.block_size);
-    endOfAnswer = props.eos_token;
-    showFullness();
-    // The model that ships has learned facts by heart; a random token spoils them.
-    if (props.model_path === "quire-14m-q8_0.gguf") defaults.temperature = 0;
-    $(".bar .model").textContent = props.model_alias;
-    $(".welcome .who").textContent = props.model_alias;
-    $(".notice").hidden = !props.chat_template_missing;
-    $(".notice").textContent = props.chat_template_missing
-      ? "The model's file has no chat template: chatml is used. The server's flag --chat-template names another." : "";
-    const ideas = props.model_path === "quire-14m-q8_0.gguf"
-      ? ["What is paged attention?", "Tell me a story.", "What does gratitude mean?"]
-      : ["Explain paged attention in three sentences.", "Write a haiku about memory.", "Sort a list in Python."];
-    $(".ideas").replaceChildren(...ideas.map(text => button(text, () => ask(text))));
-  } catch (e) {
-    if (e.status === 401) askForKey($(".key"), e.message, greet);
-    else $(".welcome .who").textContent = e.message;
-  }
-}
 
 // A message as the model gets it: files stand before the question, in fences that they do not close.
 function contentOf(message) {
@@ -49,10 +22,11 @@ function messagesOf(messages, system) {
 // The settings of a chat as fields of a request.
 function fieldsOf(settings) {
   const fields = {};
-  if (defaults.temperature !== undefined) fields.temperature = defaults.temperature;
+  const {temperature} = about(settings).defaults;
+  if (temperature !== undefined) fields.temperature = temperature;
   for (const name of NUMBERS) if (settings[name] !== undefined) fields[name] = settings[name];
   try { Object.assign(fields, JSON.parse(settings.more || "{}")); } catch { /* refused where it is entered */ }
-  return fields;
+  return named(settings, fields);
 }
 
 // The chunks of an answer as they come. `fields`: those of a request.
@@ -72,13 +46,14 @@ async function* chunksOf(messages, fields, signal) {
 const sent = path => path.slice(Math.max(0, path.findLastIndex(m => m.start)));
 
 // Of the room, what an answer should have: less is offered to be made by leaving out what is oldest.
-const enough = talk => Math.min(room / 8, talk.chat.settings.max_tokens ?? Infinity);
+const enough = talk => Math.min(about(talk.chat.settings).room / 8, talk.chat.settings.max_tokens ?? Infinity);
 
 // Tokens of the prompt.
 async function count(talk, messages, signal) {
-  const response = await call("/tokenize", {body: {messages: messagesOf(messages, talk.chat.settings.system)}, signal});
-  const {count, max_model_len} = await response.json();
-  room = Math.min(room, max_model_len);
+  const {settings} = talk.chat;
+  const response = await call("/tokenize", {body: named(settings, {messages: messagesOf(messages, settings.system)}), signal});
+  const {count, max_model_len} = await response.json(), model = known.get(modelOf(settings));
+  if (model) model.room = Math.min(model.room, max_model_len);
   return count;
 }
 
@@ -88,7 +63,8 @@ async function surplusOf(talk, messages, signal) {
   const starts = messages.flatMap((m, i) => i && m.role === "user" ? [i] : []); // the rest begins with a question
   const fits = async (start, share) => { // with that share of the context left for what comes
     try {
-      return await count(talk, messages.slice(start), signal) + Math.max(1, room * share) <= room;
+      const n = await count(talk, messages.slice(start), signal), {room} = about(talk.chat.settings);
+      return n + Math.max(1, room * share) <= room;
     } catch (e) {
       if (e.code === "context_length_exceeded") return false;
       throw e;
@@ -107,7 +83,7 @@ async function surplusOf(talk, messages, signal) {
 // What is said where an answer would have less room than it should, and how many of the oldest messages would make it; or nothing.
 async function tightness(talk, messages, signal) {
   if (messages.filter(m => m.role === "user").length < 2) return null; // nothing can be left out
-  const n = await count(talk, messages, signal), rest = room - n;
+  const n = await count(talk, messages, signal), {room} = about(talk.chat.settings), rest = room - n;
   if (rest >= enough(talk)) return null;
   const surplus = rest < 1 ? 0 : await surplusOf(talk, messages, signal); // what does not fit at all, the server says
   return surplus ? {surplus, tokens: n, fault: `The conversation has ${n.toLocaleString("en")} of ${room.toLocaleString("en")} tokens: ${rest.toLocaleString("en")} are left for an answer.`} : null;

@@ -15,6 +15,8 @@ function openSettings(turn) {
   dialog.querySelector("[value=save]").textContent = turn ? "Answer" : "Save";
   form.elements.key.parentElement.hidden = !!turn;
   const settings = {...now.chat.settings, key: recall(localStorage, "settings", {}).key};
+  const {defaults} = about(settings);
+  if (models.length) settings.model = modelOf(settings);
   for (const field of form.elements) {
     if (!field.name) continue;
     field.value = settings[field.name] ?? "";

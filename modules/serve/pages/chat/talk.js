@@ -17,7 +17,7 @@ function drawThought(view, turn) {
   view.root.classList.toggle("thinks", !!turn.reasoning && !turn.content);
   drawMarkdown(view.thoughts, turn.reasoning ?? "");
   view.thought.firstChild.textContent = busy && !turn.content ? "Thinking …" : turn.thought ? `Thought for ${turn.thought.toFixed(1)} s` : "Thoughts";
-  view.none.textContent = busy || turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
+  view.none.textContent = busy ? runs.get(turn.id).waits || "" : turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
 }
 
 // The tools that an answer calls, as cards; the reader tells what came of them.
@@ -180,7 +180,7 @@ function drawTalk() {
   $("main .title").hidden = !turns.length;
   $("main .title").textContent = now.chat.title;
   document.title = now.chat.title ? `${now.chat.title} · quire` : "quire · chat";
-  showFullness();
+  showModel();
   showState();
 }
 

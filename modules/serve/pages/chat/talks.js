@@ -69,6 +69,7 @@ async function show(id) {
   drawChats();
   showState();
   follow(true);
+  meet().catch(() => {}); // greet() says it
 }
 
 // A page that is left has no time for a database: what came last goes where it is written at once, and from there to the database.

@@ -4,8 +4,8 @@
 const alternatives = $(".alternatives");
 
 // The tokens of a text; those that are part of a character are put together.
-async function tokensOf(text) {
-  const {tokens} = await (await call("/tokenize", {body: {content: text, with_pieces: true, add_special: false}})).json();
+async function tokensOf(text, settings) {
+  const {tokens} = await (await call("/tokenize", {body: named(settings, {content: text, with_pieces: true, add_special: false})})).json();
   const whole = [], decoder = new TextDecoder("utf-8", {fatal: true});
   let bytes = [];
   for (const {piece} of tokens) {
@@ -24,7 +24,7 @@ async function toggleTokens(turn) {
   const view = views.get(turn.id);
   if (view.tokens) return redraw(turn);
   let tokens;
-  try { tokens = await tokensOf(turn.content); } catch (e) { return toast(e.message); }
+  try { tokens = await tokensOf(turn.content, turn.made ?? now.chat.settings); } catch (e) { return toast(e.message); }
   if (views.get(turn.id) !== view || runs.has(turn.id)) return;
   const field = view.tokens = element("div", "text tokens");
   tokens.forEach((text, i) => {
@@ -74,7 +74,7 @@ async function showAlternatives(turn, tokens, number, at) {
     alternatives.replaceChildren(element("p", "", e.message));
     return place();
   }
-  const tops = choice.logprobs?.content?.[0]?.top_logprobs ?? [], rows = element("div", "rows");
+  const {endOfAnswer} = about(settings), tops = choice.logprobs?.content?.[0]?.top_logprobs ?? [], rows = element("div", "rows");
   for (const {token, logprob, bytes} of tops) {
     const ends = token === endOfAnswer || !bytes?.length, share = Math.exp(logprob), isChosen = ends ? !chosen : token === chosen;
     const row = button("", () => branchAt(talk, turn, before, ends ? null : token), isChosen ? "chosen" : ""), bar = element("span", "share");
