@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import time
 
 from chat_tools import SCRIPTED, ask, LISTED
 from page_tools import SHOTS, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
@@ -151,6 +152,122 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
     clean(page, server, "a reload")
 
 
+def what_is_not_sent_is_kept(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    draft = "[box.value, attached.map(f => f.text).join()]"
+    page.run("attach([new File(['a file'], 'notes.txt')])")
+    page.type("A draft")
+    page.go(server.url + "/")
+    page.until(READY)
+    check(page.run(draft) == ["A draft", "a file"], "after a reload:", page.run(draft))
+    other = browser.page()
+    other.go(server.url + "/")
+    other.until(READY)
+    check(other.run(draft) == ["A draft", "a file"], "in a new tab:", other.run(draft))
+    page.call("Page.bringToFront")
+    # Sent, it is no draft any more; each conversation has its own.
+    page.run(f"script.push({json.dumps([[['content', 'An apple.']], 'stop', 10])}); box.focus(); 0")
+    page.press("Enter")
+    page.until(f"{TURNS} === 2")
+    settle(page)
+    page.type("Of the first")
+    page.click(".new")
+    check(page.run(draft) == ["", ""], "a new conversation begins with", page.run(draft))
+    ask(page, "Second question", [["content", "A pear."]], "stop", 10)
+    settle(page)
+    page.press("KeyE", alt=True)
+    page.run("{ const area = document.querySelector('.edit textarea'); area.value = 'Second, edited'; area.oninput(); } 0")
+    page.click(".chats li:nth-child(2) .open")
+    page.until("box.value === 'Of the first'")
+    page.go(server.url + "/")
+    page.until("box.value === 'Of the first'")
+    page.click(".chats li:nth-child(1) .open")
+    page.until("document.querySelector('.edit textarea')?.value === 'Second, edited'")
+    page.go(server.url + "/")
+    page.until("document.querySelector('.edit textarea')?.value === 'Second, edited'")
+    check('"draft"' not in page.run("(async () => { let text; URL.createObjectURL = b => { text = b.text(); return 'data:,'; }; HTMLAnchorElement.prototype.click = () => {}; await exportChats(); return text; })()"), "a draft is exported")
+    page.run("document.querySelector('.edit .row button').click(); 0")
+    check(not page.run("!!document.querySelector('.edit')"), "it is still edited")
+    # Each of two that are deleted can be had back.
+    choose(page, "A draft", "Delete")
+    choose(page, "Second", "Delete")
+    check(page.run("document.querySelectorAll('.toast button').length") == 2 and page.run(LISTED) == [], page.run("document.querySelector('.toast').innerText"))
+    page.screenshot(os.path.join(SHOTS, "undo-1400.png"))
+    page.click(".toast .line:first-child button")
+    page.until(f"{LISTED}.join() === 'A draft' && box.value === 'Of the first'")
+    page.click(".toast button")
+    page.until(f"{LISTED}.length === 2 && document.querySelector('.toast').hidden")
+    page.run("box.value = ''; keepDraft(); 0")
+    clean(page, server, "drafts")
+
+
+def another_tab_follows_an_answer(browser, server):
+    tabs = []
+    for _ in range(2):
+        tabs.append(tab := browser.page())
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+        tab.go(server.url + "/")
+        tab.until(READY)
+    page, other = tabs
+    page.call("Page.bringToFront")
+    page.run("window.held = 2; 0")
+    ask(page, "Followed?", [["content", "Some "], ["content", "words "], ["content", "more."]], "stop", 10)
+    page.until(f"{LAST} === 'Some words'")
+    other.until("[...chats.values()].some(c => c.title === 'Followed?')")
+    other.run("show([...chats.values()].find(c => c.title === 'Followed?').id)")
+    other.until("turns.length === 2 && /answering in another tab/.test(document.querySelector('.talk').innerText)")
+    buttons = "[...document.querySelectorAll('.turn.assistant .foot > button')].map(b => b.textContent).join()"
+    check(other.run(buttons) == "" and other.run("send.textContent") == "Stop", "another tab offers", other.run(buttons))
+    other.screenshot(os.path.join(SHOTS, "elsewhere-1400.png"))
+    page.run("window.held = 0; 0")
+    settle(page)
+    other.until("turns.at(-1).content === 'Some words more.' && !document.querySelector('.turn.busy') && send.textContent === 'Send'")
+    check("Verify" in other.run(buttons), "it stays busy:", other.run(buttons))
+    # It can be stopped from there; and a tab that is closed leaves an answer that can go on.
+    for how in ("stop", "close"):
+        page.run("window.held = 1; 0")
+        ask(page, "Again?", [["content", "Half "], ["content", "and half."]], "stop", 10)
+        other.until("/answering in another tab/.test(document.querySelector('.talk').innerText)")
+        if how == "stop":
+            other.run("stop()")
+            page.until("[...runs.values()].every(run => run.controller.signal.aborted)")
+            page.run("window.held = 0; 0")
+            settle(page)
+            other.until("!document.querySelector('.turn.busy')")
+        else:
+            time.sleep(0.6)  # what has come is kept
+            page.run("setTimeout(() => location.href = 'about:blank')")
+            other.until("/interrupted/.test(document.querySelector('.talk').innerText) && !document.querySelector('.turn.busy')")
+    clean(other, server, "another tab")
+
+
+def many_answers_wait_for_each_other(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    page.run("window.held = 1; 0")
+    for i in range(7):
+        page.click(".new")
+        ask(page, f"Number {i}", [["content", "One "], ["content", "two."]], "stop", 10)
+        if i < 5:
+            page.until("turns.at(-1).content")
+        else:
+            page.until("/Waits for another answer/.test(document.querySelector('.talk').innerText)")
+    check(page.run("asked.length") == 5, "the seventh was sent")
+    page.press("Escape")
+    settle(page)
+    page.click(".chats li:nth-child(2) .open")
+    page.run("window.held = 0; 0")
+    page.until("runs.size === 0")
+    check(page.run(LAST) == "One two." and page.run("asked.length") == 6 and page.run("streams") == 0, page.run(LAST), page.run("asked.length"))
+    clean(page, server, "many answers")
+
+
 def choose(page, title, name):
     """What the menu of a listed conversation offers."""
     page.run(f"[...document.querySelectorAll('.chats li')].find(e => e.innerText.startsWith({json.dumps(title)})).querySelector('.more').click()")
@@ -278,6 +395,7 @@ def answers_branch(browser, server):
 
 
 TESTS = [
-    a_reload_loses_neither_question_nor_answer, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
+    a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     the_same_answer_comes_again, settings_stand_beside_each_other,
 ]

@@ -3,6 +3,43 @@
 const runs = new Map(); // id of an answer that comes → {talk, turn, controller, id: the server's, usage, reason: why it ended, times in milliseconds}
 let left = false;       // the page is gone: what fails now was only interrupted
 
+// A browser opens six connections to a server. One of them is for what is asked meanwhile.
+const MOST_STREAMS = 5;
+const queue = []; // called in turn, when an answer has come
+let streams = 0;
+
+async function takeStream(signal) {
+  if (streams >= MOST_STREAMS) await new Promise((go, fail) => {
+    queue.push(go);
+    signal.addEventListener("abort", () => {
+      if (queue.includes(go)) queue.splice(queue.indexOf(go), 1);
+      fail(signal.reason);
+    });
+  });
+  else streams++;
+}
+function leaveStream() {
+  if (queue.length) queue.shift()();
+  else streams--;
+}
+
+// An answer that comes holds a lock of the browser, by which other tabs know of it, and see when it has come or its tab is closed.
+const LOCK = "quire.answer.";
+const elsewhere = new Map(); // id of an answer that comes in another tab → {controller}, whose abort() asks that tab to stop it
+
+async function lookElsewhere() {
+  const {held} = await navigator.locks?.query() ?? {held: []}; // there are none without TLS but on this machine
+  for (const {name} of held) {
+    const [chat, id] = name.startsWith(LOCK) ? name.slice(LOCK.length).split(".") : [];
+    if (!id || runs.has(id) || elsewhere.has(id)) continue;
+    elsewhere.set(id, {turn: {id, chat}, controller: {abort: () => tabs?.postMessage({stop: id})}});
+    navigator.locks.request(name, {mode: "shared"}, () => {}).then(() => {
+      elsewhere.delete(id);
+      readAgain(chat);
+    });
+  }
+}
+
 // Fills `turn`, an answer in its place of the tree; one that has text goes on where it broke off. `anyway`: even if it has little room.
 async function answer(talk, turn, anyway = false) {
   const run = {talk, turn, controller: new AbortController(), started: performance.now(), usage: null, reason: "", first: 0, last: 0, firstTokens: 0};
@@ -10,6 +47,7 @@ async function answer(talk, turn, anyway = false) {
   // A last message of the assistant is the beginning of the answer.
   const path = sent(talk.tree.pathTo(turn.parent)), messages = turn.content ? [...path, turn] : path;
   runs.set(turn.id, run);
+  navigator.locks?.request(LOCK + turn.chat + "." + turn.id, () => new Promise(done => { run.release = done; if (!runs.has(turn.id)) done(); }));
   for (const old of ["fault", "surplus", "anyway", "cut", "verified"]) delete turn[old];
   turn.made = {seed: Math.floor(Math.random() * 2 ** 31), ...settings, from: path[0]?.id};
   turn.parts = (turn.parts ?? 0) + 1;
@@ -36,6 +74,13 @@ async function answer(talk, turn, anyway = false) {
       run.waits = "";
       if (talk === now) showModel();
     }
+    if (streams >= MOST_STREAMS) {
+      run.waits = "Waits for another answer …";
+      repaint(turn);
+    }
+    await takeStream(signal);
+    run.streams = true;
+    run.waits = "";
     const fields = {reasoning_control: true, ...fieldsOf(turn.made)};
     if (turn.content && turn.reasoning) fields.enable_thinking = false; // it has thought already
     const tight = anyway ? null : await tightness(talk, messages, signal).catch(e => { if (e.name === "AbortError") throw e; });
@@ -62,7 +107,11 @@ async function answer(talk, turn, anyway = false) {
         }
       }
       painted ||= requestAnimationFrame(paint);
-      if (performance.now() - kept > 400) { store.write("messages", turn); kept = performance.now(); }
+      if (performance.now() - kept > 400) {
+        store.write("messages", turn);
+        tabs?.postMessage({turn});
+        kept = performance.now();
+      }
     }
     if (!run.reason) throw new Refusal("The server ended the answer early.", 0);
     delete turn.open;
@@ -83,10 +132,12 @@ async function answer(talk, turn, anyway = false) {
     }
     if (e.status === 401) askForKey($(".key"), e.message, () => { greet(); answer(talk, turn); });
   }
+  if (run.streams) leaveStream();
   cancelAnimationFrame(painted);
   turn.note = [figures(run), run.reason === "stopped" && "stopped"].filter(Boolean).join(" · ");
   repaint(turn);
   runs.delete(turn.id);
+  run.release?.();
   talk.chat.changed = Date.now();
   talk.save(turn);
   drawChats();
@@ -131,8 +182,8 @@ async function endThinking(turn, b) {
 
 const said = turn => turn.content || turn.reasoning || turn.calls;
 
-// The answers that come in the conversation on the page, and those that are asked for once more.
-const running = () => turns.flatMap(turn => [turn.id, turn.beside]).flatMap(id => [runs.get(id), verifications.get(id)]).filter(Boolean);
+// The answers that come in the conversation on the page, also those that another tab gets, and those that are asked for once more.
+const running = () => turns.flatMap(turn => [turn.id, turn.beside]).flatMap(id => [runs.get(id), verifications.get(id), elsewhere.get(id)]).filter(Boolean);
 function stop() { for (const run of running()) run.controller.abort(); }
 
 function ask(text, files = []) {
@@ -140,9 +191,10 @@ function ask(text, files = []) {
   // What failed without a word is no part of the conversation.
   const path = [...turns];
   while (path.length && !(path.at(-1).role === "assistant" && said(path.at(-1)))) path.pop();
-  const question = now.add(path.at(-1)?.id ?? null, "user", {content: text.trim(), ...files.length && {files}, ...startsAnew && {start: true}});
   box.value = "";
   attached = [];
+  keepDraft(); // it is none any more, of a new conversation either
+  const question = now.add(path.at(-1)?.id ?? null, "user", {content: text.trim(), ...files.length && {files}, ...startsAnew && {start: true}});
   drawAttached();
   lookAhead();
   fit();
@@ -166,6 +218,7 @@ function withoutOldest(turn) {
 // An edited question is a branch beside the old one.
 function askInstead(turn, text) {
   if (!text.trim()) return;
+  now.edited = null;
   const question = now.add(turn.parent, "user", {content: text.trim(), ...turn.files && {files: turn.files}, ...turn.start && {start: true}});
   answer(now, now.add(question.id, "assistant"));
 }

@@ -14,6 +14,7 @@ async function attach(files) {
   }
   drawAttached();
   lookAhead();
+  draftChanged();
   box.focus();
 }
 
@@ -30,7 +31,7 @@ function drawAttached() {
   field.hidden = !attached.length;
   field.replaceChildren(...attached.map((file, i) => {
     const chip = element("span", "chip", `${file.name} · ${file.text.length.toLocaleString("en")} characters`);
-    const drop = button("×", () => { attached.splice(i, 1); drawAttached(); box.focus(); });
+    const drop = button("×", () => { attached.splice(i, 1); drawAttached(); draftChanged(); box.focus(); });
     drop.ariaLabel = `Leave ${file.name} out`;
     chip.append(drop);
     return chip;

@@ -3,7 +3,6 @@
 function fit() { // the box grows with what is in it
   box.style.height = "auto";
   box.style.height = Math.min(box.scrollHeight + 2, innerHeight * .4) + "px";
-  remember(sessionStorage, "draft", box.value);
   showState();
 }
 
@@ -13,7 +12,7 @@ function begin() {
   box.focus();
 }
 
-box.oninput = () => { fit(); lookAhead(); };
+box.oninput = () => { fit(); lookAhead(); draftChanged(); };
 addEventListener("resize", fit);
 box.onkeydown = e => {
   if (e.key !== "Enter" || e.shiftKey || e.isComposing || e.keyCode === 229) return;
@@ -33,20 +32,39 @@ for (const b of document.querySelectorAll(".new")) b.onclick = begin;
 
 addEventListener("pagehide", () => {
   left = true;
+  keepDraft();
   leave();
+  for (const run of runs.values()) run.release?.();
 });
 addEventListener("pageshow", () => { left = false; });
-if (tabs) tabs.onmessage = async ({data: id}) => { // another tab changed this chat
+if (tabs) tabs.onmessage = ({data}) => {
+  if (data.stop) runs.get(data.stop)?.controller.abort();
+  else if (data.turn) follows(data.turn);
+  else readAgain(data);
+};
+
+// An answer that another tab gets, as far as it has come.
+function follows(turn) {
+  const mine = talks.get(turn.chat)?.tree.messages.get(turn.id);
+  if (!mine || runs.has(turn.id)) return;
+  const {unfolded} = mine;
+  Object.assign(mine, turn, {unfolded});
+  repaint(mine);
+}
+
+// Another tab changed this chat.
+async function readAgain(id) {
   if (!store || [...runs.values()].some(run => run.turn.chat === id)) return;
+  await rescue(); // what a tab that was closed left
   for (const chat of await store.read("chats")) {
     if (chat.deleted) chats.delete(chat.id);
     else if (chat.id === id) chats.set(id, Object.assign(chats.get(id) ?? {}, chat));
   }
   talks.delete(id);
+  await lookElsewhere();
   if (now.chat.id === id) show(id);
   else drawChats();
-};
+}
 
-box.value = recall(sessionStorage, "draft", "");
 placeSidebar();
 openStore().then(() => { fit(); greet(); });

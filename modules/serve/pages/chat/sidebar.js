@@ -10,7 +10,7 @@ function drawChats(found = null) {
     open.append(element("span", "title", chat.title || "New chat"));
     open.title = chat.title;
     if (found?.get(chat.id)) open.append(element("span", "found", found.get(chat.id)));
-    if ([...runs.values()].some(run => run.turn.chat === chat.id)) {
+    if ([...runs.values(), ...elsewhere.values()].some(run => run.turn.chat === chat.id)) {
       const dot = element("span", "dot");
       dot.role = "img";
       dot.ariaLabel = "answering";
@@ -114,19 +114,16 @@ chooser.onchange = async () => {
   chooser.value = "";
 };
 
-// -- a sentence that goes away by itself, with one thing to do
+// -- sentences that go away by themselves, each with one thing to do
 
-let fading = 0;
+// Those with something to do stand below each other; of the others there is one.
 function toast(text, name, run) {
-  const bar = $(".toast");
-  bar.replaceChildren(element("span", "", text));
-  if (name) {
-    const b = element("button", "", name);
-    b.type = "button";
-    b.onclick = () => { bar.hidden = true; run(); };
-    bar.append(b);
-  }
+  const bar = $(".toast"), line = element("div", name ? "line" : "line plain", text);
+  const fade = () => { line.remove(); bar.hidden = !bar.childNodes.length; };
+  if (bar.hidden) bar.replaceChildren();
+  bar.querySelector(".plain")?.remove();
+  if (name) line.append(button(name, () => { fade(); run(); }));
+  bar.append(line);
   bar.hidden = false;
-  clearTimeout(fading);
-  fading = setTimeout(() => { bar.hidden = true; }, name ? 10000 : 5000);
+  setTimeout(fade, name ? 10000 : 5000);
 }

@@ -1,6 +1,6 @@
 // Where conversations are kept: in this browser's IndexedDB. Nothing of them leaves the browser but what is sent to the model.
 // A chat is {id, title, named: by the reader, pinned, created, changed, deleted: milliseconds, leaf: the message at the end of
-// what is shown, settings}. A message is described in tree.js.
+// what is shown, settings, draft: {text, files, edited: {id, text}, a question} that is not sent}. A message is described in tree.js.
 
 class Store {
   // The one store of the page. Where the browser keeps nothing (some private windows), it lives as long as the page.

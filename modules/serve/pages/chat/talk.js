@@ -12,12 +12,12 @@ function button(name, run, className = "") {
 
 // What was thought before the answer: unfolded while it comes and where nothing else came, or as the reader wants it.
 function drawThought(view, turn) {
-  const busy = runs.has(turn.id);
+  const busy = runs.has(turn.id) || elsewhere.has(turn.id);
   view.thought.open = turn.unfolded ?? !turn.content;
   view.root.classList.toggle("thinks", !!turn.reasoning && !turn.content);
   drawMarkdown(view.thoughts, turn.reasoning ?? "");
   view.thought.firstChild.textContent = busy && !turn.content ? "Thinking …" : turn.thought ? `Thought for ${turn.thought.toFixed(1)} s` : "Thoughts";
-  view.none.textContent = busy ? runs.get(turn.id).waits || "" : turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
+  view.none.textContent = busy ? runs.get(turn.id)?.waits || "" : turn.content || turn.calls || turn.fault || turn.open ? "" : turn.reasoning ? "It thought, and gave no answer." : "The answer is empty.";
 }
 
 // The tools that an answer calls, as cards; the reader tells what came of them.
@@ -79,25 +79,28 @@ function drawResult(turn) {
   return {root};
 }
 
-function edit(turn, root) {
+// `text`: what was made of it before.
+function edit(turn, root, text) {
   const form = element("form", "edit"), area = element("textarea"), row = element("div", "row"), send = element("button", "main", "Send");
-  area.value = turn.content;
+  area.value = text ?? turn.content;
+  now.edited = {id: turn.id, text: area.value};
   area.ariaLabel = "Your message, edited";
   area.rows = Math.min(12, turn.content.split("\n").length + 1);
-  const cancel = () => { redraw(turn); box.focus(); };
+  const cancel = () => { now.edited = null; draftChanged(); redraw(turn); box.focus(); };
   row.append(button("Cancel", cancel), send);
   form.append(area, row);
   form.onsubmit = e => { e.preventDefault(); askInstead(turn, area.value); box.focus(); };
+  area.oninput = () => { now.edited = {id: turn.id, text: area.value}; draftChanged(); };
   area.onkeydown = e => {
     if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); form.requestSubmit(); }
     if (e.key === "Escape") { e.stopPropagation(); cancel(); }
   };
   root.replaceChildren(form);
-  area.focus();
+  if (text === undefined) area.focus();
 }
 
 function drawAnswer(turn) {
-  const busy = runs.has(turn.id), root = element("article", "turn assistant" + (turn.dropped ? " dropped" : "") + (busy ? " busy" : ""));
+  const away = elsewhere.has(turn.id), busy = runs.has(turn.id) || away, root = element("article", "turn assistant" + (turn.dropped ? " dropped" : "") + (busy ? " busy" : ""));
   const text = element("div", "text answer"), foot = element("div", "foot"), note = element("span", "note", turn.note || "");
   const thought = element("details", "thought"), thoughts = element("div", "text"), none = element("div", "none"), calls = element("div", "calls");
   const view = {root, text, note, thought, thoughts, none, calls};
@@ -112,6 +115,7 @@ function drawAnswer(turn) {
   drawCalls(view, turn);
   if (turn.fault) root.append(drawFault(turn));
   foot.append(drawBranches(turn), note);
+  if (away) note.textContent = "answering in another tab";
   if (turn.open && !busy && !turn.fault && !/stopped$/.test(turn.note)) note.textContent = [turn.note, "interrupted"].filter(Boolean).join(" · ");
   if (!busy) {
     if (turn.content || turn.reasoning) foot.append(button("Copy", b => copyText(turn.content || turn.reasoning, b)));
@@ -156,7 +160,7 @@ function repaint(turn) {
   drawThought(view, turn);
   drawMarkdown(view.text, turn.content);
   if (turn.calls) drawCalls(view, turn);
-  view.note.textContent = turn.note;
+  view.note.textContent = elsewhere.has(turn.id) ? "answering in another tab" : turn.note;
   showFullness();
   follow();
 }
@@ -176,6 +180,8 @@ function drawTalk() {
   views.clear();
   talkBox.replaceChildren(...turns.map(turn => partnerOf(turn) ? drawPair(turn, partnerOf(turn)) : drawTurn(turn)));
   if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
+  const edited = now.edited && turns.find(turn => turn.id === now.edited.id);
+  if (edited) edit(edited, views.get(edited.id).root, now.edited.text);
   $(".welcome").hidden = turns.length > 0;
   $("main .title").hidden = !turns.length;
   $("main .title").textContent = now.chat.title;

@@ -31,6 +31,7 @@ class Talk {
 }
 
 let store = null;
+let newDraft; // of a conversation without a word, which is kept beside the chats under the name "new"
 const chats = new Map(); // id → chat, those without a word yet left out
 const talks = new Map(); // id → Talk, of the chats that were opened
 let now = newTalk();     // the Talk on the page
@@ -51,23 +52,56 @@ async function openStore() {
     ? "The browser's storage for this page is full: export and delete conversations." : "The browser could not keep the conversation.");
   await rescue();
   for (const chat of await store.read("chats")) {
-    if (chat.deleted) store.remove(chat.id);
+    if (chat.id === "new") newDraft = chat.draft;
+    else if (chat.deleted) store.remove(chat.id);
     else chats.set(chat.id, chat);
   }
+  await lookElsewhere().catch(() => {});
   await show(recall(sessionStorage, "chat", null));
+}
+
+// -- what is not sent yet: the text in the box, its files, an edited question
+
+let draftSoon = 0;
+function draftChanged() {
+  clearTimeout(draftSoon);
+  draftSoon = setTimeout(keepDraft, 300);
+}
+
+function keepDraft() {
+  clearTimeout(draftSoon);
+  if (!store) return;
+  const any = box.value || attached.length || now.edited, draft = any ? {text: box.value, files: attached, edited: now.edited ?? null} : undefined;
+  const known = chats.has(now.chat.id), before = known ? now.chat.draft : newDraft;
+  if (JSON.stringify(before) === JSON.stringify(draft)) return;
+  if (known) now.chat.draft = draft;
+  else newDraft = draft;
+  store.write("chats", known ? now.chat : {id: "new", draft});
+}
+
+function takeDraft() {
+  const {text = "", files = [], edited = null} = (chats.has(now.chat.id) ? now.chat.draft : newDraft) ?? {};
+  box.value = text;
+  attached = [...files];
+  now.edited = edited;
+  drawAttached();
 }
 
 // Shows a conversation; without an id, or with one that is gone, a new one.
 let shown = 0;
 async function show(id) {
   const chat = chats.get(id), number = ++shown;
+  if (shown > 1) keepDraft();
   if (chat && !talks.has(id)) talks.set(id, new Talk(chat, await store.read("messages", id)));
   if (number !== shown) return; // another was wanted meanwhile
+  const again = chat && now.chat.id === id, {edited} = now; // which another tab changed
   now = chat ? talks.get(id) : newTalk();
+  if (again) now.edited = edited;
+  else takeDraft();
   remember(sessionStorage, "chat", now.chat.id);
   drawTalk();
   drawChats();
-  showState();
+  fit();
   follow(true);
   meet().catch(() => {}); // greet() says it
 }
@@ -111,7 +145,7 @@ function discard(chat) {
   if (now.chat === chat) show(null);
   else drawChats();
   tabs?.postMessage(chat.id);
-  toast(`“${chat.title}” is deleted.`, "Undo", () => {
+  toast(`“${chat.title}” is deleted.`, "Undo", () => { // of each one that was deleted a moment ago
     delete chat.deleted;
     store.write("chats", chat);
     chats.set(chat.id, chat);
@@ -124,7 +158,7 @@ function discard(chat) {
 
 // Conversations as a file that can be read again: all of them, or one.
 async function exportChats(chat) {
-  const file = {quire: "conversations", version: 1, chats: chat ? [chat] : [...chats.values()], messages: await store.read("messages", chat?.id)};
+  const file = {quire: "conversations", version: 1, chats: (chat ? [chat] : [...chats.values()]).map(({draft, ...rest}) => rest), messages: await store.read("messages", chat?.id)};
   file.messages = file.messages.filter(m => file.chats.some(c => c.id === m.chat));
   const link = element("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify(file, null, 1)], {type: "application/json"}));
