@@ -345,6 +345,96 @@ TEST_CASE("a prompt goes on behind the last checkpoint that it begins with", "[b
     m.check_invariants();
 }
 
+TEST_CASE("a state that is noted at the end of a block becomes a checkpoint when the answer ends", "[blocks]") {
+    const bool               attends = GENERATE(true, false);
+    BlockManager             m({.n_blocks = 60, .block_size = 4, .n_swap = 40, .layout = with_states(attends)});
+    const std::vector<Token> tokens = text(40);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(7)));
+    CHECK_FALSE(m.keep_last(t, tokens)); // none is noted
+    run_to(m, t, tokens, 8);
+    const BlockId first = m.state_from(t);
+    m.note_last(t);
+    const int held = m.n_held(t);
+    m.check_invariants();
+    run_to(m, t, tokens, 9); // beside it
+    CHECK(m.state_from(t) != first);
+    CHECK(m.ref_count(first) == 1);
+    CHECK_FALSE(m.is_cached(first));
+    CHECK(m.n_held(t) == held + 3 + (attends ? 1 : 0));
+    const BlockId second = m.state_from(t);
+    run_to(m, t, tokens, 11); // in place
+    CHECK(m.state_from(t) == second);
+    // A step that is planned before the end of the next block has run writes to the unit of the old one.
+    REQUIRE(m.allocate_slots(std::array{Write{t, 11, 1}}));
+    REQUIRE(m.take_next(t));
+    REQUIRE(m.take_next(t)); // once
+    CHECK(m.state_to(t) == second);
+    CHECK(m.state_after(t) == first);
+    m.check_invariants();
+    m.will_write({t, 11, 1});
+    step(m);
+    m.advance(t, 12);
+    m.publish(t, tokens, 12);
+    CHECK(m.state_from(t) == second);
+    CHECK(m.state_to(t) == first);
+    m.note_last(t);
+    m.check_invariants();
+    run_to(m, t, tokens, 14);
+    CHECK(m.state_from(t) == first);
+    CHECK(m.ref_count(second) == 1);
+    // A fork does not have it.
+    const TableId child = m.fork_table(t);
+    CHECK_FALSE(m.keep_last(child, tokens));
+    m.close_table(child);
+    REQUIRE(m.keep_last(t, tokens));
+    CHECK_FALSE(m.keep_last(t, tokens)); // others find it already
+    m.check_invariants();
+    m.close_table(t);
+    CHECK(m.n_used() == 0);
+    CHECK(m.is_cached(second));
+    const TableId next = m.open_table();
+    REQUIRE(m.allocate(next, std::span(tokens).first(20)));
+    CHECK(m.state_at(next) == 12);
+    CHECK(m.state_from(next) == second);
+    // It goes where its memory is needed, and with a swap.
+    run_to(m, next, tokens, 16);
+    m.note_last(next);
+    CHECK_FALSE(m.drop_last()); // it is the state still
+    run_to(m, next, tokens, 20);
+    const int free = m.n_free();
+    REQUIRE(m.drop_last());
+    CHECK_FALSE(m.drop_last());
+    CHECK(m.n_free() == free + 3);
+    m.note_last(next);
+    REQUIRE(m.swap_out(std::array{next}));
+    CHECK_FALSE(m.keep_last(next, tokens));
+    CHECK(m.n_used() == 0);
+    m.check_invariants();
+    m.close_table(next);
+    m.drop_cache();
+    CHECK(m.n_free() == 60);
+    m.check_invariants();
+}
+
+TEST_CASE("where there is no room for another state, one that is noted is written over", "[blocks]") {
+    BlockManager             m({.n_blocks = 8, .block_size = 4, .layout = with_states()});
+    const std::vector<Token> tokens = text(20);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(12))); // 3 blocks, and 3 of the state
+    run_to(m, t, tokens, 8);
+    const BlockId state = m.state_from(t);
+    m.note_last(t);
+    CHECK_FALSE(m.take_next(t)); // 2 blocks are free, a state has 3
+    run_to(m, t, tokens, 12);
+    CHECK(m.state_from(t) == state);
+    CHECK(m.ref_count(state) == 1);
+    CHECK_FALSE(m.keep_last(t, tokens));
+    m.check_invariants();
+    m.close_table(t);
+    CHECK(m.n_used() == 0);
+}
+
 TEST_CASE("where there is no room for another state, one that only the cache could find is written over", "[blocks]") {
     BlockManager             m({.n_blocks = 8, .block_size = 4, .layout = with_states()});
     const std::vector<Token> tokens = text(20);

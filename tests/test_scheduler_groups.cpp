@@ -160,7 +160,7 @@ TEST_CASE("the second turn of a chat computes its new tokens and at most a check
     std::vector<Token> text = turn.prompt;
     s.add(1, turn);
     CHECK(tokens_computed(s) == first + answer - 1);
-    CHECK(s.stats().checkpoints == first / interval + 1); // and the end of the prompt
+    CHECK(s.stats().checkpoints == first / interval + 2); // and the ends of the prompt and of the answer
     text.insert(text.end(), answer, 7);                   // as the model answers
     for (int i = 0; i < more; i++) text.push_back(Token(20'000 + i));
     Request next = request(1, 5);
@@ -169,7 +169,7 @@ TEST_CASE("the second turn of a chat computes its new tokens and at most a check
     const int computed = tokens_computed(s);
     CHECK(computed >= more + 4);
     CHECK(computed <= more + 4 + interval);
-    CHECK(computed == int(text.size()) - first + 4); // from the end of the first prompt
+    CHECK(computed == int(text.size()) - (first + answer - 1) / 4 * 4 + 4); // from the end of the first answer
     // Another prompt that parts within the text goes on from the checkpoint before.
     Request apart = next;
     apart.prompt.resize(6001);
@@ -187,10 +187,64 @@ TEST_CASE("prompts that end before, at and behind a checkpoint are found as far 
         s.add(1, request(n, 2));
         CHECK(tokens_computed(s) == n + 1);
         s.add(2, request(n, 2));
-        const int last = (n - 1) / 4 * 4; // the last token is computed in any case
-        CHECK(tokens_computed(s) == n + 1 - (last >= 32 ? 32 : n / 4 * 4 <= n - 1 ? n / 4 * 4 : 16));
+        // The one near the end leaves 8 tokens; the last token is computed in any case.
+        CHECK(tokens_computed(s) == n + 1 - (n > 32 ? 32 : (n - 8) / 4 * 4));
         CHECK(s.blocks().n_used() == 0);
     }
+}
+
+TEST_CASE("the next turn goes on before the generation prompt that it does not repeat") {
+    for (int n = 100; n < 116; n++)
+        for (int tail = 0; tail <= 8; tail++) { // tokens at the end of the prompt that are another text's later
+            CAPTURE(n, tail);
+            SchedulerOptions o = with_states(400, 3, 64);
+            o.context          = 256;
+            Scheduler s(o);
+            s.add(1, request(n, 3));
+            (void)tokens_computed(s);
+            Request next = request(n - tail, 2);
+            for (int i = 0; i < 30; i++) next.prompt.push_back(1000 + i);
+            s.add(2, next);
+            const int computed = tokens_computed(s);
+            const int from     = tail == 0 && n % 4 == 0 ? n : (n - 8) / 4 * 4; // or where the answer began
+            CHECK(computed == n - tail + 30 + 1 - from);
+        }
+}
+
+TEST_CASE("an answer leaves a checkpoint at its last full block, if it is long enough and alone") {
+    constexpr int interval = 64, prompt = 40;
+    for (int answer : {1, 5, 6, 7, 8, 30, 55, 56, 57, 90})
+        for (int n : {1, 2}) {
+            CAPTURE(answer, n);
+            SchedulerOptions o = with_states(400, 3, interval);
+            o.context          = 256;
+            Scheduler s(o);
+            Request   turn = request(prompt, answer);
+            turn.n         = n;
+            s.add(1, turn);
+            (void)run_all(s);
+            Request next = request(prompt, 1);
+            next.prompt.insert(next.prompt.end(), std::size_t(answer), 7);
+            next.prompt.insert(next.prompt.end(), 10, 8);
+            s.add(2, next);
+            const int written = prompt + answer - 1, end = written / 4 * 4, before = end >= 64 ? end / 64 * 64 : 32;
+            const int from = n == 1 && end - before >= interval / 8 ? end : before;
+            CHECK(tokens_computed(s) == int(next.prompt.size()) - from);
+            s.check_invariants();
+            CHECK(s.blocks().n_used() == 0);
+        }
+}
+
+TEST_CASE("the state for an answer's end gives way before a request does") {
+    // Two answers of 40 tokens, a state is 6 blocks: 2 * (12 + 6) blocks without, 2 * 6 more with the noted states.
+    SchedulerOptions o = with_states(40, 6, 64);
+    o.watermark        = 0;
+    Scheduler s(o);
+    s.add(1, request(8, 40));
+    s.add(2, request(8, 40, 100));
+    CHECK(run_all(s).size() == 2);
+    CHECK(s.stats().preemptions == 0);
+    s.check_invariants();
 }
 
 TEST_CASE("an admission counts the states that a request will hold") {

@@ -178,7 +178,7 @@ Result<void> MemoryPlan::decide() {
     o_.context = context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : std::size_t(*affordable));
     if (o_.kv_blocks == 0) {
         const int entries = (o_.context + o_.block_size - 1) / o_.block_size;
-        const int states = o_.context / std::max(o_.checkpoint_interval, 1) + 2; // of a sequence and of its checkpoints
+        const int states = o_.context / std::max(o_.checkpoint_interval, 1) + 3; // of a sequence and of its checkpoints
         const std::size_t all = (std::size_t(entries) * std::size_t(o_.layout.blocks_per_entry()) +
                                  std::size_t(states) * std::size_t(o_.layout.blocks_per_unit())) *
                                 std::size_t(o_.max_sequences);

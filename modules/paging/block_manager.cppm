@@ -130,9 +130,22 @@ public:
         const BlockTable& t = tables_.at(table);
         return t.next_state >= 0 ? t.next_state : t.state;
     }
+    // What the step after the running one writes: state_to(), or what take_next() has taken.
+    inline BlockId state_after(TableId table) const {
+        const BlockTable& t = tables_.at(table);
+        return t.later_state >= 0 ? t.later_state : state_to(table);
+    }
     inline int state_at(TableId table) const { return tables_.at(table).state_at; } // tokens that it has seen
     // Lets others find the state, if it stands at the end of a block that they can find. False: it does not.
     bool keep_state(TableId table, std::span<const Token> tokens) { return quire::keep_state(tables_, table, tokens); }
+    // The table holds the state, which stands at the end of a block, until the next note_last(), also when later steps have written theirs beside
+    // it. keep_last() lets others find it, before the table is closed; false: there is none, or they find it already, or no block before it.
+    void note_last(TableId table) { tables_.note_last(table); }
+    bool keep_last(TableId table, std::span<const Token> tokens) { return quire::keep_last(tables_, table, tokens); }
+    // Gives back these states of all tables, but not those that are their tables' states still. False: there is none.
+    bool drop_last() { return tables_.drop_last(); }
+    // While a step runs behind which note_last() will come: a state unit for the step after it. False: there is no room for one.
+    bool take_next(TableId table) { return tables_.take_next(table); }
     // The blocks that can be found in the prefix cache from now on, or no longer; off at first.
     void log_cache(bool on) {
         tables_.cache.log_changes(on);
@@ -218,7 +231,9 @@ inline int BlockManager::n_held(TableId id) const {
     int               n     = 0;
     for (std::size_t l = 0; l < std::size_t(tables_.n_lanes); l++)
         n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * tables_.lanes[l].blocks;
-    if (tables_.keeps_state()) n += (int(table.state >= 0) + int(table.next_state >= 0)) * tables_.blocks_per_unit;
+    if (!tables_.keeps_state()) return n;
+    for (BlockId unit : table.units()) n += int(unit >= 0) * tables_.blocks_per_unit;
+    if (table.last_state >= 0 && table.last_state == table.state) n -= tables_.blocks_per_unit;
     return n;
 }
 

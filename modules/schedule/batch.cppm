@@ -63,17 +63,16 @@ void plan_tables(const Scheduled& item, const BlockManager& blocks, int group, G
 
 // A group's states of one sequence, before and after its tokens of this step.
 void plan_state(const Scheduled& item, const BlockManager& blocks, GroupPlan& plan) {
-    const TableId id   = item.sequence->table;
-    const BlockId to   = blocks.state_to(id);
-    const auto    unit = [&](std::vector<BlockId>& out, BlockId block) {
+    const TableId id    = item.sequence->table;
+    const bool    ahead = item.first != blocks.state_at(id); // planned while the step before it runs
+    const auto    unit  = [&](std::vector<BlockId>& out, BlockId block) {
         for (int i = 0; i < plan.unit; i++) {
             out.push_back(block);
             if (block >= 0) block = blocks.next_of(block);
         }
     };
-    // A step that is planned ahead goes on from what the running one writes.
-    unit(plan.state_from, item.first == blocks.state_at(id) ? blocks.state_from(id) : to);
-    unit(plan.state_to, to);
+    unit(plan.state_from, ahead ? blocks.state_to(id) : blocks.state_from(id));
+    unit(plan.state_to, ahead ? blocks.state_after(id) : blocks.state_to(id));
 }
 
 void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {

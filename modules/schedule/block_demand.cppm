@@ -6,6 +6,7 @@ export module quire.schedule.block_demand;
 
 import quire.core.base;
 import quire.paging.cache_layout;
+import quire.schedule.checkpoints;
 import quire.schedule.request_check;
 import quire.schedule.sequence;
 
@@ -15,9 +16,10 @@ class BlockDemand {
 public:
     using Groups = std::span<const std::unique_ptr<SequenceGroup>>;
 
-    // `max_batch_tokens`: of a step. `watermark`: blocks that an admission leaves free while other requests run.
-    BlockDemand(const BlockManager& blocks, int max_batch_tokens, int watermark)
-        : blocks_(blocks), max_batch_tokens_(max_batch_tokens), watermark_(watermark),
+    // `checkpoints` outlives the demand. `max_batch_tokens`: of a step. `watermark`: blocks that an admission leaves free while other requests
+    // run.
+    BlockDemand(const BlockManager& blocks, const Checkpoints& checkpoints, int max_batch_tokens, int watermark)
+        : blocks_(blocks), checkpoints_(checkpoints), max_batch_tokens_(max_batch_tokens), watermark_(watermark),
           window_(blocks.layout().widest_window()) {}
 
     // The widest window of the layers that give blocks back; 0: none of them does.
@@ -30,9 +32,11 @@ public:
     // Whether the sequence needs no more grow(): it has blocks for all tokens, or only the last n_new tokens lack blocks and, where layers have a
     // window, all others are computed. (While older tokens are not computed, the window does not give back the blocks that the new tokens need.)
     bool is_whole(const Sequence& s) const;
-    // Blocks of the recurrent states that a group's sequences hold at once, beyond one state for each sequence that there is.
+    // Blocks of the recurrent states that a group's sequences hold at once, beyond one state for each sequence that there is: with the state that
+    // becomes a checkpoint when the answer ends.
     int more_states(const SequenceGroup& group) const {
-        return (states_needed(group.request) - 1) * blocks_.blocks_per_unit();
+        return (states_needed(group.request) - 1 + int(checkpoints_.has_end(group.request))) *
+               blocks_.blocks_per_unit();
     }
 
     // The blocks that an admission takes from the free list, or that the group's sequences will need later. A group that runs alone needs
@@ -49,6 +53,7 @@ private:
     int for_step(Groups running);
 
     const BlockManager&                 blocks_;
+    const Checkpoints&                  checkpoints_;
     int                                 max_batch_tokens_, watermark_, window_;
     std::vector<std::span<const Token>> texts_; // scratch, and the next two
     std::vector<TableId>                closing_;

@@ -8,22 +8,44 @@ import quire.schedule.request;
 export namespace quire {
 
 // A checkpoint is a state that stays in the prefix cache. It takes as much memory as the K and V of many tokens. A prompt that begins alike is
-// computed from the last checkpoint on. So there is one every `interval` tokens, and one at the end of a prompt, which the next turn of a chat
-// begins with, if that is not close behind another one; a pinned prompt has one in any case. All stand at the ends of blocks.
+// computed from the last checkpoint on. So there is one every `interval` tokens, one near the end of a prompt, and one near the end of an answer:
+// the next turn of a chat begins with both. These two are left out close behind another one; a pinned prompt has one at its end in any case. All
+// stand at the ends of blocks.
 struct Checkpoints {
     int interval   = 0; // a multiple of block_size; 0: none is kept
     int block_size = 16;
+    // Tokens at the end of a prompt that the next turn may not repeat: chat templates end a prompt with an opened thought, and leave it out where
+    // the answer is history. The checkpoint stands before them.
+    int tail = 8;
 
     // Whether the state after the first n tokens of a request's sequence is kept.
     bool wanted(int n, const Request& request) const {
         if (interval == 0 || n == 0 || n % block_size != 0) return false;
         return n % interval == 0 || (n == last_of(request) && (request.pin || n % interval >= interval / 8));
     }
+    // Whether the state after the first n tokens of a request's sequence is to be a checkpoint if the answer ends before the next such n.
+    bool may_end(int n, const Request& request) const {
+        return has_end(request) && n % block_size == 0 && n >= int(request.prompt.size()) &&
+               n - last_until(n, request) >= std::max(interval / 8, 1);
+    }
+    // Whether an answer gets a checkpoint at its end, if it is long enough: where a prompt has one answer.
+    bool has_end(const Request& request) const {
+        return interval > 0 && request.generates() && request.beam_width == 0 && request.width() == 1;
+    }
     // The first wanted number of tokens behind `from`, up to `end`; else `end`.
     int next(int from, int end, const Request& request) const;
 
 private:
-    int last_of(const Request& request) const { return int(request.prompt.size()) / block_size * block_size; }
+    // The checkpoint near the end of the prompt, if it is wanted.
+    int last_of(const Request& request) const {
+        const int n = int(request.prompt.size()) - (request.pin ? 0 : tail);
+        return std::max(n, 0) / block_size * block_size;
+    }
+    // The last wanted number of tokens up to n; 0: there is none.
+    int last_until(int n, const Request& request) const {
+        const int multiple = n / interval * interval, last = last_of(request);
+        return last <= n && wanted(last, request) ? std::max(multiple, last) : multiple;
+    }
 };
 
 // The interval with which the checkpoints of a text take as much memory as its K and V, in whole blocks of tokens. At least 512 tokens, because

@@ -80,6 +80,7 @@ void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, co
     for (auto& s : group.sequences) {
         group.n_recomputed += s->n_computed;
         stats.recomputed_tokens += std::uint64_t(s->n_computed);
+        if (keep) blocks.keep_last(s->table, s->tokens); // it goes on from there
         blocks.close_table(std::exchange(s->table, -1), !keep);
         s->n_computed = 0;
     }

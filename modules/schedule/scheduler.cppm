@@ -172,6 +172,7 @@ private:
     void          to_queue(std::size_t i);
     bool          queue_waits() const;
     void          give_back(Sequence& sequence);
+    void          note_state(const SequenceGroup& group, const Sequence& sequence, int n);
     void          end(const SequenceGroup& group, FinishReason reason, std::string message = {});
     void          take_moves(BlockMoves& moves);
     void          measure_sharing(SequenceGroup& group);
@@ -227,10 +228,10 @@ Scheduler::Scheduler(const SchedulerOptions& options)
                markers_for(options.n_blocks, options.block_size, options.max_sequences, options.context),
                options.prefix_cache && !options.reservations ? options.n_tier : 0, options.for_files}),
       lists_(options.max_sequences), limit_{.context = options.context, .shifts = !options.reservations},
-      checkpoints_{checkpoint_interval_of(options), options.block_size},
+      checkpoints_{.interval = checkpoint_interval_of(options), .block_size = options.block_size},
       reservations_(options.reservations ? options.reservations(options.n_blocks, options.block_size, options.context)
                                          : nullptr),
-      demand_(blocks_, options.max_batch_tokens, int(double(blocks_.n_blocks()) * options.watermark)),
+      demand_(blocks_, checkpoints_, options.max_batch_tokens, int(double(blocks_.n_blocks()) * options.watermark)),
       supply_(blocks_, demand_, reservations_.get()),
       shares_(options.max_sequences, options.max_logit_rows, options.whole_prompts, checkpoints_),
       ahead_(blocks_, limit_, checkpoints_, options.max_sequences) {
@@ -298,7 +299,9 @@ void Scheduler::add(RequestId id, Request request) {
 
 // Closes the block table of a sequence.
 void Scheduler::give_back(Sequence& sequence) {
-    if (sequence.table >= 0) blocks_.close_table(std::exchange(sequence.table, -1), !options_.prefix_cache);
+    if (sequence.table < 0) return;
+    stats_.checkpoints += blocks_.keep_last(sequence.table, sequence.tokens);
+    blocks_.close_table(std::exchange(sequence.table, -1), !options_.prefix_cache);
 }
 
 std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
@@ -487,6 +490,7 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
             i++;
             continue;
         }
+        if (blocks_.drop_last()) continue; // what an answer's end may need gives way to what it needs now
         if (running().size() == 1) {
             // Alone, and the whole pool is too small, unless a preemption has just freed blocks.
             // An answer that goes on with half of its tokens may have room.
@@ -583,6 +587,13 @@ void Scheduler::accept(const Scheduled& item, int n) {
     }
     s.n_computed = computed;
     blocks_.publish(s.table, s.tokens, computed);
+    if (blocks_.blocks_per_unit() > 0) note_state(*item.group, s, computed);
+}
+
+// The state of a sequence has seen n tokens, and its blocks are published: others may find it, now or when the answer ends.
+void Scheduler::note_state(const SequenceGroup& group, const Sequence& s, int n) {
+    if (checkpoints_.wanted(n, group.request) && blocks_.keep_state(s.table, s.tokens)) stats_.checkpoints++;
+    else if (checkpoints_.may_end(n, group.request)) blocks_.note_last(s.table);
 }
 
 void Scheduler::end_drafts(const Scheduled& item) {
@@ -610,8 +621,7 @@ void Scheduler::commit() {
         stats_.draft_tokens += std::uint64_t(item.n_drafts);
         if (item.again && item.n_drafts > 0) s.n_drafts = 0, blocks_.truncate(s.table, int(s.tokens.size()));
         blocks_.publish(s.table, s.tokens, s.n_computed);
-        if (states && !stays && checkpoints_.wanted(s.n_computed, item.group->request))
-            stats_.checkpoints += blocks_.keep_state(s.table, s.tokens);
+        if (states && !stays) note_state(*item.group, s, s.n_computed);
         // The next query is at n_computed. A pinned prefix is kept whole.
         if (demand_.window() > 0 && !item.group->request.pin)
             stats_.released_blocks += std::uint64_t(blocks_.release_behind(s.table, s.n_computed));

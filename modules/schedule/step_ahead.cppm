@@ -69,6 +69,8 @@ bool StepAhead::plan_tokens(Groups running, std::size_t n_sequences) {
             if (limit_.must_shift(r, position + 1)) return false;
             // The state that the running step writes is kept: the next one needs another state unit.
             if (blocks_.blocks_per_unit() > 0 && (s->may_repeat() || checkpoints_.wanted(position, r))) return false;
+            if (blocks_.blocks_per_unit() > 0 && checkpoints_.may_end(position, r) && !blocks_.take_next(s->table))
+                return false;
             items_.push_back({group.get(), s.get(), position, 1, 0, 1, true});
             writes_.push_back({s->table, position, 1});
         }

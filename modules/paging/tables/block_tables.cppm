@@ -63,14 +63,23 @@ struct BlockTable {
     std::array<LaneTable, most_lanes> lanes;
     // Where layers have a recurrent state: the state unit after the first state_at tokens, -1 for none, which is zeros; and the state unit that
     // the next step writes, -1 for the same one. A state unit that others can find or share is not written.
-    BlockId        state = -1, next_state = -1;
-    int            state_at = 0;
+    BlockId state = -1, next_state = -1;
+    int     state_at = 0;
+    // The state unit after the first last_at tokens, which becomes a checkpoint when the table is closed; it can be `state`. -1: there is none.
+    BlockId last_state = -1;
+    int     last_at    = 0;
+    // What the step after the next one writes, if it is planned already and writes to another unit than the next one.
+    BlockId        later_state = -1;
     Prefix         prefix; // of these n_hashed blocks
     CacheNamespace space;
 
     inline int n_entries() const { return int(lanes[0].blocks.size()); }
-    // The state units that the table holds; -1: none.
-    std::array<BlockId, 2> units() const { return {state, next_state}; }
+    void       forget_units() {
+        state = next_state = last_state = later_state = -1;
+        state_at = last_at = 0;
+    }
+    // The state units that the table holds, with a reference for each; -1: none.
+    std::array<BlockId, 4> units() const { return {state, next_state, last_state, later_state}; }
 };
 
 struct BlockTables {
@@ -123,6 +132,9 @@ struct BlockTables {
     void    close(TableId table);
     int     release_behind(TableId table, int next);
     void    advance(TableId table, int n_tokens);
+    void    note_last(TableId table);
+    bool    drop_last();
+    bool    take_next(TableId table);
     void    truncate(TableId table, int n_entries);
     void    place(TableId table, BlockId first);
 
@@ -266,9 +278,9 @@ TableId BlockTables::open(const CacheNamespace& space) {
     table.in_use      = true;
     table.hashable    = true;
     table.placed      = -1;
-    table.n_hashed = table.copied_until = table.n_found = table.n_loaded = table.state_at = 0;
-    table.state = table.next_state = -1;
-    table.prefix                   = {chain_root(space)};
+    table.n_hashed = table.copied_until = table.n_found = table.n_loaded = 0;
+    table.forget_units();
+    table.prefix = {chain_root(space)};
     return id;
 }
 
@@ -307,8 +319,10 @@ void BlockTables::clear(BlockTable& table, bool uncache) {
         }
         release(block);
     };
-    for (BlockId& unit : std::array{std::ref(table.next_state), std::ref(table.state)})
+    for (BlockId& unit : std::array{std::ref(table.later_state), std::ref(table.next_state), std::ref(table.last_state),
+                                    std::ref(table.state)})
         if (unit >= 0) give_back(std::exchange(unit, -1));
+    table.last_at = 0;
     // The lanes side by side: what is left of a prefix has its windows.
     for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
         for (std::size_t l = 0, n = std::size_t(n_lanes); l < n; l++)
@@ -322,8 +336,7 @@ void BlockTables::close(TableId id) {
         lane.n_released = 0;
     }
     table.in_use = table.swapped = table.pinned = false;
-    table.state = table.next_state = -1;
-    table.state_at                 = 0;
+    table.forget_units();
     closed.push_back(id);
 }
 
@@ -359,7 +372,42 @@ void BlockTables::advance(TableId id, int n_tokens) {
         table.state = std::exchange(table.next_state, -1);
     }
     check(table.state >= 0 && n_tokens > table.state_at, "a state that no step has written");
-    table.state_at = n_tokens;
+    table.state_at   = n_tokens;
+    table.next_state = std::exchange(table.later_state, -1);
+}
+
+void BlockTables::note_last(TableId id) {
+    BlockTable& table = at(id);
+    check(table.state >= 0 && table.state_at % block_size() == 0, "a state within a block was noted");
+    if (table.last_state >= 0) release(table.last_state);
+    table.last_state = table.state;
+    table.last_at    = table.state_at;
+    pool.acquire(table.state);
+}
+
+bool BlockTables::drop_last() {
+    bool some = false;
+    for (BlockTable& table : all) {
+        if (table.last_state < 0 || table.last_state == table.state) continue;
+        release(std::exchange(table.last_state, -1));
+        table.last_at = 0;
+        some          = true;
+    }
+    return some;
+}
+
+// The noted state is about to give way to a later one, and no step reads or writes it: its unit is taken first.
+bool BlockTables::take_next(TableId id) {
+    BlockTable& table = at(id);
+    if (table.later_state >= 0) return true;
+    if (table.last_state >= 0 && table.last_state != table.state && pool.ref_count(table.last_state) == 1) {
+        table.later_state = std::exchange(table.last_state, -1);
+        table.last_at     = 0;
+        return true;
+    }
+    if (pool.n_free() < blocks_per_unit) return false;
+    table.later_state = take(state_lane());
+    return true;
 }
 
 void BlockTables::place(TableId id, BlockId first) {
@@ -385,6 +433,8 @@ void BlockTables::check_invariants() const {
     std::vector<int> references(pins.size(), 0), pinned(references);
     for (const BlockTable& table : all) {
         check((table.state >= 0) == (table.state_at > 0), "a state of no tokens, or tokens without a state");
+        check((table.last_state >= 0) == (table.last_at > 0), "a last state of no tokens, or tokens without a state");
+        check(table.last_at <= table.state_at, "the last state of a table is behind its state");
         for (BlockId unit : table.units()) {
             check(unit < 0 || (table.in_use && keeps_state()), "a table holds a state that it cannot have");
             if (unit < 0 || table.swapped) continue;
@@ -406,9 +456,9 @@ void BlockTables::check_invariants() const {
                 if (table.pinned) pinned[std::size_t(block)]++;
             }
         }
-        check(table.next_state < 0 || table.swapped ||
-                  (pool.ref_count(table.next_state) == 1 && pool.state(table.next_state) == HashState::none),
-              "the state that a step writes can be read by others");
+        for (BlockId unit : {table.next_state, table.later_state})
+            check(unit < 0 || table.swapped || (pool.ref_count(unit) == 1 && pool.state(unit) == HashState::none),
+                  "the state that a step writes can be read by others");
     }
     pool.check_invariants(references);
     host.check_invariants();

@@ -21,6 +21,7 @@ int  grow_table(BlockTables& tables, TableId table, std::span<const Token> token
 void publish_table(BlockTables& tables, TableId table, std::span<const Token> tokens, int n_written);
 void pin_table(BlockTables& tables, TableId table, std::span<const Token> tokens);
 bool keep_state(BlockTables& tables, TableId table, std::span<const Token> tokens);
+bool keep_last(BlockTables& tables, TableId table, std::span<const Token> tokens);
 
 } // namespace quire
 
@@ -250,8 +251,9 @@ void publish_table(BlockTables& tables, TableId id, std::span<const Token> token
 // The table has the last checkpoint of its tokens in place of its own state, which no request could find.
 void pin_state(BlockTables& tables, BlockTable& table, std::span<const Token> tokens) {
     const CacheHit hit = tables.cache.match(table.space, tokens);
-    for (BlockId* unit : {&table.state, &table.next_state})
+    for (BlockId* unit : {&table.state, &table.next_state, &table.last_state, &table.later_state})
         if (*unit >= 0) tables.release(std::exchange(*unit, -1));
+    table.last_at  = 0;
     table.state_at = hit.n_entries() * tables.block_size();
     if (hit.entries.empty()) return;
     table.state = tables.cache.in_lane(hit.entries.back().block, int(tables.state_lane()));
@@ -325,6 +327,17 @@ bool keep_state(BlockTables& tables, TableId id, std::span<const Token> tokens) 
     if (tables.cache.attached(owner, int(tables.state_lane())) >= 0) return true;
     if (tables.pool.state(table.state) != HashState::none || tables.pool.ref_count(table.state) > 1) return false;
     tables.cache.attach(owner, table.state, HashState::cached);
+    return true;
+}
+
+bool keep_last(BlockTables& tables, TableId id, std::span<const Token> tokens) {
+    const BlockTable& table = tables.at(id);
+    if (table.swapped || table.last_state < 0 || tables.pool.state(table.last_state) != HashState::none) return false;
+    const BlockId owner = entry_of(tables, table, tokens.first(std::size_t(table.last_at)));
+    if (owner < 0 || tables.pool.state(owner) != HashState::cached ||
+        tables.cache.attached(owner, int(tables.state_lane())) >= 0)
+        return false;
+    tables.cache.attach(owner, table.last_state, HashState::cached);
     return true;
 }
 

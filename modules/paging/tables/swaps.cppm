@@ -80,7 +80,9 @@ bool TableSwaps::swap_out(std::span<const TableId> tables) {
     for (TableId id : tables) { // what no step has written needs no room
         BlockTable& table = tables_.at(id);
         check(!table.swapped && !table.pinned, "a table was swapped out twice");
-        if (table.next_state >= 0) tables_.release(std::exchange(table.next_state, -1));
+        for (BlockId* unit : {&table.next_state, &table.later_state, &table.last_state})
+            if (*unit >= 0) tables_.release(std::exchange(*unit, -1));
+        table.last_at = 0;
     }
     if (counts_.distinct_blocks(tables) > pool_.n_free()) return false;
     for (TableId id : tables)

@@ -97,8 +97,16 @@ bool needs_unit(const BlockTables& tables, const BlockTable& table, bool keep) {
 }
 
 // Where there is no room for another state unit: whether the state may be written over, because only the prefix cache could find it.
+// A noted state (BlockTable::last_state) is for the prefix cache, too.
 bool can_evict_state(const BlockTables& tables, const BlockTable& table, bool keep) {
-    return !keep && table.state >= 0 && can_evict(tables, table.state, 0);
+    return !keep && table.state >= 0 && can_evict(tables, table.state, int(table.last_state == table.state));
+}
+
+void evict_state(BlockTables& tables, BlockTable& table) {
+    if (tables.pool.state(table.state) != HashState::none) tables.cache.evict(table.state);
+    if (table.last_state != table.state) return;
+    tables.release(std::exchange(table.last_state, -1));
+    table.last_at = 0;
 }
 
 struct SlotCount {
@@ -151,7 +159,7 @@ bool allocate_slots(BlockTables& tables, BlockCounts& counts, std::span<const Wr
         BlockTable& table = tables.at(w.table);
         const int   first = w.first / tables.block_size(), end = tables.entries_for(w.first + w.n);
         if (needs_unit(tables, table, w.keep_state)) {
-            if (in_place && can_evict_state(tables, table, w.keep_state)) tables.cache.evict(table.state);
+            if (in_place && can_evict_state(tables, table, w.keep_state)) evict_state(tables, table);
             else table.next_state = tables.take(tables.state_lane());
         }
         if (w.n == 0) continue;
