@@ -60,7 +60,9 @@ TEST_CASE("the log, the ids and the metrics", "[server]") {
     const Json line = Json::parse(s.log().substr(0, s.log().find('\n')));
     CHECK(line["id"] == "abc-1");
     CHECK(line["status"] == 200);
+    CHECK(line["level"] == "info");
     CHECK(line["tokens"] == 5);
+    CHECK(line["tokens"].is_number_integer());
     CHECK(line["prompt_tokens"] == 1);
     CHECK(line["finish"] == "length");
     for (const char* key : {"ttft", "rate", "cached_tokens", "seconds", "method", "path", "remote"})

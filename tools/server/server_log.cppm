@@ -84,15 +84,28 @@ std::string log_value(std::string_view text) {
 
 bool is_number(const std::string& text) { return to_number<double>(text).has_value(); }
 
+// A number as the note writes it, so that integers stay integers; another value as text.
+Json note_value(const std::string& value) {
+    if (is_number(value))
+        if (const Result<Json> number = json_parse(value); number && number->is_number()) return *number;
+    return cut_short(value, longest_value);
+}
+
 std::string dropped_line(std::uint64_t n, bool json) {
-    if (json) return json_dump(Json{{"time", clock_text()}, {"dropped_lines", n}});
+    if (json) return json_dump(Json{{"time", clock_text()}, {"level", "warning"}, {"dropped_lines", n}});
     return cat(clock_text(), " - dropped_lines=", n);
+}
+
+bool is_probe(const HttpExchange& e) {
+    const std::string& path = e.request.path;
+    return path == "/ping" || path.starts_with("/health") || path == "/v1/health";
 }
 
 std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, bool json) {
     const HttpRequest& r = e.request;
     if (json) {
         Json record{{"time", clock_text()},
+                    {"level", is_probe(e) ? "debug" : "info"},
                     {"id", r.id},
                     {"remote", r.remote},
                     {"method", cut_short(r.method, longest_value)},
@@ -101,10 +114,8 @@ std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, b
                     {"seconds", seconds},
                     {"bytes", bytes}};
         for (const auto& [key, value] : e.notes) {
-            const std::string shown = cut_short(value, longest_value);
-            if (key == "unknown_field") record["unknown_fields"].push_back(shown);
-            else if (is_number(value)) record[key] = std::strtod(value.c_str(), nullptr);
-            else record[key] = shown;
+            if (key == "unknown_field") record["unknown_fields"].push_back(cut_short(value, longest_value));
+            else record[key] = note_value(value);
         }
         return json_dump(record);
     }
@@ -145,11 +156,6 @@ Result<void> ServerLog::reopen() {
     dup3(*fresh, file_, O_CLOEXEC); // the writer's descriptor leads to the new file
     close(*fresh);
     return {};
-}
-
-bool is_probe(const HttpExchange& e) {
-    const std::string& path = e.request.path;
-    return path == "/ping" || path.starts_with("/health") || path == "/v1/health";
 }
 
 void ServerLog::add(const HttpExchange& e, double seconds, std::size_t bytes) {
