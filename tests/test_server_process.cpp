@@ -213,15 +213,17 @@ TEST_CASE("while a model is loaded the port says so", "[server]") {
         flags.insert(flags.end(), {"--pin", text.substr(0, 900)});
     }
     std::atomic<bool> over = false;
-    Reply             live, ready, asked;
+    Reply             live, ready, asked, page, program;
     std::jthread      caller([&] {
         while (!over && ready.status != 503) {
             const Client client(free->port);
             if (client.connected()) ready = Client(free->port).get("/health");
             nap();
         }
-        live  = Client(free->port).get("/health/live");
-        asked = Client(free->port).post("/v1/messages", "{}");
+        live    = Client(free->port).get("/health/live");
+        asked   = Client(free->port).post("/v1/messages", "{}");
+        page    = Client(free->port).get("/", "Accept: text/html,*/*\r\n");
+        program = Client(free->port).get("/", "Accept: */*\r\n");
     });
     const Server      server(flags);
     over = true;
@@ -232,6 +234,13 @@ TEST_CASE("while a model is loaded the port says so", "[server]") {
     CHECK(body["progress"].get<double>() >= 0);
     CHECK(live.status == 200);
     if (asked.status == 503) CHECK(Json::parse(asked.body)["type"] == "error"); // in Anthropic's form
+    if (page.status == 503) { // which a browser shows, and asks for again
+        CHECK(has(page.headers.at("content-type"), "text/html"));
+        CHECK(has(page.headers.at("content-security-policy"), "default-src 'none'"));
+        CHECK(has(page.body, "http-equiv=\"refresh\""));
+        CHECK(has(page.body, " %. The page opens by itself."));
+    }
+    if (program.status == 503) CHECK(Json::parse(program.body)["error"]["code"] == "loading_model");
     CHECK(server.get("/health/ready").status == 200);
     CHECK(server.get("/health/live").status == 200);
 }

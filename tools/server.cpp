@@ -486,7 +486,7 @@ int run(Arguments& a, int argc, char** argv) {
     std::atomic<double>                 loaded = 0;
     Result<std::unique_ptr<HttpServer>> http   = HttpServer::create(a.http);
     if (!http) return give_up(http.error());
-    (*http)->hold([&loaded](HttpExchange& e) { answer_loading(e, loaded); });
+    (*http)->hold([&loaded, &a](HttpExchange& e) { answer_loading(e, loaded, a.endpoints.pages); });
     // If the address is taken, the model is not read at all.
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;

@@ -27,8 +27,8 @@ import quire.serve.status.text_api;
 
 export namespace quire {
 
-// The answer to every request while the model is loaded; `loaded`: the fraction of it that is.
-void answer_loading(HttpExchange& e, double loaded);
+// The answer to every request while the model is loaded; `loaded`: the fraction of it that is. A browser gets a page, if there are `pages`.
+void answer_loading(HttpExchange& e, double loaded, bool pages);
 
 class Endpoints {
 public:
@@ -128,17 +128,19 @@ void Endpoints::answer(HttpExchange& e, const Route& route) {
     e.model.reset(); // the client may read slowly
 }
 
+void answer_page(HttpExchange& e, const Page& page) {
+    e.response.type = page.type;
+    e.response.body = page.body;
+    e.response.headers.emplace_back("Content-Security-Policy", page.policy);
+    e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+    e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
+    e.response.headers.emplace_back("Cache-Control", page.kept);
+}
+
 // The pages need no key: they request their contents with the user's key.
 void add_pages(HttpServer& server) {
     for (const Page& page : pages())
-        server.route("GET", std::string(page.path), [page](HttpExchange& e) {
-            e.response.type = page.type;
-            e.response.body = page.body;
-            e.response.headers.emplace_back("Content-Security-Policy", page.policy);
-            e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
-            e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
-            e.response.headers.emplace_back("Cache-Control", page.kept);
-        });
+        server.route("GET", std::string(page.path), [page](HttpExchange& e) { answer_page(e, page); });
 }
 
 void answer_openapi(SharedContext& shared, HttpExchange& e) { e.response.body = shared.openapi; }
@@ -148,15 +150,19 @@ void answer_live(HttpExchange& e) { e.response.body = R"({"status":"ok"})"; }
 
 void answer_alive(SharedContext&, HttpExchange& e) { answer_live(e); }
 
-void answer_loading(HttpExchange& e, double loaded) {
-    if (e.request.path == "/health/live") return answer_live(e);
+void answer_loading(HttpExchange& e, double loaded, bool pages) {
+    const HttpRequest& r = e.request;
+    if (r.path == "/health/live") return answer_live(e);
+    e.response.status = 503;
+    e.response.headers.emplace_back("Retry-After", "1");
+    const bool wanted =
+        r.method == "GET" && (r.path == "/" || r.path == "/blocks.html") && r.header("accept").contains("text/html");
+    if (pages && wanted) return answer_page(e, loading_page(loaded));
     const ErrorForm form = error_form(e.request.path);
     // llama.cpp's words, which its clients recognise.
     Json body = Json::parse(error_body(ApiError{503, "Loading model", "", "loading_model"}, form));
     if (form == ErrorForm::openai) body["progress"] = int(loaded * 100) / 100.0;
-    e.response.status = 503;
-    e.response.body   = json_dump(body);
-    e.response.headers.emplace_back("Retry-After", "1");
+    e.response.body = json_dump(body);
 }
 
 void Endpoints::add_to(HttpServer& server) {

@@ -8,6 +8,7 @@ module;
 #include "blocks_page_html.h" // made by CMake from blocks_page.html
 #include "chat_page_html.h"
 #include "chat_parts.h"
+#include "loading_page_html.h"
 
 export module quire.serve.pages.pages;
 
@@ -24,6 +25,9 @@ struct Page {
 
 // "/" (chat), "/blocks.html" (the block pool, live), and what the chat's page asks for: its libraries, its icon and what it is as an app.
 std::vector<Page> pages();
+
+// In place of "/" and "/blocks.html" while the model is loaded, `loaded` of it being there (0 to 1); asks for itself again until then.
+Page loading_page(double loaded);
 
 } // namespace quire
 
@@ -85,6 +89,16 @@ std::vector<Page> pages() {
     part("/icon.svg", "image/svg+xml", chat_icon_svg, "max-age=86400");
     part("/manifest.webmanifest", "application/manifest+json", chat_manifest, "max-age=86400");
     return all;
+}
+
+Page loading_page(double loaded) {
+    std::string            html  = loading_page_html;
+    const std::string_view place = "@PERCENT@";
+    for (std::size_t at; (at = html.find(place)) != std::string::npos;)
+        html.replace(at, place.size(), std::to_string(int(loaded * 100)));
+    std::string policy = cat("default-src 'none'; style-src '", hash_of(inside(html, "style")),
+                             "'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    return {"", "text/html; charset=utf-8", std::move(html), std::move(policy), "no-store"};
 }
 
 } // namespace quire
