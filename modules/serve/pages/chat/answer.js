@@ -145,7 +145,7 @@ async function answer(talk, turn, anyway = false) {
   talkBox.ariaLive = "polite";
   redraw(turn);
   follow();
-  $("[role=status]").textContent = run.reason === "stopped" ? "Answer stopped." : "";
+  $(".unseen[role=status]").textContent = run.reason === "stopped" ? "Answer stopped." : "";
 }
 
 function figures({usage, first, last, firstTokens, started, reason, full}) {

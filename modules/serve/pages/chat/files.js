@@ -6,6 +6,7 @@ let attached = []; // {name, text}
 async function attach(files) {
   for (const file of files) {
     if (/^%PDF-/.test(bytesAsText(new Uint8Array(await file.slice(0, 5).arrayBuffer())))) { await attachPdf(file); continue; }
+    if (file.type.startsWith("image/")) { toast(`${file.name} is a picture: the models here read text alone.`); continue; }
     const text = file.size <= MOST ? await file.text() : "";
     if (file.size > MOST) toast(`${file.name} is too long: the most is 2 MB.`);
     else if (text.includes("\0") || text.split("\ufffd").length > 1 + text.length / 100) toast(`${file.name} is not a text file.`);

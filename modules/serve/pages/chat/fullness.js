@@ -47,14 +47,14 @@ function lookAhead() {
     try {
       const messages = [...path, {role: "user", content: box.value.trim(), files: attached}];
       const n = await count(now, messages, controller.signal).catch(e => {
-        if (e.code === "context_length_exceeded") return Infinity;
+        if (e.code === "context_length_exceeded") return Number(/requested (\d+)/.exec(e.message)?.[1] ?? Infinity);
         throw e;
       });
       const {room} = about(now.chat.settings);
       if (room - n >= enough(now)) return;
       const surplus = await surplusOf(now, messages, controller.signal);
       if (controller.signal.aborted) return;
-      ahead.replaceChildren(n >= room ? "With this message the conversation is longer than the model's context. "
+      ahead.replaceChildren(n >= room ? `With this message the conversation is longer than the model's context${isFinite(n) ? `: ${n.toLocaleString("en")} of ${room.toLocaleString("en")} tokens` : ""}. `
         : `With this message the conversation has ${n.toLocaleString("en")} of ${room.toLocaleString("en")} tokens: ${(room - n).toLocaleString("en")} are left for an answer. `);
       if (surplus) ahead.append(button(`Go on without the ${surplus} oldest messages`, () => leaveOut(path, surplus)));
       ahead.hidden = false;

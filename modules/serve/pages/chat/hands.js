@@ -26,7 +26,10 @@ $(".ask").onsubmit = e => {
   box.focus();
 };
 addEventListener("keydown", e => {
-  if (e.key === "Escape" && running().length && !document.querySelector("dialog[open]")) { e.preventDefault(); stop(); }
+  if (e.key === "Escape" && !wide.matches && document.body.classList.contains("with-chats") && !document.querySelector("dialog[open], :popover-open")) {
+    closeSidebar();
+    box.focus();
+  } else if (e.key === "Escape" && running().length && !document.querySelector("dialog[open]")) { e.preventDefault(); stop(); }
 });
 for (const b of document.querySelectorAll(".new")) b.onclick = begin;
 

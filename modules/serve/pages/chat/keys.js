@@ -29,6 +29,7 @@ const KEYS = [
   ["Alt+V", "Verify: the same answer again", onAnswer(turn => [...views.get(turn.id).root.querySelectorAll(".foot > button")].find(b => b.textContent === "Verify")?.click())],
   ["Alt+A", "Add text or PDF files", () => picker.click()],
   ["Alt+S", "Settings", () => openSettings()],
+  ["Alt+H", "This list; outside of texts also ?", listKeys],
 ];
 
 function keyOf(e) {
@@ -37,7 +38,7 @@ function keyOf(e) {
 }
 
 function listKeys() {
-  const rows = [...KEYS, ["Enter", "Send"], ["Shift+Enter", "New line"], ["Esc", "Stop the answer"], ["?", "This list"]];
+  const rows = [...KEYS, ["Enter", "Send"], ["Shift+Enter", "New line"], ["Esc", "Stop the answer"]];
   $(".keys-list dl").replaceChildren(...rows.flatMap(([key, what]) => [element("dt", "", key.replace("Arrow", "")), element("dd", "", what)]));
   $(".keys-list").showModal();
 }
@@ -46,6 +47,6 @@ addEventListener("keydown", e => {
   if (document.querySelector("dialog[open]")) return;
   const found = KEYS.find(([key]) => key === keyOf(e));
   if (found) { e.preventDefault(); found[2](); }
-  else if (e.key === "?" && !e.target.closest("textarea:not(:placeholder-shown), input, .edit")) { e.preventDefault(); listKeys(); }
+  else if (e.key === "?" && !e.target.closest("textarea, input, select")) { e.preventDefault(); listKeys(); }
 });
 $(".help").onclick = listKeys;
