@@ -701,3 +701,27 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
         std::filesystem::remove_all(folder);
     }
 }
+
+TEST_CASE("the second turn of a chat goes on behind the first answer, with the bits of a whole prompt") {
+    for (const char* name : {"lfm2-Q8_0", "nemotron_h-Q8_0", "qwen35-k-Q4_K_M"}) {
+        CAPTURE(name);
+        const std::string   path = reference(cat("models/", name, ".gguf"));
+        const EngineOptions o    = [] {
+            EngineOptions options       = small_blocks(true, 400, 2);
+            options.context             = 256;
+            options.checkpoint_interval = 64;
+            return options;
+        }();
+        std::vector<Token> prompt;
+        for (int i = 0; i < 50; i++) prompt.push_back(Token(10 + i * 7 % 300));
+        Engine             engine = load(path, o), other = load(path, o);
+        const Answer       first = run(engine, {greedy(prompt, 55)})[0];
+        std::vector<Token> next  = prompt;
+        next.insert(next.end(), first.tokens.begin(), first.tokens.end());
+        for (int i = 0; i < 20; i++) next.push_back(Token(400 + i));
+        const Answer second = run(engine, {greedy(next, 12)})[0], whole = run(other, {greedy(next, 12)})[0];
+        CHECK(second.cached_tokens == (50 + 55 - 1) / 4 * 4);
+        CHECK(whole.cached_tokens == 0);
+        CHECK(identical(second, whole));
+    }
+}

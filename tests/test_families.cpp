@@ -25,6 +25,7 @@ namespace {
 std::vector<float> logits_of(const std::string& path, const std::vector<Token>& tokens) {
     EngineOptions o;
     o.kv_type     = DType::F32;
+    o.context     = 128;
     Engine engine = load(path, o);
     return run(engine, {greedy(tokens, 1)})[0].prompt_logits;
 }
