@@ -318,6 +318,12 @@ def the_demonstrations_show_what_they_say(browser):
         check(steps_where(page, "s.events.filter(e => e.kind === 'fork').length >= 3"), "no forks")
         demonstrate(page, 2)
         check(steps_where(page, "treeOf(s.sequences).children.length > 1 && s.sequences.length > 2"), "no tree of beams")
+        # It is played again, slowly, from where it began; and the pool stands where one looks first.
+        page.click(".said button")
+        page.until("still && timeline.timer && timeline.at > 0")
+        check(page.run("document.querySelector('.pool canvas').getBoundingClientRect().y") < 400, "the pool is not on the first screen")
+        page.click(".pause")
+        page.until("!still")
         demonstrate(page, 3)
         check(page.run("minutes.moved.swap_out > 0 && minutes.moved.swap_in > 0"), "nothing went to host memory and back")
         # Back to the beams, by the keyboard.

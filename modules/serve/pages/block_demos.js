@@ -1,7 +1,8 @@
 // Demonstrations: requests from this page to this server that show what its blocks are for.
 
-const LETTER = "Dear friend, today we walked along the sea for the first time. The water was green near the land and blue behind it. The children " +
-  "looked for shells and laughed whenever a wave came too close. In the evening we made a small fire, and everybody told a story. This is mine:";
+const LIBRARY = "You tell stories to the readers of a small library. The library has three rooms: one for stories, one for science and one for music. " +
+  "It opens at nine in the morning and closes at six in the evening. Your stories are short and friendly, and each has a beginning and an end.";
+const story = (question, more) => ({messages: [{role: "system", content: LIBRARY}, {role: "user", content: question}], temperature: .7, ...more});
 
 // room: what the server can hold: {model (its name, where there are several), blocks, block_size, swap_blocks, sequences, context (tokens), cache (whether prefixes are kept)}.
 // missing(room): why this server cannot show it; "": it can. run(room, ask): asks; ask(path, body) gives the response.
@@ -11,15 +12,13 @@ const DEMOS = [
     see: "Four chats begin with the same instructions. The blocks of the instructions stand in all four tables (×4): they were computed once.",
     missing: room => !room.cache ? "it needs the prefix cache, which --no-prefix-cache switched off" : room.sequences < 4 ? "it needs -np 4 or more" : "",
     async run(room, ask) {
-      const instructions = "You help the readers of a small library. The library has three rooms: one for stories, one for science and one for music. " +
-        "It opens at nine in the morning and closes at six in the evening. Answer in short and friendly sentences, and say in which room a book stands.";
       const chat = async (question, begun) => {
-        const response = await ask("/v1/chat/completions", {messages: [{role: "system", content: instructions}, {role: "user", content: question}], ...long(room, 320), stream: true});
+        const response = await ask("/v1/chat/completions", story(question, {...atMost(room, 320), stream: true}));
         for await (const _ of serverEvents(response)) begun?.();
       };
       const chats = [];
-      await new Promise((begun, failed) => chats.push(chat("Where are the books about stars?", begun).then(begun, failed))); // the others find what it has computed
-      for (const question of ["Which story is good before sleep?", "Do you have songs for two voices?", "When can I come on Monday?"]) chats.push(chat(question));
+      await new Promise((begun, failed) => chats.push(chat("Tell me a story.", begun).then(begun, failed))); // the others find what it has computed
+      for (const question of ["Tell me a story about a dog.", "Tell me a story about the sea.", "Tell me a story about a king."]) chats.push(chat(question));
       await Promise.all(chats);
     },
   },
@@ -27,27 +26,30 @@ const DEMOS = [
     name: "Four answers to one question",
     see: "One request asks for four answers. Each begins in the same blocks; when an answer writes into a shared block, it gets a copy (the arrow).",
     missing: room => room.sequences < 4 ? "it needs -np 4 or more" : "",
-    run: (room, ask) => ask("/v1/completions", {prompt: LETTER, n: 4, ...long(room, 320)}),
+    run: (room, ask) => ask("/v1/chat/completions", story("Tell me a story.", {n: 4, ...atMost(room, 320)})),
   },
   {
     name: "Beam search",
     see: "Four beams grow together. A beam that loses gives its blocks back, and one that wins forks: the tree shows which blocks they share.",
     missing: room => room.sequences < 4 ? "it needs -np 4 or more" : "",
-    run: (room, ask) => ask("/v1/completions", {prompt: LETTER, n: 4, use_beam_search: true, ...long(room, 320), temperature: 0}),
+    run: (room, ask) => ask("/v1/chat/completions", story("Tell me a story.", {n: 4, use_beam_search: true, temperature: 0, ...atMost(room, 320)})),
   },
   {
     name: "More than fits",
     see: "These requests want more blocks than there are. The blocks of some go to host memory and come back later; no answer is lost.",
     missing(room) {
-      if (!room.swap_blocks) return "there is no host memory to swap to: start with --swap-blocks 64";
-      return pressureOf(room) ? "" : `${room.sequences} sequences of ${room.context.toLocaleString("en")} tokens fit into this pool: start with --kv-blocks 144 --swap-blocks 64`;
+      const start = "start with --kv-blocks 144 --swap-blocks 64 --blocks-text";
+      if (!room.swap_blocks) return `no host memory to swap to: ${start}`;
+      return pressureOf(room) ? "" : `${room.sequences} sequences fit into this pool: ${start}`;
     },
-    run: (room, ask) => Promise.all(Array.from({length: room.sequences >> 1}, (_, i) =>
-      ask("/v1/completions", {prompt: `Chapter ${i + 1}. The travellers reached the town in the evening, and`, n: 2, ...long(room, pressureOf(room))}))),
+    run: (room, ask) => Promise.all(Array.from({length: room.sequences >> 1}, (_, i) => {
+      const {max_tokens} = atMost(room, pressureOf(room));
+      return ask("/v1/completions", {prompt: `Story ${i + 1}. Once upon a time there was`, n: 2, max_tokens, min_tokens: max_tokens, temperature: .7});
+    })),
   },
 ];
 
-function long(room, tokens) { return {max_tokens: Math.min(tokens, room.context >> 1), temperature: 1, ignore_eos: true}; }
+const atMost = (room, tokens) => ({max_tokens: Math.min(tokens, room.context >> 1)});
 
 // Tokens of each answer with which all sequences together want three times what the pool has, at least half as much again; 0: they cannot
 // be so long.
@@ -58,7 +60,9 @@ function pressureOf(room) {
 
 // root: an element for the buttons and the sentence about the demonstration that runs.
 class Demonstrations {
-  constructor(root) {
+  // again(from): shows what was on the page from that moment on (seconds of performance.now()) once more, slowly.
+  constructor(root, again) {
+    this.again = again;
     this.buttons = element("div", "demos");
     this.said = element("p", "said", "Start a demonstration: the page sends requests to this server, and below you see their blocks.");
     this.said.setAttribute("role", "status");
@@ -82,7 +86,7 @@ class Demonstrations {
 
   async start(demo, room, button) {
     this.running?.stop.abort();
-    const stop = new AbortController(), run = this.running = {button, stop};
+    const stop = new AbortController(), run = this.running = {button, stop}, from = performance.now() / 1000;
     button.textContent = "Stop";
     this.said.textContent = demo.see;
     try {
@@ -96,6 +100,12 @@ class Demonstrations {
       if (e.name !== "AbortError" && this.running === run) this.said.textContent = "The demonstration failed. " + e.message;
     }
     button.textContent = demo.name;
-    if (this.running === run) this.running = undefined;
+    if (this.running !== run) return;
+    this.running = undefined;
+    if (stop.signal.aborted) return;
+    const slowly = element("button", "", "See it again, slowly");
+    slowly.type = "button";
+    slowly.onclick = () => this.again(from);
+    this.said.append(" ", slowly);
   }
 }

@@ -56,7 +56,7 @@ class BlockDrawing {
     this.allTitle = element("p", "rest", "All blocks:");
     card.append(title, this.usedTitle, this.used.box, this.allTitle, this.pool.box, legend, this.details);
     this.sums = element("section", "card");
-    this.right.append(...(this.options.live ? [this.sums, card] : [card, this.sums]));
+    this.right.append(card, this.sums);
     if (!this.options.live) root.append(this.events);
     root.append(stage);
     stage.hidden = true; // until there is something to draw
@@ -173,11 +173,12 @@ class BlockDrawing {
     }
     const sum = (value, name) => { const d = element("div"); d.append(element("b", "", value), name); grid.append(d); };
     const count = x => x.toLocaleString("en");
-    sum(count(t.used), "used"); sum(count(t.cached), "cached"); sum(count(t.free), "free");
+    if (!this.options.live) { sum(count(t.used), "used"); sum(count(t.cached), "cached"); }
+    sum(count(t.free), "free");
     if (t.pinned || this.options.live) sum(count(t.pinned), "pinned");
-    if (this.options.live) sum(count(t.shared), "shared");
-    sum(percent(t.waste), "internal waste"); sum(percent(t.saved), "saved by sharing");
-    const parts = [share, grid], room = contiguousOf(s);
+    if (this.options.live) sum(count(t.shared), "shared"); // the rest stands in the page's charts
+    else { sum(percent(t.waste), "internal waste"); sum(percent(t.saved), "saved by sharing"); }
+    const parts = this.options.live ? [grid] : [share, grid], room = contiguousOf(s);
     if (s.swap_blocks && (s.swap_used || s.host_cached || s.in_files || this.options.live)) parts.push(this.journey(s, t));
     if (room?.held || (room && this.options.live))
       parts.push(element("p", "room", room.held ? `An engine that reserves ${count(s.context)} tokens in one piece for each sequence would hold ${count(room.room)} of these ${count(room.held)}.`

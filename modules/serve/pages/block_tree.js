@@ -3,6 +3,7 @@
 class TreeDrawing {
   constructor() {
     this.card = element("section", "card tree");
+    this.card.hidden = true; // until there is a tree
     this.title = element("h2", "", "Answers as a tree");
     this.size = element("small");
     this.title.append(this.size);
@@ -25,6 +26,7 @@ class TreeDrawing {
       this.box.replaceChildren(element("p", "rest", "A request with several answers or beams is drawn here. Its answers share blocks up to the place where they part."));
       return;
     }
+    this.card.hidden = false;
     const nodes = [], tree = treeOf(answers);
     const place = (node, row, column) => {
       nodes.push({node, row, column});
