@@ -5,6 +5,7 @@
 
 #include "reference.h"
 
+import quire.compute.kv_cache;
 import quire.core.base;
 import quire.model_file.config;
 import quire.engine.engine;
@@ -74,7 +75,10 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             }
             preempted += engine.stats().preemptions;
         }
-        CHECK(preempted > 0);                                     // or the test tried too little
+        // Or the test tried too little. Where a state takes more memory than a sequence's K and V, states that do not run leave room for all.
+        const bool states_leave_room =
+            KvCache::state_bytes(alone.config()) > 200 * KvCache::bytes_per_token(alone.config(), types);
+        CHECK((preempted > 0 || states_leave_room));
         CHECK((cached > 0 || alone.config().recurrent.taps > 0)); // a state is found only where a checkpoint is
     }
 }
