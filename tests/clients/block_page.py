@@ -315,7 +315,8 @@ def the_demonstrations_show_what_they_say(browser):
         check(steps_where(page, "s.found.length > 2"), "no cached block comes back to life")
         check(page.run("/found again/.test(feed.textContent)"), "the feed does not say so")
         demonstrate(page, 1)
-        check(steps_where(page, "s.events.filter(e => e.kind === 'fork').length >= 3"), "no forks")
+        forks = page.run("minutes.steps.map(({snapshot: s}) => s.events.filter(e => e.kind === 'fork').length)")  # a look may come between them
+        check(sum(forks) >= 3, "forks:", [n for n in forks if n])
         demonstrate(page, 2)
         check(steps_where(page, "treeOf(s.sequences).children.length > 1 && s.sequences.length > 2"), "no tree of beams")
         # It is played again, slowly, from where it began; and the pool stands where one looks first.
@@ -327,6 +328,7 @@ def the_demonstrations_show_what_they_say(browser):
         demonstrate(page, 3)
         check(page.run("minutes.moved.swap_out > 0 && minutes.moved.swap_in > 0"), "nothing went to host memory and back")
         # Back to the beams, by the keyboard.
+        page.run("past.splice(0, past.length - 9); 0")  # the charts show less than what can be replayed
         page.run("document.activeElement.blur()")
         page.press("ArrowRight")
         page.until("still")
