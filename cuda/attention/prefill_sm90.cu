@@ -1,9 +1,9 @@
-// Prefill attention for Hopper (head_dim 64 and 128): a persistent, warp-specialised kernel with wgmma and TMA, like
+// Prefill attention for Hopper (head_dim 64, 128 and 256): a persistent, warp-specialised kernel with wgmma and TMA, like
 // FlashAttention-3. A CTA per SM processes tiles of 128 consecutive queries of one head. Two consumer warpgroups take 64
 // queries each (Q, K and V from shared memory, the probabilities from registers), in ping-pong: while one computes its softmax,
 // the tensor cores work for the other. The four warps of the third warpgroup are producers: one loads K by TMA and one V, in
-// tiles of 128 positions, one loads Q, one is the dynamic tile scheduler: it takes the next query tile, longest contexts first.
-// They run ahead across the end of a query tile.
+// tiles of 128 positions (64 with head_dim 256), one loads Q, one is the dynamic tile scheduler: it takes the next query tile, longest
+// contexts first. They run ahead across the end of a query tile.
 //
 // Shared memory holds rows of 64 fp16 in the 128-byte swizzle (ptx/wgmma.cuh). Tiles are [eight rows][64 dimensions][row], so
 // that one TMA copy (see encode_cache()) loads the part of a tile that is contiguous in the cache.
@@ -26,9 +26,14 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                  M = 128, N = 128; // queries and positions of a tile
-[[maybe_unused]] constexpr int stages   = 3;     // of the pipeline, each of one K and one V tile
-[[maybe_unused]] constexpr int headroom = 8;     // lazy rescale: the row max is kept while probabilities stay below 2^8
+constexpr int M = 128; // queries of a tile
+// Positions of a tile, and stages of the pipeline, each of one K and one V tile: what the shared memory and the registers hold.
+template <int D>
+constexpr int positions_of = D > 128 ? 64 : 128;
+template <int D>
+constexpr int stages_of = D > 128 ? 2 : 3;
+
+[[maybe_unused]] constexpr int headroom = 8; // lazy rescale: the row max is kept while probabilities stay below 2^8
 // Where fewer rows than this are contiguous in the cache, threads copy them by cp.async: TMA would take longer.
 constexpr int          min_tma_rows = 8;
 constexpr std::int64_t l2_bytes     = 40 << 20; // of K and V: heads are scheduled so that the ones in use fit
@@ -66,6 +71,7 @@ struct QueryTile {
     int sequence, first_row, n_rows;
     int first; // position of the first query
 };
+template <int stages>
 struct Barriers {
     std::uint64_t tile_full, tile_empty;
     std::uint64_t q_full[2], q_empty[2]; // of the consumer warpgroups
@@ -80,12 +86,13 @@ __global__ void __launch_bounds__(384, 1)
     prefill_wgmma(Attention a, Plan plan, const PrefillTile* tiles, int n_tiles, const __grid_constant__ CacheMaps maps,
                   int tma_rows, int heads, unsigned* next_tile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int                   row_bytes = D * 2, tile_bytes = N * row_bytes;
+    constexpr int  N = positions_of<D>, stages = stages_of<D>, row_bytes = D * 2, tile_bytes = N * row_bytes;
+    constexpr bool has_halves = N == 128; // of a tile: the last one may need its first half only
     extern __shared__ unsigned char memory[];
     auto* q_tile   = reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     auto* kv_tiles = q_tile + M * row_bytes;
-    __shared__ Barriers  barriers;
-    __shared__ QueryTile next_work;
+    __shared__ Barriers<stages> barriers;
+    __shared__ QueryTile        next_work;
     reads_early(); // nothing: barriers are made
     const int  group = uniform(int(threadIdx.x) / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const bool by_tma = tma_rows >= min_tma_rows; // K and V
@@ -253,7 +260,7 @@ __global__ void __launch_bounds__(384, 1)
             if (!by_tma) fence_async_shared();
         };
         using All   = std::integral_constant<int, N>;
-        using First = std::integral_constant<int, N / 2>;
+        using First = std::integral_constant<int, has_halves ? N / 2 : N>;
 
         // Ping-pong: the softmax of one warpgroup overlaps the wgmma of the other.
         const auto acquire_tensor_cores = [&] { asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory"); };
@@ -262,12 +269,12 @@ __global__ void __launch_bounds__(384, 1)
 
         for_each_tile([&](const QueryTile& w) {
             const int begin = first_position(w), last = last_position(w), n = (last - begin) / N + 1;
-            const int row0       = w.first + group * 64,
-                      last_row   = min(last, row0 + 63); // positions of this warpgroup's queries
-            const int  mine[2]   = {row0 + warp * 16 + lane / 4, row0 + warp * 16 + lane / 4 + 8};
-            const int  n_visible = row0 > last ? 0 : (last_row - begin) / N + 1; // tiles with a visible position
-            const bool half_tile =
-                last_row - (begin + (n_visible - 1) * N) < N / 2; // the last one: only its first half is visible
+            const int row0      = w.first + group * 64,
+                      last_row  = min(last, row0 + 63); // positions of this warpgroup's queries
+            const int mine[2]   = {row0 + warp * 16 + lane / 4, row0 + warp * 16 + lane / 4 + 8};
+            const int n_visible = row0 > last ? 0 : (last_row - begin) / N + 1; // tiles with a visible position
+            // The last one: only its first half is visible.
+            const bool half_tile = has_halves && last_row - (begin + (n_visible - 1) * N) < N / 2;
             // One step of the online softmax: s → probabilities, row max, row sum, and the rescale of older sums.
             const auto softmax = [&]<int Columns>(std::integral_constant<int, Columns>, int t) {
                 const int  from = begin + t * N;
@@ -357,7 +364,7 @@ __global__ void __launch_bounds__(384, 1)
                     const int      row = threadIdx.x % 128;
                     unsigned char* at =
                         kv_tiles + (t % stages * 2 + 1) * tile_bytes + row / 8 * 8 * row_bytes + row % 8 * 128;
-                    if (row >= left)
+                    if (row >= left && row < N)
                         for (int i = 0; i < D / 8; i++) reinterpret_cast<uint4*>(at + i / 8 * 1024)[i % 8] = uint4{};
                     fence_async_shared();
                     asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
@@ -411,13 +418,13 @@ bool encode_cache(CUtensorMap& map, const Half* cache, int D, int tma_rows) {
 
 template <int D, bool Capped>
 void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
-    constexpr int shared = (M + stages * 2 * N) * D * 2 + 1024;
+    constexpr int N = positions_of<D>, shared = (M + stages_of<D> * 2 * N) * D * 2 + 1024;
     prepare_kernel(gpu, prefill_wgmma<D, Capped>, 384, shared);
     const int  tma_rows = std::gcd(a.block_size, N);
     CacheMaps  maps;
     const bool ok = encode_cache(maps.k, a.cache_k, D, tma_rows) && encode_cache(maps.v, a.cache_v, D, tma_rows);
     // How many heads' K and V fit the L2; some in any case, so that all SMs have work.
-    const std::int64_t bytes = std::int64_t(n) * N * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
+    const std::int64_t bytes = std::int64_t(n) * M * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
     const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads));
     const unsigned     grid  = unsigned(std::min(gpu.n_sms, n * a.n_heads));
     // Without tensor maps an invalid launch, which last_error() reports.
@@ -428,12 +435,14 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
 } // namespace
 
 int prefill_tile_sm90(const Context& gpu, int head_dim) {
-    return gpu.sm90 && (head_dim == 64 || head_dim == 128) && tensor_map_encoder() != nullptr ? M : 0;
+    return gpu.sm90 && (head_dim == 64 || head_dim == 128 || head_dim == 256) && tensor_map_encoder() != nullptr ? M
+                                                                                                                 : 0;
 }
 
 void attention_prefill_sm90(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
-    const auto run = a.head_dim == 64 ? (a.softcap > 0 ? launch<64, true> : launch<64, false>)
-                                      : (a.softcap > 0 ? launch<128, true> : launch<128, false>);
+    const auto run = a.head_dim == 64    ? (a.softcap > 0 ? launch<64, true> : launch<64, false>)
+                     : a.head_dim == 128 ? (a.softcap > 0 ? launch<128, true> : launch<128, false>)
+                                         : (a.softcap > 0 ? launch<256, true> : launch<256, false>);
     run(a, plan, tiles, n, gpu);
 }
 

@@ -141,6 +141,12 @@ __device__ void wgmma_e4m3(float (&d)[64], std::uint64_t a, std::uint64_t b) {
                      : "l"(a), "l"(b));
 }
 // d [64 × 2 · Size] += A [64 × 16] in registers · B [16 × 2 · Size] in shared memory
+__device__ inline void wgmma_rs(float (&d)[128], const std::uint32_t (&a)[4], std::uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" D128
+                 "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;\n"
+                 : F64(d, 0), F64(d, 64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 __device__ inline void wgmma_rs(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
                  : F64(d, 0)
