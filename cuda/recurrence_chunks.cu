@@ -27,7 +27,7 @@ namespace {
 
 constexpr int chunk = 64, warps = 4, columns_of_cta = 32, matrix_pitch = chunk + 8, value_pitch = columns_of_cta + 8;
 
-// What the first kernel leaves for the second, of a chunk: keys and queries [groups][2][64][Keys], T and P [heads][2][64][64], the factors
+// The first kernel leaves for the second, of each chunk: keys and queries [groups][2][64][Keys], T and P [heads][2][64][64], the factors
 // [heads][4][64].
 enum Factor {
     decayed,

@@ -397,7 +397,7 @@ TEST_CASE("a state that is noted at the end of a block becomes a checkpoint when
     REQUIRE(m.allocate(next, std::span(tokens).first(20)));
     CHECK(m.state_at(next) == 12);
     CHECK(m.state_from(next) == second);
-    // It goes where its memory is needed, and with a swap.
+    // The noted state goes where its memory is needed, and with a swap.
     run_to(m, next, tokens, 16);
     m.note_last(next);
     CHECK_FALSE(m.drop_last()); // it is the state still

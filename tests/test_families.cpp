@@ -147,7 +147,7 @@ std::string write_plain(const std::string& architecture, const PlainShape& s,
     return path;
 }
 
-// The same transformer in float64, one token after the other.
+// The transformer in float64, one token after the other.
 class Plain {
 public:
     Plain(const std::string& path, const PlainShape& shape) : file_(value_of(Gguf::open(path))), s_(shape) {}

@@ -91,7 +91,7 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
     CHECK(times.size() == 8);
     for (const auto& [id, n] : times) CHECK(n == 1);
 
-    // It ended behind the refusal of a line whose custom_id an earlier line has, and before the answer of that line.
+    // The batch ended behind the refusal of a line whose custom_id an earlier line has, and before the answer of that line.
     {
         std::ofstream file(out);
         for (const Json& one : all)

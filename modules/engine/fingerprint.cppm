@@ -74,7 +74,8 @@ std::uint64_t hash_of_weights(const Gguf& file, int threads) {
     return hash_bytes(sums.data(), sums.size() * sizeof sums[0]);
 }
 
-// What the system says of the files of a model; "": nothing, or one has just changed, so that another change could have the same times.
+// The numbers and times by which the system tells the files of a model. "": it tells none, or a file has just changed, so that another change
+// could have the same times.
 std::string state_of_files(const Gguf& file) {
     std::string text;
     for (const std::string& part : Gguf::files(file.path())) {

@@ -130,7 +130,7 @@ public:
         const BlockTable& t = tables_.at(table);
         return t.next_state >= 0 ? t.next_state : t.state;
     }
-    // What the step after the running one writes: state_to(), or what take_next() has taken.
+    // The block of the state that the step after the running one writes: state_to(), or the one that take_next() has taken.
     inline BlockId state_after(TableId table) const {
         const BlockTable& t = tables_.at(table);
         return t.later_state >= 0 ? t.later_state : state_to(table);

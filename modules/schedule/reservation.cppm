@@ -37,7 +37,7 @@ public:
     // Whether a request may start while others run.
     virtual bool joins() const = 0;
 
-    // What the slots of the pool are used for, while these groups run.
+    // How many slots of the pool have which use, while these groups run.
     virtual MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running) const = 0;
 };
 

@@ -221,7 +221,7 @@ int DiskTier::first_seen(int lane, int n_blocks) const {
     return CacheLayout::first_entry_seen(l.window, n_blocks * o_.segments.block_size, o_.segments.block_size);
 }
 
-// What the memory lacks of the longest beginning that it has together with the files; nothing, if it has a beginning as long by itself.
+// Finds the units that the memory lacks of the longest beginning that memory and files have together. None, if the memory alone has one as long.
 void DiskTier::look_up(Job& job) const {
     const auto                 size    = std::size_t(o_.segments.block_size);
     const auto                 block   = [&](std::size_t i) { return std::span(job.tokens).subspan(i * size, size); };

@@ -50,7 +50,7 @@ struct SegmentStats {
     std::uint64_t kept = 0;                       // records of such segments that were written once more
 };
 
-// What a store has found when it was opened.
+// The segments and records that a store found when it was opened.
 struct SegmentsFound {
     std::uint64_t bytes   = 0; // of all segments that are still there
     std::size_t   records = 0; // that can be used

@@ -68,7 +68,7 @@ struct BlockTable {
     // The state unit after the first last_at tokens, which becomes a checkpoint when the table is closed; it can be `state`. -1: there is none.
     BlockId last_state = -1;
     int     last_at    = 0;
-    // What the step after the next one writes, if it is planned already and writes to another unit than the next one.
+    // The state that the step after the next one writes, if that step is planned and writes to another unit than the next one.
     BlockId        later_state = -1;
     Prefix         prefix; // of these n_hashed blocks
     CacheNamespace space;

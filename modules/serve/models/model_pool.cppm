@@ -187,7 +187,7 @@ constexpr int         most_listeners = 16;   // to the changes of status: each t
 constexpr int         least_tokens   = 2048; // of context, that a model without --ctx-size has to have room for
 constexpr auto        look_time      = std::chrono::seconds(1); // for clients that look at a model which leaves
 
-// What tells a file from a later one of its name.
+// The numbers and times that tell a file from a later one of its name.
 using FileStamp = std::array<std::int64_t, 5>;
 
 FileStamp stamp_of(const std::string& path) {

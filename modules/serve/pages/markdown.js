@@ -312,7 +312,7 @@ function drawList(lines, depth) {
     }
     const [head, ...rest] = item;
     const least = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 16), text = rest.find(l => l.trim());
-    // What stands four columns behind the item's text, with a blank line before it, is code.
+    // A line four columns behind the item's text, with a blank line before it, is code.
     const cut = text && !rest[0].trim() && indentOf(text) >= edge + 4 && !starts(text.trim()) ? Math.min(least, edge) : Math.min(least, base + 8);
     drawAll(li, [head, ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))], depth + 1);
     list.append(li);

@@ -98,7 +98,7 @@ std::string_view without_line_ends(std::string_view text) {
     return text;
 }
 
-// What stands behind the end of a call that `line` begins with; nothing: there is none.
+// The rest of a line that begins with the end of a call; nothing, if the line begins with no such end.
 std::optional<std::string_view> behind_call(std::string_view line) {
     for (const std::string_view mark : {"</function>", "</tool_call>"}) {
         line = without_white_begin(line);

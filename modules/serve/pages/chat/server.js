@@ -1,4 +1,4 @@
-// What is asked of the server: requests for answers and their pieces, how many tokens a conversation has.
+// The requests to the server: answers and their pieces, the number of tokens of a conversation.
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 

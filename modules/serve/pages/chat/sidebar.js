@@ -116,7 +116,7 @@ chooser.onchange = async () => {
 
 // -- sentences that go away by themselves, each with one thing to do
 
-// Those with something to do stand below each other; of the others there is one.
+// Notices with a button stand below each other; of notices without a button there is one.
 function toast(text, name, run) {
   const bar = $(".toast"), line = element("div", name ? "line" : "line plain", text);
   const fade = () => { line.remove(); bar.hidden = !bar.childNodes.length; };
