@@ -101,7 +101,7 @@ struct Prepared {
         float inverse[chunk * matrix_pitch]; // T, when K and Q are used
     };
     float lower[chunk * matrix_pitch], product[3 * 16 * 16]; // A; of blocks of A and T
-    float exponent[chunk], strength[chunk], sums[warps];     // exponent: log G(i)
+    float exponent[chunk], strength[chunk];                  // exponent: log G(i)
 };
 
 // Blocks of 16 rows and columns of T that are `Distance` below the diagonal: T(a, b) = -T(a, a) · sum of A(a, c)·T(c, b) for b <= c < a.
@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(warps * 32) prepare_chunks_kernel(Recurrence a
         const int   t    = int(threadIdx.x);
         const auto* row  = a.step + (run.first + begin + min(t, n - 1)) * of.step_columns;
         const float size = t < n ? softplus(row[of.step] + a.step_bias[h]) : 0.0f;
-        float       sum  = a.decay[h] * size;
+        // A factor below e^-40 forgets all that was before. A sum of larger numbers would lose the digits of small ones.
+        float sum = max_or_nan(a.decay[h] * size, -40.0f);
 #pragma unroll
         for (int step = 1; step < 32; step *= 2)
             if (const float before = __shfl_up_sync(~0u, sum, unsigned(step)); lane >= step) sum += before;
@@ -308,6 +309,22 @@ struct Chunk {
     float                factors[2][n_factors * chunk];
     float                most[warps];
 };
+
+// d += a warp's 16 rows of a lower triangular matrix [64][64] times `right` [64][32].
+__device__ void multiply_lower(const __half* lower, const __half* right, float (&d)[4][4]) {
+    const int warp = int(threadIdx.x) / 32;
+#pragma unroll
+    for (int step = 0; step < chunk / 16; step++) {
+        if (step > warp) break; // above the diagonal
+        std::uint32_t a[4], b[4];
+        load_left(a, lower, matrix_pitch, warp * 16, step * 16);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            load_right(b, right, value_pitch, step * 16, j * 16);
+            mma_m16n8k16(d[2 * j], a, b[0], b[1]), mma_m16n8k16(d[2 * j + 1], a, b[2], b[3]);
+        }
+    }
+}
 
 // 64 rows of Bytes bytes each; by all threads.
 template <int Bytes>
@@ -488,17 +505,7 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
                 }
             __syncthreads(); // R is complete; Q and S in fp16 are used
             load_keys(c + 1);
-#pragma unroll
-            for (int step = 0; step < 4; step++) {
-                if (step > warp) break; // above the diagonal
-                std::uint32_t t[4], b[4];
-                load_left(t, s.inverse, matrix_pitch, warp * 16, step * 16);
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    load_right(b, s.values, value_pitch, step * 16, j * 16);
-                    mma_m16n8k16(written[2 * j], t, b[0], b[1]), mma_m16n8k16(written[2 * j + 1], t, b[2], b[3]);
-                }
-            }
+            multiply_lower(s.inverse, s.values, written);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -515,17 +522,7 @@ __global__ void __launch_bounds__(warps * 32, 2) run_chunks_kernel(Recurrence a,
         if (!Delta) load_keys(c + 1);
         load_inverse(c + 1);
         float within[4][4] = {};
-#pragma unroll
-        for (int step = 0; step < 4; step++) {
-            if (step > warp) break;
-            std::uint32_t p[4], b[4];
-            load_left(p, s.product, matrix_pitch, warp * 16, step * 16);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                load_right(b, s.written, value_pitch, step * 16, j * 16);
-                mma_m16n8k16(within[2 * j], p, b[0], b[1]), mma_m16n8k16(within[2 * j + 1], p, b[2], b[3]);
-            }
-        }
+        multiply_lower(s.product, s.written, within);
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
