@@ -6,7 +6,10 @@
 
 #include <openssl/evp.h>
 
+#include <atomic>
+#include <barrier>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -131,6 +134,38 @@ TEST_CASE("which file of a repository is taken", "[hub]") {
     CHECK(origin_of("http://a\\@b/") == "http://a");
     CHECK(origin_of("http://[::1]:8080/") == "http://[::1]:8080");
     CHECK(origin_of("file") == "");
+}
+
+TEST_CASE("processes that link one name at once see it from then on", "[hub]") {
+    const std::string top = temporary();
+    std::filesystem::remove(top);
+    const CachedRepo repo = cached_repo(top, "user/model");
+    std::filesystem::create_directories(top + "/models--user--model/blobs");
+    std::ofstream(repo.blob("digest")) << "weights";
+    std::atomic<int> n_missing = 0, n_failed = 0;
+    for (int round = 0; round < 200; round++) {
+        const std::string name = cat("model-", round, ".gguf");
+        std::barrier      together(4);
+        {
+            std::vector<std::jthread> threads;
+            for (int t = 0; t < 4; t++)
+                threads.emplace_back([&] {
+                    together.arrive_and_wait();
+                    if (!repo.link(commit, name, "digest")) n_failed++;
+                    if (!std::ifstream(repo.file(commit, name))) n_missing++;
+                });
+        }
+    }
+    CHECK(n_failed == 0);
+    CHECK(n_missing == 0);
+    CHECK(repo.files(commit).size() == 200);
+    CHECK(std::distance(std::filesystem::directory_iterator(top + "/models--user--model/blobs"), {}) == 1);
+    // A link that leads nowhere is replaced.
+    std::filesystem::remove(repo.file(commit, "model-0.gguf"));
+    std::filesystem::create_symlink("nowhere", repo.file(commit, "model-0.gguf"));
+    CHECK(repo.link(commit, "model-0.gguf", "digest"));
+    CHECK(std::ifstream(repo.file(commit, "model-0.gguf")).good());
+    std::filesystem::remove_all(top);
 }
 
 TEST_CASE("a model comes from a hub into the cache", "[hub]") {

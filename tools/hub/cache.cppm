@@ -142,10 +142,20 @@ Result<void> CachedRepo::link(const std::string& commit, const std::string& name
     if (fs::exists(path, error)) return {};
     fs::create_directories(path.parent_path(), error);
     const std::string to = (fs::path(blob(digest)).lexically_relative(path.parent_path())).string();
-    fs::remove(path, error); // a link that leads nowhere
-    if (symlink(to.c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
+    // Made beside the blob and renamed: it replaces a link that leads nowhere, and another process sees its own link at each
+    // moment.
+    const std::string made = cat(blob(digest), '.', gettid(), ".link");
+    fs::remove(made, error); // of a process that was killed
     // A file system without links: the name has the file itself.
-    if (::link(blob(digest).c_str(), path.c_str()) == 0 || errno == EEXIST) return {};
+    if (symlink(to.c_str(), made.c_str()) == 0 || ::link(blob(digest).c_str(), made.c_str()) == 0) {
+        if (std::rename(made.c_str(), path.c_str()) == 0) {
+            fs::remove(made, error); // rename leaves both where they are one file
+            return {};
+        }
+        const int fault = errno;
+        fs::remove(made, error);
+        errno = fault;
+    }
     return fail_with(ErrorKind::system, "cannot write ", path.string(), ": ", std::strerror(errno));
 }
 
