@@ -7,6 +7,7 @@ import quire.compute.cpu.backend;
 import quire.compute.kv_cache;
 import quire.compute.memory;
 import quire.compute.model;
+import quire.compute.rope_frequencies;
 import quire.compute.program;
 import quire.core.base;
 import quire.core.std;

@@ -1,12 +1,13 @@
-// quire.compute.model: the transformer as a program, in the order of the papers: weights are prepared by the backend, operations
-// emitted once at load.
+// quire.compute.model: the transformer as a program, in the order of the papers: operations are emitted once at load.
 // **Owns** the program and the memory of its values. It knows no requests and no scheduling.
 export module quire.compute.model;
 
 import quire.compute.backend;
 import quire.compute.eagle;
 import quire.compute.prepared_adapters;
+import quire.compute.prepared_weights;
 import quire.compute.ranks.shards;
+import quire.compute.rope_frequencies;
 import quire.core.base;
 export import quire.model_file.adapter;
 import quire.model_file.quants;
@@ -50,54 +51,11 @@ private:
     std::vector<float> output_norm_, output_norm_bias_, hidden_row_;
 };
 
-// The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by `divisors` if there are
-// any. `local`: the frequencies of LayerConfig::local_rope. Cosine and sine are multiplied by `scale`.
-std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
-                                    float& scale);
-
 } // namespace quire
 
 module :private;
 
 namespace quire {
-
-std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
-                                    float& scale) {
-    const int          dim = local ? config.rope_dim_local : config.rope_dim, half = dim / 2;
-    std::vector<float> freq(static_cast<std::size_t>(half));
-    const auto         base    = double(local ? config.rope_base_local : config.rope_base);
-    const RopeScaling  scaling = local ? RopeScaling::none : config.rope_scaling;
-    double             low = 0, high = 0;
-    scale = local ? 1.0f : config.rope_attn_factor;
-    if (scaling == RopeScaling::yarn) {
-        // The index of the pair that makes `rotations` full rotations over the original context.
-        auto pair_of = [&](double rotations) {
-            return config.rope_dim * std::log(config.rope_original_context / (rotations * 2 * 3.14159265358979323846)) /
-                   (2 * std::log(base));
-        };
-        low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
-        high = std::min(std::ceil(pair_of(double(config.yarn_beta_slow))), double(config.rope_dim - 1));
-        if (high <= low) high = low + 0.001;
-        if (config.yarn_scales_rope && config.rope_factor > 1)
-            scale = float((0.1 * std::log(double(config.rope_factor)) + 1.0) * double(config.rope_attn_factor));
-    }
-    for (int i = 0; i < half; i++) {
-        double f = std::pow(base, -2.0 * i / dim);
-        if (scaling == RopeScaling::linear) f /= double(config.rope_factor);
-        if (scaling == RopeScaling::yarn) {
-            double slow = std::clamp((i - low) / (high - low), 0.0, 1.0); // 1: interpolate, 0: leave
-            f           = f / double(config.rope_factor) * slow + f * (1 - slow);
-        }
-        if (!divisors.empty()) f /= double(divisors[std::size_t(i)]);
-        freq[std::size_t(i)] = float(f);
-    }
-    return freq;
-}
-
-using PreparedLinear = LinearOf<WeightHandle>;
-using PreparedLayer  = LayerTensorsOf<WeightHandle>;
-using PreparedModel  = ModelTensorsOf<WeightHandle>;
-using PreparedLeaves = LayerLeavesOf<WeightHandle>;
 
 // Emits the operations of a model, layer by layer.
 class ProgramBuilder {
@@ -680,146 +638,6 @@ private:
     std::map<std::int64_t, ValueId> gate_values_, up_values_, q_values_, k_values_, v_values_, attended_values_;
 };
 
-// Every tensor of the file, made ready by a backend, with what adapters add to it. After an error all that follows is empty.
-class Preparer {
-public:
-    Preparer(Prepare prepare, PreparedAdapters& adapters) : prepare_(std::move(prepare)), adapters_(adapters) {}
-
-    WeightHandle operator()(const TensorView& tensor, WeightUse use = WeightUse::plain, int n = 1) {
-        if (!tensor || error_) return {};
-        const Result<WeightHandle> ready = prepare_(tensor, use, n);
-        if (!ready) error_ = ready.error();
-        else if (use == WeightUse::plain)
-            if (auto ok = adapters_.add(tensor, *ready); !ok) error_ = ok.error();
-        return ready.value_or(WeightHandle());
-    }
-    PreparedLinear operator()(const Linear& l) {
-        PreparedLinear to;
-        to.weight = (*this)(l.weight);
-        to.bias   = (*this)(l.bias);
-        return to;
-    }
-    std::vector<PreparedLinear> operator()(const std::vector<Linear>& all) {
-        std::vector<PreparedLinear> to;
-        for (const Linear& l : all) to.push_back((*this)(l));
-        return to;
-    }
-    PreparedLeaves operator()(const LayerLeaves& l, const ModelConfig& c) {
-        PreparedLeaves to;
-        each(l, to, [](auto& t) { return std::array{&t.attn_output, &t.ffn_down, &t.shared_down}; });
-        for (const ExpertTensors& e : l.experts) stacks(e, to.experts.emplace_back(), c.experts.n);
-        return to;
-    }
-    PreparedLayer operator()(const LayerTensors& l, const ModelConfig& c) {
-        PreparedLayer to;
-        each(l, to, [](auto& t) {
-            return std::array{&t.attn_out_norm, &t.layer_out_norm, &t.attn_norm, &t.attn_q,   &t.attn_k,
-                              &t.attn_v,        &t.attn_output,    &t.ffn_norm,  &t.ffn_gate, &t.ffn_up,
-                              &t.ffn_down,      &t.input_gate,     &t.input_proj};
-        });
-        each(l, to, [](auto& t) {
-            return std::array{&t.attn_q_norm,    &t.attn_k_norm,       &t.attn_sinks,
-                              &t.attn_post_norm, &t.ffn_post_norm,     &t.dense_post_norm,
-                              &t.experts_norm,   &t.experts_post_norm, &t.input_post_norm};
-        });
-        to.output_scale = l.output_scale;
-        if (l.experts) {
-            const ExpertTensors& e    = *l.experts;
-            auto&                mine = to.experts.emplace();
-            mine.router.weight        = (*this)(e.router.weight, WeightUse::f32);
-            mine.router.bias          = (*this)(e.router.bias);
-            stacks(e, mine, c.experts.n);
-            each(e, mine, [](auto& t) {
-                return std::array{&t.shared_gate, &t.shared_up, &t.shared_down, &t.latent_down, &t.latent_up};
-            });
-            each(e, mine,
-                 [](auto& t) { return std::array{&t.choice_bias, &t.shared_weight, &t.router_norm, &t.output_scale}; });
-            mine.gate_up = (*this)(e.gate_up, WeightUse::stack, 2 * c.experts.n);
-        }
-        if (l.recurrent) {
-            auto& mine = to.recurrent.emplace();
-            each(*l.recurrent, mine, [](auto& t) {
-                return std::array{&t.x, &t.factor, &t.gate, &t.x_and_gate, &t.step, &t.write, &t.out};
-            });
-            each(*l.recurrent, mine,
-                 [](auto& t) { return std::array{&t.conv_bias, &t.step_bias, &t.decay, &t.skip, &t.norm}; });
-            mine.conv = (*this)(l.recurrent->conv, WeightUse::f32);
-        }
-        if (l.latent) {
-            auto& mine = to.latent.emplace();
-            mine.q_a   = (*this)(l.latent->q_a);
-            each(*l.latent, mine, [](auto& t) { return std::array{&t.q_a_norm, &t.kv_a, &t.k_rope, &t.kv_a_norm}; });
-            mine.k_b = (*this)(l.latent->k_b, WeightUse::stack, c.n_heads);
-            mine.v_b = (*this)(l.latent->v_b, WeightUse::stack, c.n_heads);
-        }
-        return to;
-    }
-    // `model`: whose embedding and output a draft may share.
-    EagleTensorsOf<WeightHandle> operator()(const EagleTensors& t, const PreparedModel& model) {
-        EagleTensorsOf<WeightHandle> to;
-        each(t, to, [](auto& e) {
-            return std::array{&e.join,        &e.attn_q,   &e.attn_k, &e.attn_v,
-                              &e.attn_output, &e.ffn_gate, &e.ffn_up, &e.ffn_down};
-        });
-        each(t, to, [](auto& e) {
-            return std::array{&e.states_norm, &e.embedding_norm, &e.state_norm, &e.ffn_norm, &e.output_norm};
-        });
-        to.token_embd = t.token_embd ? (*this)(t.token_embd, WeightUse::lookup) : model.token_embd;
-        to.output     = t.output ? (*this)(t.output) : model.output;
-        to.rope_freqs = t.rope_freqs, to.tokens = t.tokens;
-        return to;
-    }
-    const std::optional<Error>& error() const { return error_; }
-
-private:
-    // members(t): pointers to the same members of both.
-    template <class From, class To, class Members>
-    void each(const From& from, To& to, const Members& members) {
-        const auto sources = members(from);
-        const auto targets = members(to);
-        for (std::size_t i = 0; i < sources.size(); i++) *targets[i] = (*this)(*sources[i]);
-    }
-    void stacks(const ExpertTensors& e, ExpertTensorsOf<WeightHandle>& to, int n) {
-        for (auto [from, ready] :
-             {std::pair(&e.gate, &to.gate), std::pair(&e.up, &to.up), std::pair(&e.down, &to.down)}) {
-            ready->weight = (*this)(from->weight, WeightUse::stack, n);
-            ready->bias   = (*this)(from->bias, WeightUse::f32);
-        }
-    }
-
-    Prepare              prepare_;
-    PreparedAdapters&    adapters_;
-    std::optional<Error> error_;
-};
-
-// All tensors outside the layers. The output that is tied to the embedding is the embedding's handle.
-static PreparedModel prepare_ends(const ModelTensors& m, Preparer& prepare) {
-    PreparedModel to;
-    const bool    tied = m.output.weight.data == m.token_embd.data;
-    to.token_embd      = prepare(m.token_embd, tied ? WeightUse::plain : WeightUse::lookup);
-    to.position_embd   = prepare(m.position_embd, WeightUse::lookup);
-    to.token_types     = prepare(m.token_types, WeightUse::lookup);
-    to.embd_norm       = prepare(m.embd_norm);
-    to.layer_embd      = prepare(m.layer_embd, WeightUse::lookup);
-    to.layer_proj      = prepare(m.layer_proj);
-    to.layer_proj_norm = prepare(m.layer_proj_norm);
-    to.output_norm     = prepare(m.output_norm);
-    to.output.weight   = tied ? to.token_embd : prepare(m.output.weight);
-    to.output.bias     = prepare(m.output.bias);
-    if (m.mtp) {
-        MtpTensorsOf<WeightHandle>& mtp = to.mtp.emplace();
-        mtp.enorm                       = prepare(m.mtp->enorm);
-        mtp.hnorm                       = prepare(m.mtp->hnorm);
-        mtp.join                        = prepare(m.mtp->join);
-        mtp.head_norm                   = prepare(m.mtp->head_norm);
-        mtp.token_embd                  = prepare(m.mtp->token_embd, WeightUse::lookup);
-        mtp.output                      = prepare(m.mtp->output);
-    }
-    if (m.eagle) to.eagle = prepare(*m.eagle, to);
-    to.rope_freqs = m.rope_freqs, to.rope_long = m.rope_long, to.rope_short = m.rope_short;
-    return to;
-}
-
 Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
     RankShape whole;
     whole.config = c;
@@ -829,7 +647,7 @@ Program build_program(const ModelConfig& c, const ModelTensors& w, int context) 
 // A program to read: the handles are only numbered.
 static Program shapes_only(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves,
                            int context, PreparedAdapters& adapters) {
-    Preparer prepare(
+    WeightPreparer prepare(
         [n = 0](const TensorView& t, WeightUse, int) mutable { return WeightHandle{t.type, t.rows, t.cols, n++}; },
         adapters);
     PreparedModel weights = prepare_ends(w, prepare);
@@ -861,7 +679,7 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
     ModelTensors       ends     = tensors;
     const Prepare    by_backend = [&](const TensorView& t, WeightUse use, int n) { return backend.prepare(t, use, n); };
     PreparedAdapters adapted(adapters, by_backend);
-    Preparer         prepare(by_backend, adapted);
+    WeightPreparer   prepare(by_backend, adapted);
     check(adapters.empty() || shape.whole(), "adapters of a model that is split");
     rank_ends(shape, ends, model.slices_);
     PreparedModel               weights = prepare_ends(ends, prepare);
