@@ -2,6 +2,7 @@
 // Include after the imports of quire.core.base, quire.model_file.gguf_writer, quire.model_file.quants, quire.core.std and quire.core.tensor.
 #pragma once
 
+#include "byte_tokenizer.h"
 #include "process.h"
 
 namespace quire::testing {
@@ -119,23 +120,7 @@ inline void write_odd_model(const std::string& path, const OddShape& s, const st
     w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
     if (s.window > 0) number("attention.sliding_window", s.window);
     if (s.period > 0) number("attention.sliding_window_pattern", s.period);
-    std::vector<std::string>  tokens{"<unk>", "<s>", "</s>"};
-    std::vector<float>        scores;
-    std::vector<std::int32_t> types{2, 3, 3};
-    for (int byte = 0; byte < 256; byte++) {
-        char text[8];
-        std::snprintf(text, sizeof text, "<0x%02X>", unsigned(byte));
-        tokens.emplace_back(text), types.push_back(6);
-    }
-    while (int(tokens.size()) < s.vocab) tokens.push_back(cat("w", tokens.size())), types.push_back(1);
-    for (int i = 0; i < s.vocab; i++) scores.push_back(float(-i));
-    w.set("tokenizer.ggml.model", "llama");
-    w.set("tokenizer.ggml.tokens", tokens);
-    w.set("tokenizer.ggml.scores", scores);
-    w.set("tokenizer.ggml.token_type", types);
-    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(1));
-    w.set("tokenizer.ggml.eos_token_id", std::uint32_t(2));
-    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+    set_byte_tokenizer(w, s.vocab);
 
     const auto matrix = [&](const std::string& name, int rows, int cols) {
         std::vector<std::byte> values = random_rows(s.type, rows, cols, random);

@@ -13,6 +13,7 @@ import quire.model_file.gguf_writer;
 import quire.model_file.quants;
 import quire.schedule.request;
 
+#include "byte_tokenizer.h"
 #include "edited_model.h"
 #include "engine_tools.h"
 
@@ -82,23 +83,7 @@ std::string write_plain(const std::string& architecture, const PlainShape& s,
         number("expert_used_count", s.used);
     }
     keys(w, prefix);
-    std::vector<std::string>  texts{"<unk>", "<s>", "</s>"};
-    std::vector<float>        scores;
-    std::vector<std::int32_t> types{2, 3, 3};
-    for (int byte = 0; byte < 256; byte++) {
-        char text[8];
-        std::snprintf(text, sizeof text, "<0x%02X>", unsigned(byte));
-        texts.emplace_back(text), types.push_back(6);
-    }
-    while (int(texts.size()) < s.vocab) texts.push_back(cat("w", texts.size())), types.push_back(1);
-    for (int i = 0; i < s.vocab; i++) scores.push_back(float(-i));
-    w.set("tokenizer.ggml.model", "llama");
-    w.set("tokenizer.ggml.tokens", texts);
-    w.set("tokenizer.ggml.scores", scores);
-    w.set("tokenizer.ggml.token_type", types);
-    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(1));
-    w.set("tokenizer.ggml.eos_token_id", std::uint32_t(2));
-    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+    set_byte_tokenizer(w, s.vocab);
 
     const auto add = [&](const std::string& name, std::vector<std::int64_t> dims, float mean, float deviation) {
         std::normal_distribution<float> normal(mean, deviation);
