@@ -40,7 +40,7 @@ simulate: configure
 # Independent clients; the openai package is installed from the package index into build/clients.
 test-clients:
 	@$(SETUP) clients
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory programs
 	@tests/clients/run.sh
 
 # llama.cpp's own tests of its server, against ./server: docs/flags.md has the differences. Some minutes.

@@ -321,50 +321,48 @@ TEST_CASE("what is not a number stays so") {
 
 TEST_CASE("attention over paged blocks equals the plain formula") {
     std::mt19937 random(6);
-    for (const CpuKernels* k : all_kernels())
-        for (int D : {8, 32, 64, 80, 128})
-            for (int block_size : {1, 5, 16})
-                for (int window : {0, 7, 100, -50}) // below 0: chunks
-                    for (const auto& [k_type, v_type] : kv_types)
-                        for (auto [first, n] :
-                             {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
-                            CAPTURE(k->name, D, block_size, window, int(k_type), int(v_type), first, n);
-                            const int heads = 3, context = first + n,
-                                      n_blocks            = (context + block_size - 1) / block_size + 2;
-                            const std::size_t  floats_per = std::size_t(n_blocks * block_size * D);
-                            std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8),
-                                               q = noise(std::size_t(n * heads * D), 9);
-                            std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
-                            std::iota(table.begin(), table.end(), 0);
-                            std::shuffle(table.begin(), table.end(), random);
-                            TestCache cache(k_type, v_type, n_blocks, block_size, D);
-                            for (int p = 0; p < context; p++) {
-                                const int slot = table[std::size_t(p / block_size)] * block_size + p % block_size;
-                                cache.store(0, slot, std::span(kf).subspan(std::size_t(p * D), std::size_t(D)));
-                                cache.store(1, slot, std::span(vf).subspan(std::size_t(p * D), std::size_t(D)));
-                            }
-                            std::vector<float>  out(q.size(), 1e9f), scratch(attention_scratch(n * heads, D));
-                            std::vector<double> want(q.size());
-                            for (int t = 0; t < n; t++)
-                                for (int h = 0; h < heads; h++) {
-                                    std::vector<double> weight;
-                                    double              sum = 0;
-                                    const int           lo  = window < 0   ? (first + t) / -window * -window
-                                                              : window > 0 ? std::max(0, first + t - window + 1)
-                                                                           : 0;
-                                    for (int p = lo; p <= first + t; p++) {
-                                        double s = 0;
-                                        for (int d = 0; d < D; d++)
-                                            s += double(q[std::size_t((t * heads + h) * D + d)]) *
-                                                 double(kf[std::size_t(p * D + d)]);
-                                        weight.push_back(std::exp(s * 0.2));
-                                        sum += weight.back();
-                                    }
-                                    for (int p = lo; p <= first + t; p++)
-                                        for (int d = 0; d < D; d++)
-                                            want[std::size_t((t * heads + h) * D + d)] +=
-                                                weight[std::size_t(p - lo)] / sum * double(vf[std::size_t(p * D + d)]);
+    for (int D : {8, 32, 64, 80, 128})
+        for (int block_size : {1, 5, 16})
+            for (const auto& [k_type, v_type] : kv_types)
+                for (auto [first, n] : {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
+                    const int heads = 3, context = first + n, n_blocks = (context + block_size - 1) / block_size + 2;
+                    const std::size_t  floats_per = std::size_t(n_blocks * block_size * D);
+                    std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8),
+                                       q = noise(std::size_t(n * heads * D), 9);
+                    std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
+                    std::iota(table.begin(), table.end(), 0);
+                    std::shuffle(table.begin(), table.end(), random);
+                    TestCache cache(k_type, v_type, n_blocks, block_size, D);
+                    for (int p = 0; p < context; p++) {
+                        const int slot = table[std::size_t(p / block_size)] * block_size + p % block_size;
+                        cache.store(0, slot, std::span(kf).subspan(std::size_t(p * D), std::size_t(D)));
+                        cache.store(1, slot, std::span(vf).subspan(std::size_t(p * D), std::size_t(D)));
+                    }
+                    for (int window : {0, 7, 100, -50}) { // below 0: chunks
+                        std::vector<double> want(q.size());
+                        for (int t = 0; t < n; t++)
+                            for (int h = 0; h < heads; h++) {
+                                std::vector<double> weight;
+                                double              sum = 0;
+                                const int           lo  = window < 0   ? (first + t) / -window * -window
+                                                          : window > 0 ? std::max(0, first + t - window + 1)
+                                                                       : 0;
+                                for (int p = lo; p <= first + t; p++) {
+                                    double s = 0;
+                                    for (int d = 0; d < D; d++)
+                                        s += double(q[std::size_t((t * heads + h) * D + d)]) *
+                                             double(kf[std::size_t(p * D + d)]);
+                                    weight.push_back(std::exp(s * 0.2));
+                                    sum += weight.back();
                                 }
+                                for (int p = lo; p <= first + t; p++)
+                                    for (int d = 0; d < D; d++)
+                                        want[std::size_t((t * heads + h) * D + d)] +=
+                                            weight[std::size_t(p - lo)] / sum * double(vf[std::size_t(p * D + d)]);
+                            }
+                        for (const CpuKernels* k : all_kernels()) {
+                            CAPTURE(k->name, D, block_size, window, int(k_type), int(v_type), first, n);
+                            std::vector<float>  out(q.size(), 1e9f), scratch(attention_scratch(n * heads, D));
                             const AttentionPart part{q.data(), out.data(), n, first, table.data()};
                             AttentionTask       task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
@@ -374,30 +372,31 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                             k->attention(task);
                             REQUIRE(error(out, want) < 2e-6);
                         }
+                    }
+                }
 }
 
 TEST_CASE("attention of one token in passes has the same bits, in pieces of any size") {
     std::mt19937 random(7);
-    for (const CpuKernels* k : all_kernels())
-        for (int D : {8, 64, 80, 128})
-            for (int heads : {1, 3, 8})
-                for (int window : {0, 100, -100})                                          // below 0: chunks
-                    for (const auto& [k_type, v_type] : std::span(kv_types).subspan(1, 5)) // from F16 on
-                        for (int first : {0, 63, 64, 130, 517}) {
+    for (int D : {8, 64, 80, 128})
+        for (const auto& [k_type, v_type] : std::span(kv_types).subspan(1, 5)) // from F16 on
+            for (int first : {0, 63, 64, 130, 517}) {
+                const int                 block_size = 16, n_blocks = first / block_size + 2;
+                const int                 n_slots = n_blocks * block_size;
+                std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
+                std::iota(table.begin(), table.end(), 0);
+                std::shuffle(table.begin(), table.end(), random);
+                TestCache cache(k_type, v_type, n_blocks, block_size, D);
+                for (std::size_t which : {0, 1}) {
+                    auto values = noise(std::size_t(n_slots * D), unsigned(7 + which));
+                    for (float& x : values) x *= 3;
+                    for (int slot = 0; slot < n_slots; slot++)
+                        cache.store(which, slot, std::span(values).subspan(std::size_t(slot * D), std::size_t(D)));
+                }
+                for (int heads : {1, 3, 8})
+                    for (int window : {0, 100, -100}) // below 0: chunks
+                        for (const CpuKernels* k : all_kernels()) {
                             CAPTURE(k->name, D, heads, window, int(k_type), int(v_type), first);
-                            const int                 block_size = 16, n_blocks = first / block_size + 2;
-                            const int                 n_slots = n_blocks * block_size;
-                            std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
-                            std::iota(table.begin(), table.end(), 0);
-                            std::shuffle(table.begin(), table.end(), random);
-                            TestCache cache(k_type, v_type, n_blocks, block_size, D);
-                            for (std::size_t which : {0, 1}) {
-                                auto values = noise(std::size_t(n_slots * D), unsigned(7 + which));
-                                for (float& x : values) x *= 3;
-                                for (int slot = 0; slot < n_slots; slot++)
-                                    cache.store(which, slot,
-                                                std::span(values).subspan(std::size_t(slot * D), std::size_t(D)));
-                            }
                             const auto q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
                             std::vector<float>  out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
                             const AttentionPart part{q.data(), out.data(), 1, first, table.data()};
@@ -427,6 +426,7 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             in_pieces(k->attention_values, D, first % 2 ? 16 : 32);
                             REQUIRE(std::memcmp(out.data(), again.data(), out.size() * sizeof(float)) == 0);
                         }
+            }
 }
 
 // A latent row of codes has two scales. Attention over codes is attention over the numbers that they stand for, bit for bit.

@@ -74,7 +74,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     SchedulerStats sum;
     std::uint64_t  cached   = 0;
     int            compared = 0;
-    const int      n        = all ? 20'000 : types != DType::F16 ? 60 : kind == 0 ? 1000 : 200;
+    const int      n        = all ? 20'000 : types != DType::F16 ? 60 : kind == 0 ? 400 : 150;
     for (int schedule = 0; schedule < n; schedule++) {
         EngineOptions o;
         o.threads         = 1 + schedule % 2;
