@@ -2,10 +2,11 @@
 import json
 import os
 import re
+import tempfile
 import time
 
 from chat_tools import SCRIPTED, ask, LISTED
-from page_tools import SHOTS, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
+from page_tools import SHOTS, Server, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
 
 
 def act(page, name, nth=-1):
@@ -54,6 +55,120 @@ def a_token_has_alternatives(browser, server):
     no_overflow(page, "alternatives")
     page.press("Escape")
     clean(page, server, "tokens")
+
+
+# The system message goes into the first question, and no text keeps the white space around it.
+MERGES = """{% set system = messages[0].content|trim if messages[0].role == 'system' else '' %}{% for m in messages %}{% if m.role != 'system' %}<|im_start|>{{ m.role }}
+{% if m.role == 'user' and system %}user {{ system }}{% set system = '' %}
+
+{% endif %}{{ m.content | trim }}<|im_end|>
+{% endif %}{% endfor %}<|im_start|>assistant
+"""
+
+
+def each_message_shows_what_came_from_the_cache(browser, server):
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+        template.write(MERGES)
+        template.flush()
+        merging = Server("--chat-template-file", template.name)
+        try:
+            for at in (server, merging):
+                show_the_border(browser, at)
+        finally:
+            merging.close()
+
+
+def show_the_border(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    system = {"role": "system", "content": "Du bist kurz, höflich 😀 und\nuser"}
+    setting(page, system=system["content"], max_tokens=4)
+    ask(page, "user")
+    settle(page)
+    first = [system, {"role": "user", "content": "user"}, {"role": "assistant", "content": page.run("turns[1].content")}]
+    page.run("attach([new File(['Some lines, of a file.'], 'a.txt')])")
+    ask(page, "Was ist ein Größenverhältnis?")
+    settle(page)
+    act(page, "Cached")
+    page.until("document.querySelector('.origin')")
+    second = {"role": "user", "content": "a.txt:\n```\nSome lines, of a file.\n```\n\nWas ist ein Größenverhältnis?"}
+    check_origins(page, server, [*first, second])
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        page.screenshot(os.path.join(SHOTS, f"cached-{width}.png"))
+        readable(page, "what was cached")
+        no_overflow(page, "what was cached")
+    # An edit that is not sent does not change it. The key that shows it takes it away.
+    page.run("edit(turns[0], views.get(turns[0].id).root); 0")
+    page.press("Escape")
+    check_origins(page, server, [*first, second])
+    page.press("KeyM", alt=True)
+    check(not page.run("document.querySelector('.origin, .turn.system')") and page.run(TURNS) == 4, "it stays")
+    # Of an answer that goes on, its beginning was in the prompt.
+    begun = page.run("turns.at(-1).content")
+    act(page, "Continue")
+    settle(page)
+    act(page, "Cached")
+    page.until("document.querySelectorAll('.origin').length === 5")
+    check(page.run("document.querySelectorAll('.origin')[4].querySelector('.source').textContent") == page.run("turns.at(-1).content"), "an answer is shown in part")
+    check_origins(page, server, [*first, second, {"role": "assistant", "content": begun}])
+    # Another end of a question: the border is within its text.
+    act(page, "Cached")
+    page.run("askInstead(turns[2], 'Was ist ein Größenwahn?'); 0")
+    page.until("turns.at(-1).parent && turns.at(-1).content")
+    settle(page)
+    act(page, "Cached")
+    page.until("document.querySelector('.origin .border')")
+    mark = page.run("document.querySelector('.origin .border').textContent")
+    check(second["content"].startswith(mark) and len(mark) > 40, "the border is behind", mark)
+    check_origins(page, server, [*first, {**second, "content": second["content"].replace("verhältnis", "wahn")}])
+    # It is not told where the server makes another prompt of the messages.
+    page.run("turns.at(-1).prompt++; origins = null; drawTalk(); 0")
+    act(page, "Cached")
+    page.until("/no longer known/.test(document.querySelector('.toast').innerText)")
+    check(not page.run("document.querySelector('.origin')"), "it is shown")
+    page.run("store.remove(now.chat.id); localStorage.clear(); 0")
+    clean(page, server, "what was cached")
+
+
+# What is marked in each message, its text, and what is told of it; and what is told of the prompt.
+ORIGINS = """[[...document.querySelectorAll('.origin')].map(e => [e.querySelector('mark')?.textContent ?? '', e.querySelector('.source').textContent, e.querySelector('.told').textContent]),
+    document.querySelector('.origins-note').textContent]"""
+
+
+def check_origins(page, server, messages):
+    """The oracle: the bytes of the first tokens of the prompt. The marked texts are all that they have of the messages."""
+    cached = page.run("turns.at(-1).cached")
+    pieces = [t["piece"] for t in server.post("/tokenize", messages=messages, with_pieces=True)["tokens"]]
+    front = b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces[:cached]).decode(errors="ignore")
+    shown, note = page.run(ORIGINS)
+    check(note.startswith(f"{cached} of the {len(pieces)} prompt tokens came from the cache"), note)
+    check(len(shown) == len(messages), "shown:", shown)
+    at = 0
+    for (mark, text, told), message in zip(shown, messages):
+        whole = message["content"]
+        check(text.startswith(whole), "another text:", text)
+        found = front.find(whole.strip(), at)
+        if found >= 0:
+            check(mark == whole and re.match(r"(\d+) of \1 token", told), whole, "is cached, marked:", mark, told)
+            at = found + len(whole.strip())
+        elif mark:
+            check(whole.startswith(mark) and front[at:].endswith(mark) and re.match(r"[1-9]\d* of ", told), mark, "is not the end of", front)
+            at = len(front)
+        else:
+            check(told.startswith("0 of ") and not front[at:].endswith(whole[:3]), whole, "is cached in part:", front)
+
+
+def the_border_lies_in_front_of_a_broken_character(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    ends = lambda tokens, text: page.run(f"endsOf({json.dumps([{'piece': p} for p in tokens])}, new TextEncoder().encode({json.dumps(text)}))")
+    check(ends(["<s>", " a", [240, 159], [152, 128], "b"], "a😀b") == [0, 1, 3, 5, 6], ends(["<s>", " a", [240, 159], [152, 128], "b"], "a😀b"))
+    for tokens, text in ((["a", "c"], "ab"), (["a"], "ab"), (["a", "b", "c"], "ab"), (["<s>", "<s>", "a"], "a")):
+        check(ends(tokens, text) is None, tokens, "are no tokens of", text)
+    clean(page, server, "borders")
 
 
 def the_same_answer_comes_again(browser, server):
@@ -342,7 +457,7 @@ def a_file_keeps_all_of_an_answer(browser, server):
     page.until(READY)
     chat = {"id": "c", "title": "All of it", "leaf": "2", "settings": {"temperature": 0.5, "model": "m", "strange": 1}}
     made = {"seed": 7, "temperature": 0.5, "from": "1", "strange": [1]}
-    whole = {"id": "2", "chat": "c", "parent": "1", "at": 2, "role": "assistant", "content": "A", "made": made, "parts": 1, "tokens": 9, "cached": 3, "cut": True,
+    whole = {"id": "2", "chat": "c", "parent": "1", "at": 2, "role": "assistant", "content": "A", "made": made, "parts": 1, "tokens": 9, "prompt": 7, "cached": 3, "begun": 1, "cut": True,
              "ended": True, "open": True, "surplus": 2, "fault": "Full.", "verified": {"same": True, "tokens": 4, "seed": 7}, "beside": "3"}
     odd = {"id": "3", "chat": "c", "parent": "1", "at": 3, "role": "assistant", "content": "B", "made": "x", "verified": {"same": True, "tokens": "<b>"}, "cut": "yes", "surplus": "2", "cached": None}
     file = {"quire": "conversations", "version": 1, "chats": [chat], "messages": [{"id": "1", "chat": "c", "parent": None, "at": 1, "role": "user", "content": "Q"}, whole, odd]}
@@ -350,7 +465,7 @@ def a_file_keeps_all_of_an_answer(browser, server):
     page.until(f"{TURNS} === 3")
     question, answer, other = page.run("[...now.tree.messages.values()]")
     check(answer["made"] == {"seed": 7, "temperature": 0.5, "from": question["id"]} and answer["verified"] == whole["verified"] and answer["beside"] == other["id"], answer)
-    check(all(answer[name] == whole[name] for name in ("parts", "tokens", "cached", "cut", "ended", "open", "surplus", "fault")), answer)
+    check(all(answer[name] == whole[name] for name in ("parts", "tokens", "prompt", "cached", "begun", "cut", "ended", "open", "surplus", "fault")), answer)
     check(not {"made", "verified", "cut", "surplus", "cached"} & other.keys() and page.run("now.chat.settings") == {"temperature": 0.5, "model": "m"}, other)
     check("✓ same again" in page.run("document.querySelector('.talk').innerText"), "what was verified is not shown")
     page.run("store.remove(now.chat.id)")
@@ -397,5 +512,6 @@ def answers_branch(browser, server):
 TESTS = [
     a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
     a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    each_message_shows_what_came_from_the_cache, the_border_lies_in_front_of_a_broken_character,
     the_same_answer_comes_again, settings_stand_beside_each_other,
 ]

@@ -3,18 +3,23 @@
 // Only an answer of one request that came to its end, or to its limit of tokens, can be asked for again.
 const repeatable = turn => turn.made && turn.parts === 1 && !turn.open && !turn.fault && !turn.ended && said(turn) && !turn.calls;
 
+// The messages of the request that gave this answer.
+function askedFor(turn) {
+  const path = now.tree.pathTo(turn.parent);
+  return path.slice(Math.max(0, path.findIndex(m => m.id === turn.made.from)));
+}
+
 const verifications = new Map(); // id of an answer whose request is made again → {controller}
 
 async function verify(turn, b) {
   if (models.length && turn.made.model && !models.includes(turn.made.model)) return toast(`The server no longer has the model ${turn.made.model}.`);
-  const path = now.tree.pathTo(turn.parent), messages = path.slice(Math.max(0, path.findIndex(m => m.id === turn.made.from)));
   let content = "", reasoning = "", tokens = 0;
   const controller = new AbortController();
   verifications.set(turn.id, {controller});
   b.disabled = true;
   showState();
   try {
-    for await (const chunk of chunksOf(messagesOf(messages, turn.made.system), fieldsOf(turn.made), controller.signal)) {
+    for await (const chunk of chunksOf(messagesOf(askedFor(turn), turn.made.system), fieldsOf(turn.made), controller.signal)) {
       const {content: more, reasoning_content: thinks} = chunk.choices?.[0]?.delta ?? {}; // either may be null
       content += more ?? "";
       reasoning += thinks ?? "";

@@ -51,6 +51,7 @@ async function answer(talk, turn, anyway = false) {
   for (const old of ["fault", "surplus", "anyway", "cut", "verified"]) delete turn[old];
   turn.made = {seed: Math.floor(Math.random() * 2 ** 31), ...settings, from: path[0]?.id};
   turn.parts = (turn.parts ?? 0) + 1;
+  turn.begun = turn.content.length;
   turn.open = true;
   talk.save(turn);
   if (talk === now) {
@@ -90,6 +91,7 @@ async function answer(talk, turn, anyway = false) {
       if (chunk.usage) {
         run.usage = chunk.usage;
         turn.tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens;
+        turn.prompt = chunk.usage.prompt_tokens;
         turn.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
       }
       const choice = chunk.choices?.[0], {content = "", reasoning_content: thinks = "", tool_calls: calls} = choice?.delta ?? {};

@@ -25,6 +25,7 @@ const KEYS = [
   ["Alt+G", "Go on with the answer", onAnswer(turn => { if (turn.content && (turn.open || turn.cut)) goOn(turn); })],
   ["Alt+W", "Answer now: end the thinking", () => document.querySelector(".busy.thinks .skip:not(:disabled)")?.click()],
   ["Alt+T", "Tokens of the answer; arrows and Enter there", onAnswer(turn => { if (turn.content) toggleTokens(turn); })],
+  ["Alt+M", "Mark what came from the cache", onAnswer(turn => { if (hasOrigins(turn)) toggleOrigins(turn); })],
   ["Alt+C", "Compare with other settings", onAnswer(turn => openSettings(turn))],
   ["Alt+V", "Verify: the same answer again", onAnswer(turn => [...views.get(turn.id).root.querySelectorAll(".foot > button")].find(b => b.textContent === "Verify")?.click())],
   ["Alt+A", "Add text or PDF files", () => picker.click()],

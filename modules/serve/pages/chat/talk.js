@@ -61,22 +61,24 @@ function drawBranches(turn) {
 
 function drawQuestion(turn) {
   const group = element("article", "turn user" + (turn.dropped ? " dropped" : "")), foot = element("div", "foot"), bubble = element("div", "bubble");
-  bubble.append(element("span", "unseen", "You: "));
+  const body = element("div");
+  bubble.append(element("span", "unseen", "You: "), body);
   for (const {name, text} of turn.files ?? []) {
     const file = element("details", "file"), summary = element("summary", "", `${name} · ${text.length.toLocaleString("en")} characters`);
     file.append(summary, element("pre", "", text));
-    bubble.append(file);
+    body.append(file);
   }
-  bubble.append(element("span", "said", turn.content));
+  body.append(element("span", "said", turn.content));
   foot.append(drawBranches(turn), button("Copy", b => copyText(turn.content, b)), button("Edit", () => edit(turn, group)));
   group.append(bubble, foot);
-  return {root: group};
+  return {root: group, body};
 }
 
 function drawResult(turn) {
   const root = element("article", "turn tool" + (turn.dropped ? " dropped" : ""));
-  root.append(element("div", "name", "Result"), element("pre", "", turn.content));
-  return {root};
+  const body = element("pre", "", turn.content);
+  root.append(element("div", "name", "Result"), body);
+  return {root, body};
 }
 
 // `text`: what was made of it before.
@@ -122,10 +124,16 @@ function drawAnswer(turn) {
     if ((turn.open || turn.cut) && turn.content && !turn.surplus) foot.append(button("Continue", () => goOn(turn)));
     if (!turn.anyway) foot.append(button("Try again", () => again(turn)));
     if (turn.content) foot.append(view.toggle = button("Tokens", () => toggleTokens(turn)));
+    if (hasOrigins(turn)) {
+      foot.append(view.origins = button("Cached", () => toggleOrigins(turn)));
+      view.origins.title = "Which part of each message came from the cache";
+      view.origins.ariaPressed = origins?.turn === turn;
+    }
     if (said(turn) && turn === turns.at(-1) && !partnerOf(turn)) foot.append(button("Compare", () => openSettings(turn)));
     if (turn.verified) foot.append(drawVerified(turn.verified));
     else if (repeatable(turn)) foot.append(button("Verify", b => verify(turn, b)));
   }
+  if (origins?.turn === turn) foot.append(element("span", "origins-note", origins.note));
   root.append(foot);
   return view;
 }
@@ -150,6 +158,7 @@ function drawFault(turn) {
 function drawTurn(turn) {
   const view = {user: drawQuestion, tool: drawResult}[turn.role]?.(turn) ?? drawAnswer(turn);
   views.set(turn.id, view);
+  showOrigin(view, turn);
   return view.root;
 }
 
@@ -178,8 +187,10 @@ function drawTalk() {
   const first = turns.length - sent(turns).length;
   turns.forEach((turn, i) => { turn.dropped = i < first; });
   views.clear();
+  if (runs.has(origins?.turn.id) || !turns.some(turn => turn === origins?.turn || turn.beside === origins?.turn.id)) origins = null;
   talkBox.replaceChildren(...turns.map(turn => partnerOf(turn) ? drawPair(turn, partnerOf(turn)) : drawTurn(turn)));
   if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
+  showSystemOrigin();
   const edited = now.edited && turns.find(turn => turn.id === now.edited.id);
   if (edited) edit(edited, views.get(edited.id).root, now.edited.text);
   $(".welcome").hidden = turns.length > 0;

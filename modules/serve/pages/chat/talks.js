@@ -190,7 +190,7 @@ async function importChats(text) {
   for (const m of file.messages) {
     if (!isText(m?.id) || !ids.has(m.chat) || !isText(m.content) || !["user", "assistant", "tool"].includes(m.role)) continue;
     const texts = ["reasoning", "note", "fault"].filter(name => isText(m[name])).map(name => [name, m[name]]);
-    const numbers = ["thought", "tokens", "cached", "parts", "surplus"].filter(name => Number.isFinite(m[name])).map(name => [name, Number(m[name])]);
+    const numbers = ["thought", "tokens", "prompt", "cached", "begun", "parts", "surplus"].filter(name => Number.isFinite(m[name])).map(name => [name, Number(m[name])]);
     const flags = ["open", "cut", "anyway", "ended"].filter(name => m[name] === true).map(name => [name, true]);
     const {made, verified} = m, isNumber = value => Number.isFinite(value);
     const calls = (Array.isArray(m.calls) ? m.calls : []).filter(c => isText(c?.name) && isText(c.arguments)).map(c => ({name: c.name, arguments: c.arguments}));

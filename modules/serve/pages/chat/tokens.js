@@ -47,7 +47,7 @@ async function toggleTokens(turn) {
     else return;
     e.preventDefault();
   };
-  view.text.replaceWith(field);
+  (view.source ?? view.text).replaceWith(field);
   view.toggle.textContent = "Text";
   field.firstChild.focus();
 }

@@ -6,7 +6,8 @@
 //   reasoning: the thoughts before the answer; thought: their seconds; unfolded: as the reader chose; calls: [{name, arguments}], of tools;
 //   call: the call that this message of a tool answers; ended: the reader ended the thinking;
 //   made: the settings of the request and the id of the first message sent, `from`; parts: of how many requests the answer is made;
-//   note: figures of the answer; tokens: of prompt and answer; cached: tokens of the prompt that the server had;
+//   note: figures of the answer; tokens: of prompt and answer;
+//   prompt: tokens of the last request; cached: of these, what the server had; begun: characters of the answer that this request began with;
 //   open: the answer broke off; cut: it ended at the limit of tokens; fault: what went wrong, as a sentence;
 //   surplus: so many of the oldest messages are too many; anyway: it could be answered with them;
 //   start: the model no longer sees what is before this message;
