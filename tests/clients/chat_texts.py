@@ -175,6 +175,9 @@ MARKDOWN = [  # what is written, the elements it becomes
     ("a\n\n    b\n\n      c\n\nd", "p,div>div>span,button,pre>code,p"), ("    - a\n    - b", "ul>li,li"), ("a\n===", "h3"), ("a\nb\n---\nc", "h4,p"), ("a\n\n---", "p,hr"),
     ("|a|\n|-|\n|b<br>c|", "div>table>tbody>tr>th,tr>td>br"), ("a<br/>b<b>", "p>br"), ("<https://example.org/a> <javascript:x>", "p>a"),
     ("$n-1$, $AB$, $2x$, $1/2$, $n!$, $(a,b)$", "p>code,code,code,code,code,code"), ("$5-$6, US$5/US$6, $HOME/$PATH, $5 and 6$", "p"),
+    ("[a][x] [X] [b *c*][] ![i][x] [no][y] [no]\n\n[x]: https://example.org/x \"title\"\n[B  *c*]: <https://example.org/b>", "p>a,a,a>em,a"), ("[Note]: this is text", "p"), ("[**a** `b` https://example.org/c](https://example.org)", "p>a>strong,code"),
+    ("[x]: javascript:alert(1)\n\n[x]", "p,p"), ("a[^1] b[^2] [^1] [1]\n\n[^1]: the *note*\ngoes on\n\nc", "p>sup,sup,p>sup,em,p"), ("- [i]: https://example.org\n\n[i]", "ul>li>p>a,p"),
+    ("`[z]` \\[z]\n\n[z]: https://example.org/", "p>code"), ("a\n[q]: https://example.org\n\n[q]", "p>a,p"),
     ("---", "hr"), ("|a|b|\n|-|-|\n|1|2|", "div>table>tbody>tr>th,th,tr>td,td"), ("**unfinished", "p"), ("```\nunfinished", "div>div>span,button,pre>code"),
 ]
 
@@ -185,6 +188,7 @@ MARKDOWN_SAYS = [
     ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
     ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"), ("1. **Install it**\n\n   Run it.", "Install itRun it."), ("    def f():\n        return 1", "Copydef f():\n    return 1"),
     ("&lt;b&gt; &amp;lt; &#65;&#x42; &nothing; `&lt;`", "<b> &lt; AB &nothing; &lt;"), ("<https://example.org>", "https://example.org"),
+    ("See [a][x][^n].\n\n[x]: https://example.org\n[^n]: A note", "See an.n A note"), ("[^n] [a][x]", "[^n] [a][x]"),
 ]
 
 
@@ -192,6 +196,8 @@ FOO = "https://example.org/Foo_(bar)"
 MARKDOWN_LINKS = [
     (f"[Foo]({FOO})", [FOO]), (f"{FOO}, ({FOO}). (https://example.org/a)", [FOO, FOO, "https://example.org/a"]), ("<https://example.org/a?b>", ["https://example.org/a?b"]),
     (f"[![alt](https://example.org/x.png)]({FOO})", [FOO]), ("https://example.org/a)b", ["https://example.org/a)b"]),
+    ("[a][x], [b]\n\n[b]: https://example.org/b\n[x]: https://example.org/1\n[x]: https://example.org/2", ["https://example.org/1", "https://example.org/b"]),
+    ("[b]: https://example.org/b\n\n> [c][b] ![d][B]", ["https://example.org/b"] * 2),
 ]
 
 
@@ -222,7 +228,7 @@ def markdown_becomes_elements(browser, server):
     check(same, "a text that grew looks otherwise")
     # A long one, too, in uneven steps: what is settled is not looked at again.
     same = page.run(f"""(() => {{ const part = {json.dumps(text)}, code = "x = 1  # a line\\n".repeat(900);
-        for (const text of ["one\\n\\n".repeat(300) + part + "\\n\\n" + "- a\\n".repeat(250) + "\\n" + part, "```\\n" + code, "```python\\n" + code + "```\\n" + part, "  ```\\n  " + code,
+        for (const text of ["[a][late] b[^late]\\n\\n".repeat(300) + "[late]: https://example.org/\\n[^late]: Note.\\n\\n" + "c\\n\\n".repeat(300), "one\\n\\n".repeat(300) + part + "\\n\\n" + "- a\\n".repeat(250) + "\\n" + part, "```\\n" + code, "```python\\n" + code + "```\\n" + part, "  ```\\n  " + code,
                           "\\\\[\\n" + "a\\n".repeat(190) + "\\\\]\\n" + "b\\n\\n".repeat(300)]) {{
             const a = document.createElement('div'), b = document.createElement('div');
             for (let n = 0; n <= text.length; n += 1 + (n * 7919) % 1400) drawMarkdown(a, text.slice(0, n));
@@ -230,7 +236,7 @@ def markdown_becomes_elements(browser, server):
             if (!a.isEqualNode(b)) return text.slice(0, 20);
         }} return ""; }})()""")
     check(not same, "a long text that grew looks otherwise:", same)
-    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n"):
+    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n", "[a]: http://a\n", "[a][b]", "[^a]", "[^a]: b\n", "[a]: http://a\n\n[a]\n\n"):
         page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
     clean(page, server, "markdown")
 

@@ -31,7 +31,21 @@ const unpaired = (tail, at, all) => {
 const LINK = RegExp("^\\[([^[\\]]{1,500})\\]" + ADDRESS), IMAGE = RegExp("^!\\[([^[\\]]{0,500})\\]" + ADDRESS);
 const LINKED_IMAGE = RegExp("^\\[!\\[([^[\\]]{0,500})\\]\\([^)\\n]{1,2200}\\)\\]" + ADDRESS);
 
-function inline(parent, text, depth = 0) {
+// [text][label], [text][], [label]; and a footnote's mark [^label]
+const REFERENCE = /^!?\[([^[\]]{1,500})\](?:\[([^[\]]{0,200})\])?/, MARK = /^\[\^([^[\]\s]{1,50})\]/;
+const DEFINITION = /^ {0,3}\[([^[\]^][^[\]]{0,199})\]:[ \t]{1,9}(?:<([^<>\s]{1,2000})>|(\S{1,2000}))(?:[ \t]+(?:"[^"]{0,200}"|'[^']{0,200}'|\([^()]{0,200}\)))?[ \t]{0,9}$/;
+const FOOTNOTE = /^ {0,3}\[\^([^[\]\s]{1,50})\]:[ \t]{0,9}(.*)$/;
+const labelOf = text => text.trim().replace(/\s+/g, " ").toLowerCase();
+let defined = new Map(); // of the text that is drawn: label → address; "^" and a footnote's label → ""
+
+// The label and the address in a line that defines one.
+function definitionIn(line) {
+  const found = line.includes("]:") && DEFINITION.exec(line), address = found && (found[2] ?? found[3]);
+  return address && link(address) ? [labelOf(found[1]), address] : null;
+}
+
+// `linked`: the text is that of a link, which has no other link in it.
+function inline(parent, text, depth = 0, linked = false) {
   let plain = "", at = 0;
   const never = new Set(); // marks that do not come again
   const next = (mark, from) => {
@@ -72,18 +86,32 @@ function inline(parent, text, depth = 0) {
     }
     if (end < 0) { plain += mark; at = from; return; }
     const e = element(c === "~" ? "del" : mark.length === 2 ? "strong" : "em");
-    inline(e, text.slice(from, end), depth + 1);
+    inline(e, text.slice(from, end), depth + 1, linked);
     add(e);
     at = end + mark.length;
   };
-  const bracket = () => { // [text](address), ![image](address), [![image](address)](address)
+  const bracket = () => { // [text](address), ![image](address), [![image](address)](address), and those above
     const here = text.slice(at, at + 5300);
-    const found = depth < DEEPEST && (LINK.exec(here) || IMAGE.exec(here) || LINKED_IMAGE.exec(here));
+    const found = !linked && (LINK.exec(here) || IMAGE.exec(here) || LINKED_IMAGE.exec(here));
     const a = found && link(found[2]);
     if (a) {
-      inline(a, found[1].trim() || found[2], DEEPEST);
+      inline(a, found[1].trim() || found[2], depth + 1, true);
       add(a);
       at += found[0].length;
+      return;
+    }
+    const mark = MARK.exec(here);
+    if (mark && defined.has("^" + labelOf(mark[1]))) {
+      add(element("sup", "", mark[1]));
+      at += mark[0].length;
+      return;
+    }
+    const to = !linked && defined.size && REFERENCE.exec(here), address = to && defined.get(labelOf(to[2] || to[1]));
+    if (address) {
+      const a = link(address);
+      inline(a, to[1], depth + 1, true);
+      add(a);
+      at += to[0].length;
       return;
     }
     plain += text[at++];
@@ -113,13 +141,13 @@ function inline(parent, text, depth = 0) {
     else if (c === "`") code();
     else if (c === "*" || c === "_" || (c === "~" && text[at + 1] === "~")) emphasis(c);
     else if (c === "<" && /^<(?:br\s{0,9}\/?|https?:\/\/[^\s<>]{1,2000})>/i.test(here = text.slice(at, at + 2010))) {
-      const inside = here.slice(1, here.indexOf(">")), a = /^br/i.test(inside) ? element("br") : depth < DEEPEST && link(inside);
+      const inside = here.slice(1, here.indexOf(">")), a = /^br/i.test(inside) ? element("br") : !linked && link(inside);
       if (a?.tagName === "A") a.append(inside);
       if (a) add(a); else plain += `<${inside}>`;
       at += inside.length + 2;
     } else if (c === "&" && (found = CHARACTER.exec(text.slice(at, at + 12)))) { plain += characterOf(found[1]); at += found[0].length; }
     else if (c === "[" || (c === "!" && text[at + 1] === "[")) bracket();
-    else if (c === "h" && depth < DEEPEST && (text.startsWith("http://", at) || text.startsWith("https://", at)) && !isWord(text[at - 1])) {
+    else if (c === "h" && !linked && (text.startsWith("http://", at) || text.startsWith("https://", at)) && !isWord(text[at - 1])) {
       const address = /^[^\s<>"'`\]]{1,2000}/.exec(text.slice(at, at + 2000))[0].replace(/[.,;:!?*_]+$/, "").replace(/\)+[.,;:!?*_)]*$/, unpaired);
       const a = link(address);
       if (a && address.length > 8) { a.append(address); add(a); } else plain += address;
@@ -229,6 +257,12 @@ function split(lines) {
         i++;
       }
       blocks.push(["list", from, i]);
+    } else if (definitionIn(line)) {
+      while (i < n && definitionIn(lines[i])) i++;
+      blocks.push(["definition", from, i]);
+    } else if (FOOTNOTE.test(line)) {
+      while (i < n && lines[i].trim() && !starts(lines[i]) && !FOOTNOTE.test(lines[i])) i++;
+      blocks.push(["footnote", from, i]);
     } else if (line.includes("|") && i < n && lines[i].includes("-") && lines[i].length < 2000 && DASHES.test(lines[i])) {
       while (i < n && lines[i].includes("|")) i++;
       blocks.push(["table", from, i]);
@@ -289,6 +323,13 @@ function draw(kind, lines, depth) {
   }
   if (kind === "list") return drawList(lines, depth);
   if (kind === "table") return drawTable(lines);
+  if (kind === "definition" && !depth) return document.createComment(""); // in lists and quotes it stands as it is written
+  if (kind === "footnote" && !depth) {
+    const note = element("p", "footnote"), [, label, first] = FOOTNOTE.exec(lines[0]);
+    note.append(element("sup", "", label), " ");
+    inline(note, [first, ...lines.slice(1)].map(l => l.trim()).join("\n"));
+    return note;
+  }
   const p = element("p");
   inline(p, lines.map(l => l.trim()).join("\n"));
   return p;
@@ -361,20 +402,40 @@ function drawAll(root, lines, depth) {
 // So many lines may pass until it is known what one of them begins: a formula (endOfMath).
 const FORESIGHT = 200;
 
+// What the blocks define. A line that may still grow defines nothing yet.
+function definitionsIn(blocks, n, grows) {
+  const found = new Map();
+  for (const {kind, to, text} of blocks) {
+    if (kind === "footnote") found.set("^" + labelOf(FOOTNOTE.exec(text.split("\n")[0])[1]), "");
+    if (kind !== "definition") continue;
+    const lines = text.split("\n");
+    if (grows && to === n) lines.pop();
+    for (const [label, address] of lines.map(definitionIn)) if (!found.has(label)) found.set(label, address);
+  }
+  return found;
+}
+
 // Draws a text that grows: blocks that are as they were keep their elements, and most are not looked at again.
 function drawMarkdown(root, text) {
-  const lines = text.replace(/\r\n?/g, "\n").split("\n"), before = root.drawn ?? {text: "", lines: 0, blocks: []};
+  const lines = text.replace(/\r\n?/g, "\n").split("\n"), before = root.drawn ?? {text: "", lines: 0, blocks: [], defined: new Map()};
   let settled = 0; // blocks that what was added cannot change
   if (text.startsWith(before.text)) while (before.blocks[settled + 1]?.from < before.lines - FORESIGHT) settled++;
   const from = before.blocks[settled]?.from ?? 0;
   const rest = split(lines.slice(from)).map(([kind, a, b]) => ({kind, from: a + from, to: b + from, text: lines.slice(a + from, b + from).join("\n")}));
   const blocks = [...before.blocks.slice(0, settled), ...rest];
+  defined = definitionsIn(blocks, lines.length, root.drawn && text !== before.text);
+  // What is defined now, or no longer, may stand in earlier blocks.
+  const changed = [...new Set([...defined.keys(), ...before.defined.keys()])].filter(label => defined.get(label) !== before.defined.get(label));
   let same = settled;
   while (same < blocks.length && blocks[same].kind === before.blocks[same]?.kind && blocks[same].text === before.blocks[same].text) same++;
   if (!(blocks.length === same + 1 && growCode(root.childNodes[same], before.blocks[same], blocks[same]))) {
     while (root.childNodes.length > same) root.lastChild.remove();
     for (const {kind, from, to} of blocks.slice(same)) root.append(draw(kind, lines.slice(from, to), 0));
   }
+  if (changed.length) blocks.slice(0, same).forEach(({kind, from, to, text}, i) => {
+    const low = text.includes("[") ? labelOf(text) : "";
+    if (low && changed.some(label => low.includes(`[${label}]`))) root.childNodes[i].replaceWith(draw(kind, lines.slice(from, to), 0));
+  });
   root.classList.toggle("long", blocks.length > 100); // a browser lays out what is seen of it
-  root.drawn = {text, lines: lines.length, blocks};
+  root.drawn = {text, lines: lines.length, blocks, defined};
 }
