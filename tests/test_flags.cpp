@@ -181,14 +181,35 @@ TEST_CASE("flags come from the environment and from a file; what is typed counts
     for (const auto& [file, says] : {std::pair("colour = red", "line 1: there is no flag '--colour'"),
                                      {"\nport =", "line 2: --port needs a value"},
                                      {"config = x", "there is no flag '--config'"},
-                                     {"port = 99999", "--port"}}) {
+                                     {"no-pages = perhaps", "line 1: --no-pages takes no value but 1, true, on, yes"},
+                                     {"m = x\nport = 99999", "line 2: --port: '99999' is not a number"},
+                                     {"mmproj = x", "line 1: --mmproj"}}) {
         const Finished f = run(file, {}, {});
         INFO(f.err);
         CHECK(f.code == 2);
         CHECK(has(f.err, says));
     }
     CHECK(run("", {"--config", "/nonexistent/file"}, {}).code == 2);
-    CHECK(run("", {"-m", a}, {{"QUIRE_PORT", "x"}}).code == 2);
+    // An error names the variable that gave the value, also where a typed value would count.
+    for (const auto& [name, value, says] :
+         {std::tuple("QUIRE_PORT", "x", "server: QUIRE_PORT: --port: 'x' is not a number that is in 0..65535\n"),
+          {"LLAMA_ARG_CTX_SIZE", "-4", "server: LLAMA_ARG_CTX_SIZE: --ctx-size: '-4' is not a number"},
+          {"QUIRE_NO_LOG", "maybe",
+           "server: QUIRE_NO_LOG: --no-log takes no value but 1, true, on, yes or 0, false, off, no; 'maybe' is "
+           "none\n"}}) {
+        const Finished f = run("", {"-m", a, "--port", "8080"}, {{name, value}});
+        INFO(f.err);
+        CHECK(f.code == 2);
+        CHECK(has(f.err, says));
+    }
+    CHECK(has(run("", {"-m", a, "--port", "y"}, {{"QUIRE_PORT", "1"}}).err, "server: --port: 'y'"));
+    CHECK(has(run("", {}, {{"QUIRE_NO_LOG", "No"}, {"QUIRE_MODEL", a.c_str()}}).err, a));
+    // The file may be named by a variable, too.
+    const std::string named = file_with("model = " + a + "\n"), other = file_with("model = " + b + "\n");
+    CHECK(has(run("", {}, {{"QUIRE_CONFIG", named.c_str()}}).err, a));
+    CHECK(has(run("", {"--config", other}, {{"QUIRE_CONFIG", named.c_str()}}).err, b));
+    CHECK(has(run("", {}, {{"QUIRE_CONFIG", "/nonexistent/file"}}).err,
+              "server: QUIRE_CONFIG: cannot read '/nonexistent/file'"));
 }
 
 TEST_CASE("the flags that mean the opposite of the default do what they say", "[flags]") {

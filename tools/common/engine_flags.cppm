@@ -400,6 +400,30 @@ void add_answer_flags(CLI::App& app, AnswerFlags& flags) {
         ->capture_default_str();
 }
 
+struct ParsedWords {
+    std::optional<int> code; // with which the program ends
+    std::string        note; // of translate_flags()
+};
+
+Result<ParsedWords> parse_words(CLI::App& app, Program program, const std::vector<std::string>& words,
+                                const OwnFlag& own, const std::function<void(std::vector<std::string>&)>& adjust) {
+    Result<TranslatedFlags> flags = translate_flags(program, words, own);
+    if (!flags) return std::unexpected(flags.error());
+    if (adjust) adjust(flags->words);
+    try {
+        app.parse(
+            std::vector<std::string>(flags->words.rbegin(), flags->words.rend())); // in reverse, as CLI11 wants them
+    } catch (const CLI::Success& e) {
+        return ParsedWords{app.exit(e), ""}; // --help and --version
+    } catch (const CLI::ParseError& e) {
+        std::string text = e.what();
+        for (char& c : text)
+            if (c == '\n') c = ' ';
+        return fail(text);
+    }
+    return ParsedWords{std::nullopt, std::move(flags->note)};
+}
+
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust,
                                const std::vector<std::string>& before, const std::string& where) {
@@ -412,36 +436,45 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         app.add_option("--config", config,
                        "file with a flag on each line: ctx-size = 8192; what is typed, and variables QUIRE_CTX_SIZE, "
                        "count more");
-    const OwnFlag own = flags_of(app);
-    // Whatever is typed comes last, and counts.
-    std::vector<std::string> words =
-        program == Program::bench ? std::vector<std::string>() : words_of_environment(program, own);
+    const OwnFlag          own = flags_of(app);
+    std::vector<GivenFlag> untyped;
+    if (program != Program::bench) {
+        Result<std::vector<GivenFlag>> read = flags_of_environment(program, own);
+        if (!read) return complain(read.error().message);
+        untyped = std::move(*read);
+    }
+    const auto take_file = [&](const std::string& path) -> Result<void> {
+        Result<std::vector<GivenFlag>> read = flags_of_file(path, program, own);
+        if (!read) return std::unexpected(read.error());
+        untyped.insert(untyped.begin(), read->begin(), read->end());
+        return {};
+    };
+    bool typed_config = false;
     for (int i = 1; i < argc && program != Program::bench; i++) {
         const std::string word   = argv[i];
         const bool        joined = word.starts_with("--config=");
         if (!joined && (word != "--config" || i + 1 == argc)) continue;
-        Result<std::vector<std::string>> read = words_of_file(joined ? word.substr(9) : argv[i + 1], program, own);
-        if (!read) return complain(read.error().message);
-        words.insert(words.begin(), read->begin(), read->end());
+        typed_config = true;
+        if (auto ok = take_file(joined ? word.substr(9) : argv[i + 1]); !ok) return complain(ok.error().message);
     }
-    words.insert(words.begin(), before.begin(), before.end());
+    if (const char* path = std::getenv("QUIRE_CONFIG"); path && *path && !typed_config && program != Program::bench)
+        if (auto ok = take_file(path); !ok) return complain(cat("QUIRE_CONFIG: ", ok.error().message));
+    // Whatever is typed comes last, and counts.
+    std::vector<std::string> words = before;
+    for (const GivenFlag& flag : untyped) words.insert(words.end(), flag.words.begin(), flag.words.end());
     words.insert(words.end(), argv + 1, argv + argc);
-    Result<TranslatedFlags> flags = translate_flags(program, words, own);
-    if (!flags) return complain(flags.error().message);
-    if (adjust) adjust(flags->words);
-    try {
-        app.parse(
-            std::vector<std::string>(flags->words.rbegin(), flags->words.rend())); // in reverse, as CLI11 wants them
-    } catch (const CLI::Success& e) {
-        return app.exit(e); // --help and --version
-    } catch (const CLI::ParseError& e) {
-        std::string text = e.what();
-        for (char& c : text)
-            if (c == '\n') c = ' ';
-        return complain(text);
+    Result<ParsedWords> done = parse_words(app, program, words, own, adjust);
+    if (!done) {
+        // An error that a flag makes alone is that of its variable or line.
+        for (const GivenFlag& flag : untyped)
+            if (auto alone = parse_words(app, program, flag.words, own, {});
+                !alone && alone.error().message == done.error().message)
+                return complain(cat(flag.from, ": ", done.error().message));
+        return complain(done.error().message);
     }
-    if (!flags->note.empty() && where.empty())
-        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), flags->note.c_str());
+    if (done->code) return done->code;
+    if (!done->note.empty() && where.empty())
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), done->note.c_str());
     return std::nullopt;
 }
 

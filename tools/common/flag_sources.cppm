@@ -10,13 +10,19 @@ import quire.tools.common.foreign_flags;
 
 export namespace quire {
 
-// QUIRE_CTX_SIZE=8192 is --ctx-size 8192, and so is LLAMA_ARG_CTX_SIZE=8192, with llama.cpp's names. A flag without a value is given by 1,
-// true, on or yes. Variables that name no flag are somebody else's.
-std::vector<std::string> words_of_environment(Program program, const OwnFlag& own);
+// A flag, and the variable or the line of a file that gives it: "QUIRE_PORT", "quire.conf, line 3".
+struct GivenFlag {
+    std::string              from;
+    std::vector<std::string> words;
+};
 
-// The words of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments, values may stand in quotes.
+// QUIRE_CTX_SIZE=8192 is --ctx-size 8192, and so is LLAMA_ARG_CTX_SIZE=8192, with llama.cpp's names. A flag without a value is given by 1,
+// true, on or yes. Variables that name no flag are somebody else's. Error: the variable, and what is wrong with it.
+Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFlag& own);
+
+// The flags of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments, values may stand in quotes.
 // Error: the line, and what is wrong with it.
-Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own);
+Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
 // Appends the words of one such line to `words`; a line without a flag has none. `where`: the beginning of an error.
 Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
@@ -28,7 +34,16 @@ module :private;
 
 namespace quire {
 
-bool is_yes(std::string_view value) { return value == "1" || value == "true" || value == "on" || value == "yes"; }
+// Whether a flag without a value is given; nothing: the text says neither yes nor no.
+std::optional<bool> is_yes(std::string_view text) {
+    constexpr std::array<std::string_view, 5> yes{"1", "true", "on", "yes", "enabled"};
+    constexpr std::array<std::string_view, 6> no{"", "0", "false", "off", "no", "disabled"};
+    std::string                               value;
+    for (const char c : text) value += char(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    if (std::ranges::find(yes, value) != yes.end()) return true;
+    if (std::ranges::find(no, value) != no.end()) return false;
+    return std::nullopt;
+}
 
 // Whether a value follows the flag; nothing: there is no such flag.
 std::optional<bool> takes_value(const std::string& flag, Program program, const OwnFlag& own) {
@@ -36,9 +51,15 @@ std::optional<bool> takes_value(const std::string& flag, Program program, const 
     return mine ? mine : foreign_takes_value(program, flag);
 }
 
-void add_words(const std::string& flag, bool takes, const std::string& value, std::vector<std::string>& words) {
+// `where`: the beginning of an error.
+Result<void> add_words(const std::string& flag, bool takes, const std::string& value, const std::string& where,
+                       std::vector<std::string>& words) {
     if (takes) words.push_back(cat(flag, "=", value)); // in one word, as a value may begin with a dash
-    else if (is_yes(value)) words.push_back(flag);
+    else if (const std::optional<bool> given = is_yes(value); !given)
+        return fail(where, flag, " takes no value but 1, true, on, yes or 0, false, off, no; ", quote(value),
+                    " is none");
+    else if (*given) words.push_back(flag);
+    return {};
 }
 
 // The flag of a variable's name behind its prefix.
@@ -61,9 +82,9 @@ std::string flag_of_llama(std::string_view name) {
     return at == std::end(others) ? flag_of(name) : std::string(at->second);
 }
 
-std::vector<std::string> words_of_environment(Program program, const OwnFlag& own) {
+Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFlag& own) {
     constexpr std::string_view quire = "QUIRE_", llama = "LLAMA_ARG_";
-    std::vector<std::string>   words;
+    std::vector<GivenFlag>     flags;
     for (char** at = environ; at != nullptr && *at != nullptr; at++) {
         const std::string_view entry = *at, name = entry.substr(0, entry.find('='));
         if (name.size() == entry.size()) continue;
@@ -73,9 +94,14 @@ std::vector<std::string> words_of_environment(Program program, const OwnFlag& ow
                                  : name.starts_with(llama) ? flag_of_llama(name.substr(llama.size()))
                                                            : std::string();
         if (flag.empty() || flag == "--config") continue;
-        if (const std::optional<bool> takes = takes_value(flag, program, own)) add_words(flag, *takes, value, words);
+        const std::optional<bool> takes = takes_value(flag, program, own);
+        if (!takes) continue;
+        GivenFlag given{std::string(name), {}};
+        if (auto ok = add_words(flag, *takes, value, cat(name, ": "), given.words); !ok)
+            return std::unexpected(ok.error());
+        flags.push_back(std::move(given));
     }
-    return words;
+    return flags;
 }
 
 std::string_view without_blanks(std::string_view text) {
@@ -101,21 +127,25 @@ Result<void> add_words_of_line(std::string_view line, const std::string& where, 
     if (flag.size() == 2 && *takes) {
         words.push_back(flag);
         words.emplace_back(value);
-    } else add_words(flag, *takes, *takes ? std::string(value) : value.empty() ? "1" : std::string(value), words);
-    return {};
+        return {};
+    }
+    return add_words(flag, *takes, !*takes && value.empty() ? "1" : std::string(value), where, words);
 }
 
-Result<std::vector<std::string>> words_of_file(const std::string& path, Program program, const OwnFlag& own) {
+Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own) {
     std::ifstream   file(path);
     std::error_code ignored;
     if (!file || !std::filesystem::is_regular_file(path, ignored))
         return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
-    std::vector<std::string> words;
-    int                      number = 0;
-    for (std::string line; std::getline(file, line);)
-        if (auto ok = add_words_of_line(line, cat(path, ", line ", ++number, ": "), program, own, words); !ok)
+    std::vector<GivenFlag> flags;
+    int                    number = 0;
+    for (std::string line; std::getline(file, line);) {
+        GivenFlag given{cat(path, ", line ", ++number), {}};
+        if (auto ok = add_words_of_line(line, given.from + ": ", program, own, given.words); !ok)
             return std::unexpected(ok.error());
-    return words;
+        flags.push_back(std::move(given));
+    }
+    return flags;
 }
 
 } // namespace quire
