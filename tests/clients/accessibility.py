@@ -7,8 +7,8 @@ import subprocess
 import threading
 
 import chat_texts
-from chat_tools import SCRIPTED, ask
-from page_tools import BLOCK_VIZ, ROOT, SHOTS, TURNS, READY, Server, check, clean, settle
+from chat_tools import ask, exchange, opened
+from page_tools import BLOCK_VIZ, ROOT, SHOTS, TURNS, Server, check, clean, settle
 
 LOOKS = ((1400, False), (1400, True), (420, False), (420, True))
 
@@ -59,10 +59,7 @@ def the_chat_is_accessible(browser, server):
     if not source:
         print("  SKIP: no axe-core in build/axe (tests/clients/pages.sh installs it)")
         return
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     it = Examiner(page, source)
     it.everywhere("a new chat")
     chat_texts.given(page, {"role": "user", "content": chat_texts.SHOWN, "files": [{"name": "notes.md", "text": "a"}]},
@@ -71,8 +68,7 @@ def the_chat_is_accessible(browser, server):
     it.everywhere("a conversation")
     # Branches, tokens and their alternatives.
     page.click(".new")
-    ask(page, "What is paged attention?")
-    settle(page)
+    exchange(page, "What is paged attention?")
     page.press("KeyR", alt=True)
     page.until("document.querySelectorAll('.branches button').length === 2")
     settle(page)
@@ -102,8 +98,7 @@ def the_chat_is_accessible(browser, server):
     it.everywhere("thinking")
     page.run("window.held = 0; 0")
     settle(page)
-    ask(page, "Weather?", [["tool_calls", [{"index": 0, "id": "x", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}]]], "tool_calls", 10)
-    settle(page)
+    exchange(page, "Weather?", [["tool_calls", [{"index": 0, "id": "x", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}]]], "tool_calls", 10)
     it.everywhere("a tool's card")
     page.run(f"script.push({json.dumps([[['content', 'It rains.']], 'stop', 20])}); document.querySelector('.call textarea').value = 'rain'; document.querySelector('.calls > button').click()")
     page.until(f"{TURNS} >= 6")

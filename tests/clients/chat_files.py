@@ -4,8 +4,8 @@ import json
 import os
 import zlib
 
-from page_tools import SHOTS, READY, check, clean, no_overflow, readable, settle
-from chat_tools import SCRIPTED, ask
+from page_tools import SHOTS, check, clean, no_overflow, readable
+from chat_tools import SCRIPTED, exchange, reload
 
 
 def pdf(objects, trailer="/Root 1 0 R", head="%PDF-1.7\n"):
@@ -92,8 +92,7 @@ def a_pdf_becomes_text(browser, server):
     other.go("data:text/html;charset=utf-8;base64," + base64.b64encode(PRINTED.encode()).decode())
     printed = base64.b64decode(other.call("Page.printToPDF")["data"])
     page.call("Page.bringToFront")
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     for what, data, says in (("a plain file", pdf(page_of(PLAIN)), PLAIN_SAYS), ("a packed file", packed_file(), PACKED_SAYS)):
         check(text_of(page, data) == says, what, "says", repr(page.run("attached[0]?.text")), page.run("document.querySelector('.toast').innerText"))
     said = text_of(page, printed)
@@ -118,8 +117,7 @@ def a_pdf_becomes_text(browser, server):
     page.screenshot(os.path.join(SHOTS, "pdf-420.png"))
     readable(page, "a PDF")
     no_overflow(page, "a PDF")
-    ask(page, "What is it?", [["content", "Notes."]], "stop", 10)
-    settle(page)
+    exchange(page, "What is it?", [["content", "Notes."]], "stop", 10)
     check(page.run("asked.at(-1).messages[0].content") == f"notes.pdf:\n```\n{PLAIN_SAYS}\n```\n\nWhat is it?", page.run("asked.at(-1).messages"))
     clean(page, server, "a PDF")
 

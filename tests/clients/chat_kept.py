@@ -5,21 +5,13 @@ import re
 import tempfile
 import time
 
-from chat_tools import SCRIPTED, ask, LISTED
-from page_tools import SHOTS, Server, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
-
-
-def act(page, name, nth=-1):
-    """A button below an answer."""
-    page.run(f"[...[...document.querySelectorAll('.turn.assistant')].at({nth}).querySelectorAll('.foot > button')].find(b => b.textContent === {json.dumps(name)}).click()")
+from chat_tools import LISTED, SCRIPTED, act, ask, exchange, forget_all, leave, opened, reload, script
+from page_tools import SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
 
 
 def a_token_has_alternatives(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
-    ask(page, "What is paged attention?")
-    settle(page)
+    page = opened(browser, server)
+    exchange(page, "What is paged attention?")
     whole = page.run("turns.at(-1).content")
     act(page, "Tokens")
     page.until("document.querySelector('.tokens')")
@@ -79,17 +71,13 @@ def each_message_shows_what_came_from_the_cache(browser, server):
 
 
 def show_the_border(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     system = {"role": "system", "content": "Du bist kurz, höflich 😀 und\nuser"}
     setting(page, system=system["content"], max_tokens=4)
-    ask(page, "user")
-    settle(page)
+    exchange(page, "user")
     first = [system, {"role": "user", "content": "user"}, {"role": "assistant", "content": page.run("turns[1].content")}]
     page.run("attach([new File(['Some lines, of a file.'], 'a.txt')])")
-    ask(page, "Was ist ein Größenverhältnis?")
-    settle(page)
+    exchange(page, "Was ist ein Größenverhältnis?")
     act(page, "Cached")
     page.until("document.querySelector('.origin')")
     second = {"role": "user", "content": "a.txt:\n```\nSome lines, of a file.\n```\n\nWas ist ein Größenverhältnis?"}
@@ -161,9 +149,7 @@ def check_origins(page, server, messages):
 
 
 def the_border_lies_in_front_of_a_broken_character(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     ends = lambda tokens, text: page.run(f"endsOf({json.dumps([{'piece': p} for p in tokens])}, new TextEncoder().encode({json.dumps(text)}))")
     check(ends(["<s>", " a", [240, 159], [152, 128], "b"], "a😀b") == [0, 1, 3, 5, 6], ends(["<s>", " a", [240, 159], [152, 128], "b"], "a😀b"))
     for tokens, text in ((["a", "c"], "ab"), (["a"], "ab"), (["a", "b", "c"], "ab"), (["<s>", "<s>", "a"], "a")):
@@ -172,13 +158,10 @@ def the_border_lies_in_front_of_a_broken_character(browser, server):
 
 
 def the_same_answer_comes_again(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     setting(page, temperature=2, max_tokens=40)
     with Busy(server):
-        ask(page, "Tell me a story.")
-        settle(page)
+        exchange(page, "Tell me a story.")
         act(page, "Verify")
         page.until("document.querySelector('.verified, .differs')")
     check(re.fullmatch(r"✓ same again: 40 tokens, seed \d+", page.run("document.querySelector('.verified').innerText")), page.run("document.querySelector('.talk').innerText"))
@@ -194,16 +177,12 @@ def the_same_answer_comes_again(browser, server):
     page.run("delete turns.at(-1).verified; turns.at(-1).content += '.'; redraw(turns.at(-1))")
     act(page, "Verify")
     page.until("document.querySelector('.differs')")
-    page.run("localStorage.clear(); 0")
-    clean(page, server, "the same again")
+    leave(page, server, "the same again")
 
 
 def settings_stand_beside_each_other(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
-    ask(page, "What is paged attention?")
-    settle(page)
+    page = opened(browser, server)
+    exchange(page, "What is paged attention?")
     act(page, "Compare")
     page.until("document.querySelector('dialog.settings').open")
     page.run("document.querySelector('dialog [name=temperature]').value = '1.5'; document.querySelector('dialog [name=seed]').value = '5'")
@@ -222,17 +201,14 @@ def settings_stand_beside_each_other(browser, server):
         no_overflow(page, "a pair")
         readable(page, "a pair")
     page.run("[...document.querySelectorAll('.pair button')].find(b => b.textContent === 'Go on with this').click()")
-    ask(page, "Why?")
-    settle(page)
+    exchange(page, "Why?")
     check(page.run("turns[1].made.temperature") == 1.5, "it went on with the other")
     check(page.run("now.chat.settings.temperature ?? null") is None, "the conversation's own settings changed")
     clean(page, server, "a pair")
 
 
 def a_reload_loses_neither_question_nor_answer(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     setting(page, temperature=3, seed=7, max_tokens=400)
     with Busy(server):
         page.type("Tell me a story.")
@@ -246,7 +222,7 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
         check(kept.startswith(there), "the answer is gone:", kept)
         check("interrupted" in page.run(NOTE), page.run(NOTE))
         page.screenshot(os.path.join(SHOTS, "interrupted-1400.png"))
-        page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+        act(page, "Continue")
         page.until(f"turns.at(-1).content.length > {len(kept) + 20}")
         check(page.run("turns.at(-1).content").startswith(kept), "it does not go on where it broke off")
         page.press("Escape")
@@ -259,29 +235,22 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
         page.go(server.url + "/")
         page.until(TURNS)
         check(page.run(TURNS) == 2 and "Tell me another." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
-    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Try again').click()")
+    act(page, "Try again")
     page.until(BUSY)
     settle(page)
     check(page.run(TURNS) == 2 and page.run(LAST), "it is not asked again")
-    page.run("localStorage.clear(); 0")
-    clean(page, server, "a reload")
+    leave(page, server, "a reload")
 
 
 def what_is_not_sent_is_kept(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
-    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    page = opened(browser, server, scripted=True)
+    forget_all(page)
     draft = "[box.value, attached.map(f => f.text).join()]"
     page.run("attach([new File(['a file'], 'notes.txt')])")
     page.type("A draft")
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     check(page.run(draft) == ["A draft", "a file"], "after a reload:", page.run(draft))
-    other = browser.page()
-    other.go(server.url + "/")
-    other.until(READY)
+    other = opened(browser, server)
     check(other.run(draft) == ["A draft", "a file"], "in a new tab:", other.run(draft))
     page.call("Page.bringToFront")
     # Sent, it is no draft any more; each conversation has its own.
@@ -292,8 +261,7 @@ def what_is_not_sent_is_kept(browser, server):
     page.type("Of the first")
     page.click(".new")
     check(page.run(draft) == ["", ""], "a new conversation begins with", page.run(draft))
-    ask(page, "Second question", [["content", "A pear."]], "stop", 10)
-    settle(page)
+    exchange(page, "Second question", [["content", "A pear."]], "stop", 10)
     page.press("KeyE", alt=True)
     page.run("{ const area = document.querySelector('.edit textarea'); area.value = 'Second, edited'; area.oninput(); } 0")
     page.click(".chats li:nth-child(2) .open")
@@ -325,8 +293,7 @@ def another_tab_follows_an_answer(browser, server):
     for _ in range(2):
         tabs.append(tab := browser.page())
         tab.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-        tab.go(server.url + "/")
-        tab.until(READY)
+        reload(tab, server)
     page, other = tabs
     page.call("Page.bringToFront")
     page.run("window.held = 2; 0")
@@ -361,10 +328,7 @@ def another_tab_follows_an_answer(browser, server):
 
 
 def many_answers_wait_for_each_other(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     page.run("window.held = 1; 0")
     for i in range(7):
         page.click(".new")
@@ -390,15 +354,11 @@ def choose(page, title, name):
 
 
 def conversations_are_kept(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
-    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    page = opened(browser, server, scripted=True)
+    forget_all(page)
     for question, reply in (("First question", "An apple."), ("Second question", "A pear, and more."), ("Third question", "A plum.")):
         page.click(".new")
-        ask(page, question, [["content", reply]], "stop", 10)
-        settle(page)
+        exchange(page, question, [["content", reply]], "stop", 10)
     check(page.run(LISTED) == ["Third question", "Second question", "First question"], page.run(LISTED))
     choose(page, "First", "Pin")
     check(page.run(LISTED) == ["First question", "Third question", "Second question"], "pinned:", page.run(LISTED))
@@ -407,9 +367,7 @@ def conversations_are_kept(browser, server):
     page.press("Enter")
     page.until(f"{LISTED}.includes('Of fruit')")
     # They are there in another tab, and after a reload.
-    other = browser.page(420, 900)
-    other.go(server.url + "/")
-    other.until(READY)
+    other = opened(browser, server, 420, 900)
     check(other.run(LISTED) == ["First question", "Third question", "Of fruit"] and other.run(TURNS) == 0, "another tab lists", other.run(LISTED))
     other.click(".toggle")
     other.screenshot(os.path.join(SHOTS, "chats-420.png"))
@@ -430,8 +388,7 @@ def conversations_are_kept(browser, server):
     page.until(f"{LISTED}.length === 3 && {TURNS} === 2")
     choose(page, "Third", "Delete")
     page.call("Page.bringToFront")
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     check(page.run(LISTED) == ["First question", "Of fruit"], "after a reload:", page.run(LISTED))
     # As a file, and back; a file of another kind is refused.
     page.run("window.files = []; URL.createObjectURL = blob => { files.push(blob); return 'data:,'; }; HTMLAnchorElement.prototype.click = () => {}; 0")
@@ -452,9 +409,7 @@ def conversations_are_kept(browser, server):
 
 
 def a_file_keeps_all_of_an_answer(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     chat = {"id": "c", "title": "All of it", "leaf": "2", "settings": {"temperature": 0.5, "model": "m", "strange": 1}}
     made = {"seed": 7, "temperature": 0.5, "from": "1", "strange": [1]}
     whole = {"id": "2", "chat": "c", "parent": "1", "at": 2, "role": "assistant", "content": "A", "made": made, "parts": 1, "tokens": 9, "prompt": 7, "cached": 3, "begun": 1, "cut": True,
@@ -473,17 +428,12 @@ def a_file_keeps_all_of_an_answer(browser, server):
 
 
 def answers_branch(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     texts = "turns.map(t => t.content)"
-    ask(page, "One?", [["content", "A."]], "stop", 10)
-    settle(page)
-    ask(page, "Two?", [["content", "B."]], "stop", 20)
-    settle(page)
+    exchange(page, "One?", [["content", "A."]], "stop", 10)
+    exchange(page, "Two?", [["content", "B."]], "stop", 20)
     # Another answer is a branch, of which either is shown.
-    page.run(f"script.push({json.dumps([[['content', 'C.']], 'stop', 20])}); 0")
+    script(page, [["content", "C."]], "stop", 20)
     page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).querySelectorAll('.foot > button')[1].click()")
     settle(page)
     check(page.run(texts) == ["One?", "A.", "Two?", "C."], page.run(texts))

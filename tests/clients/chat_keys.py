@@ -1,8 +1,8 @@
 """A claim about the page of the chat, for pages.py: all that it does can be done by keys alone, on a wide window and on a phone."""
 import json
 
-from chat_tools import SCRIPTED, LISTED
-from page_tools import READY, BUSY, LAST, check, clean, no_overflow, no_shift, readable, settle, watch_shifts
+from chat_tools import LISTED, SCRIPTED, forget_all, reload
+from page_tools import BUSY, LAST, check, clean, no_overflow, no_shift, readable, settle, watch_shifts
 
 
 def tab_to(page, selector, text=None):
@@ -41,9 +41,8 @@ def menu(page, name):
 def everything(page, server, width):
     watch_shifts(page)
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
-    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+    reload(page, server)
+    forget_all(page)
     # An answer with thoughts, which unfold and fold; a gauge that explains itself.
     say(page, "One?", [["reasoning_content", "Well. "], ["content", "A."]], "length", 10)
     for is_open in (True, False):

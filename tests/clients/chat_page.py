@@ -5,14 +5,12 @@ import re
 import tempfile
 import time
 
-from chat_tools import SCRIPTED, ask, LISTED
-from page_tools import ROOT, SHOTS, Server, check, READY, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
+from chat_tools import LISTED, act, ask, exchange, leave, opened, reload, script
+from page_tools import ROOT, SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
 
 
 def a_question_is_answered_and_another_turn_follows(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     page.type("What is paged attention?")
     page.press("Enter")
     page.until(TURNS + " === 2")
@@ -40,9 +38,7 @@ def a_question_is_answered_and_another_turn_follows(browser, server):
 
 
 def an_answer_is_stopped(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     setting(page, temperature=3, seed=7)  # chance without end
     with Busy(server):
         stop_it(page, server)
@@ -76,9 +72,7 @@ def stop_it(page, server):
 
 
 def settings_reach_the_server(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
     setting(page, system="Be brief.", temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_tokens=5, seed=1)
     page.type("Hello")
@@ -90,8 +84,7 @@ def settings_reach_the_server(browser, server):
     for name, value in {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "max_tokens": 5, "seed": 1}.items():
         check(body[name] == value, name, body)
     check("5 tokens" in page.run(NOTE) and "cut" in page.run(NOTE), page.run(NOTE))
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     page.click(".set")
     check(page.run("document.querySelector('[name=top_k]').value") == "40", "the settings are not kept")
     page.click("dialog .reset")
@@ -111,9 +104,7 @@ def settings_reach_the_server(browser, server):
 def a_full_context_goes_on_without_the_oldest(browser):
     server = Server("-c", "256")
     try:
-        page = browser.page()
-        page.go(server.url + "/")
-        page.until(READY)
+        page = opened(browser, server)
         setting(page, system="Be brief.", max_tokens=40)
         asked = 0
         while not page.run("!!document.querySelector('.fault')"):
@@ -144,8 +135,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
         check(page.run("document.querySelector('.cut').previousElementSibling") is not None and page.run("document.querySelectorAll('.turn.dropped').length") == n, "it does not show what is left out")
         page.screenshot(os.path.join(SHOTS, "cut-1400.png"))
         readable(page, "a cut talk")
-        page.go(server.url + "/")
-        page.until(READY)
+        reload(page, server)
         check(page.run("document.querySelectorAll('.turn.dropped').length") == n, "what was left out comes back")
         before = page.run(TURNS)
         page.type("Why?")
@@ -164,10 +154,7 @@ ACTIONS = "Copy,Try again,Tokens,Compare,Verify"
 
 
 def every_answer_keeps_its_copy(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     buttons = "[...document.querySelectorAll('.turn.assistant')].map(t => [...t.querySelectorAll('.foot > button')].map(b => b.textContent).join())"
     for n in (1, 2, 3):
         page.run("window.held = 1; 0")
@@ -178,13 +165,11 @@ def every_answer_keeps_its_copy(browser, server):
         settle(page)
         check(page.run(buttons) == [ACTIONS.replace("Compare,", "")] * (n - 1) + [ACTIONS], "after an answer:", page.run(buttons))
     # What was cut goes on where it was cut.
-    ask(page, "Go.", [["content", "A begin"]], "length", 10)
-    settle(page)
+    exchange(page, "Go.", [["content", "A begin"]], "length", 10)
     check("cut at the limit" in page.run(NOTE) and "Continue" in page.run(buttons)[-1], page.run(NOTE))
-    page.go(server.url + "/")
-    page.until(READY)
-    page.run(f"script.push({json.dumps([[['content', 'ning.']], 'stop', 12])}); 0")
-    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    reload(page, server)
+    script(page, [["content", "ning."]], "stop", 12)
+    act(page, "Continue")
     settle(page)
     check(page.run(LAST) == "A beginning." and page.run("asked.at(-1).messages.at(-1)") == {"role": "assistant", "content": "A begin"}, page.run(LAST))
     check("Continue" not in page.run(buttons)[-1], "it is complete")
@@ -192,26 +177,20 @@ def every_answer_keeps_its_copy(browser, server):
     page.click(".new")
     setting(page, max_tokens=5)
     whole = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0, max_tokens=10)["choices"][0]["message"]["content"]
-    ask(page, "What is paged attention?")
-    settle(page)
-    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    exchange(page, "What is paged attention?")
+    act(page, "Continue")
     settle(page)
     check(page.run("turns.at(-1).content") == whole, page.run("turns.at(-1).content"), "is not", whole)
-    page.run("localStorage.clear(); 0")
-    clean(page, server, "copies")
+    leave(page, server, "copies")
 
 
 def a_context_that_is_nearly_full_is_said(browser):
     server = Server("-c", "256")
     try:
-        page = browser.page()
-        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-        page.go(server.url + "/")
-        page.until(READY)
+        page = opened(browser, server, scripted=True)
         check(page.run("document.querySelector('.gauge').hidden"), "a gauge of nothing")
         words = [["content", "word "]] * 3
-        ask(page, "One.", words, "stop", 20)
-        settle(page)
+        exchange(page, "One.", words, "stop", 20)
         check(page.run("document.querySelector('.gauge').innerText").strip() == "23 of 256 tokens", page.run("document.querySelector('.gauge').innerText"))
         # Before it is sent: a long question in a conversation that is not empty.
         talk = [{"role": "user", "content": "One."}, {"role": "assistant", "content": "word word word "}]
@@ -229,26 +208,23 @@ def a_context_that_is_nearly_full_is_said(browser):
         no_overflow(page, "a full chat")
         readable(page, "a full chat")
         page.look(1400, 900, False)
-        page.run(f"script.push({json.dumps([words, 'stop', 230])}); 0")
+        script(page, words, "stop", 230)
         page.run("[...document.querySelectorAll('.fault button')].find(b => b.textContent === 'Answer anyway').click()")
         settle(page)
         check(page.run(LAST).startswith("word") and len(page.run("asked.at(-1).messages")) == 3, "not answered anyway")
         # On the cut: the answer filled the context, and goes on without the oldest.
         page.click(".new")
-        ask(page, "One.", words, "stop", 20)
-        settle(page)
-        ask(page, "Two.", [["content", "word "]] * 160, "length", 96)
-        settle(page)
+        exchange(page, "One.", words, "stop", 20)
+        exchange(page, "Two.", [["content", "word "]] * 160, "length", 96)
         check("cut: the context is full" in page.run(NOTE) and "context of 256 tokens is full" in page.run("document.querySelector('.fault').innerText"), page.run(NOTE))
-        page.run(f"script.push({json.dumps([[['content', 'end.']], 'stop', 100])}); 0")
+        script(page, [["content", "end."]], "stop", 100)
         page.click(".fault button")
         settle(page)
         sent = page.run("asked.at(-1).messages")
         check([m["role"] for m in sent] == ["user", "assistant"] and sent[0]["content"] == "Two." and page.run("turns.at(-1).content").endswith("word end."), sent)
         # A single question that fills the context has nothing to leave out.
         page.click(".new")
-        ask(page, "Three.", words, "length", 253)
-        settle(page)
+        exchange(page, "Three.", words, "length", 253)
         check("cut: the context is full" in page.run(NOTE) and not page.run("document.querySelector('.fault')"), page.run(NOTE))
         check("Continue" not in page.run("[...document.querySelectorAll('.foot')].at(-1).innerText"), "it would only be refused")
         clean(page, server, "a full chat")
@@ -257,10 +233,7 @@ def a_context_that_is_nearly_full_is_said(browser):
 
 
 def settings_have_names_and_the_page_a_theme(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     paper = "getComputedStyle(document.body).backgroundColor"
     light = page.run(paper)
     setting(page, temperature=0.3, system="Be brief.", more='{"repeat_penalty": 1.2}', theme="dark")
@@ -288,19 +261,16 @@ def settings_have_names_and_the_page_a_theme(browser, server):
     page.run("presetName.value = 'Brief'; presetName.oninput(); 0")
     page.screenshot(os.path.join(SHOTS, "preset-1400.png"))
     page.click("dialog [value=save]")
-    ask(page, "Hello", [["content", "Hi."]], "stop", 10)
-    settle(page)
+    exchange(page, "Hello", [["content", "Hi."]], "stop", 10)
     body = page.run("asked.at(-1)")
     check(body["temperature"] == 0.3 and body["repeat_penalty"] == 1.2 and body["messages"][0]["content"] == "Be brief.", body)
     # Settings are those of a conversation.
     page.click(".new")
     setting(page, temperature=0.7)
-    ask(page, "Hello", [["content", "Hi."]], "stop", 10)
-    settle(page)
+    exchange(page, "Hello", [["content", "Hi."]], "stop", 10)
     page.press("ArrowDown", alt=True)
     check(page.run("now.chat.settings.temperature") == 0.3, "a conversation lost its settings")
-    page.run("localStorage.clear(); 0")
-    clean(page, server, "presets")
+    leave(page, server, "presets")
 
 
 def several_models_are_chosen_from(browser):
@@ -310,9 +280,7 @@ def several_models_are_chosen_from(browser):
         os.symlink(os.path.join(ROOT, "tests", "data", "models", other + ".gguf"), os.path.join(folder, other + ".gguf"))
         server = Server("--models-dir", folder, "-c", "512")
         try:
-            page = browser.page()
-            page.go(server.url + "/")
-            page.until(READY)
+            page = opened(browser, server)
             status = lambda: {m["id"]: m["status"]["value"] for m in json.loads(server.get("/v1/models"))["data"]}
             check(page.run("[...choice.options].map(o => o.value)") == sorted(status(), key=str.lower), "the page lists", page.run("[...choice.options].map(o => o.value)"))
             check(set(status().values()) == {"unloaded"}, "a look at the page loads a model")
@@ -320,8 +288,7 @@ def several_models_are_chosen_from(browser):
             page.run(f"choice.value = {json.dumps(toy)}; choice.onchange(); 0")
             page.until(f"known.has({json.dumps(toy)})")
             check(page.run("document.querySelector('.welcome .who').textContent") == toy, "the model is not named")
-            ask(page, "What is paged attention?")
-            settle(page)
+            exchange(page, "What is paged attention?")
             alone = server.post("/v1/chat/completions", model=toy, messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0)
             check(page.run(LAST) == alone["choices"][0]["message"]["content"], page.run("document.querySelector('.talk').innerText"))
             check(re.search(r"of 512 tokens", page.run("document.querySelector('.gauge').innerText")), "the context is not shown")
@@ -350,17 +317,13 @@ def several_models_are_chosen_from(browser):
             check(page.run("totalsOf(snapshot).cached") > 0, "the chat's blocks are not there")
             page.go(server.url + f"/blocks.html?model={other}")
             page.until(f"model === {json.dumps(other)} && snapshot")
-            page.run("localStorage.clear(); 0")
-            clean(page, server, "several models")
+            leave(page, server, "several models")
         finally:
             server.close()
 
 
 def files_go_with_a_message(browser, server):
-    page = browser.page(420, 900)
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, 420, 900, scripted=True)
     page.run("attach([new File(['a ``` b\\r\\nc'], 'notes.md'), new File(['\\0\\1'], 'x.bin'), new File([''], 'empty')])")
     check(page.run("attached.length") == 1 and "notes.md · 9" in page.run("document.querySelector('.attached').innerText"), page.run("document.querySelector('.attached').innerText"))
     page.run("attach([new File(['x'], 'a.png', {type: 'image/png'})])")
@@ -372,18 +335,14 @@ def files_go_with_a_message(browser, server):
     page.screenshot(os.path.join(SHOTS, "files-420.png"))
     readable(page, "a file")
     no_overflow(page, "a file")
-    ask(page, "What is it?", [["content", "Notes."]], "stop", 10)
-    settle(page)
+    exchange(page, "What is it?", [["content", "Notes."]], "stop", 10)
     check(page.run("asked.at(-1).messages[0].content") == "notes.md:\n````\na ``` b\nc\n````\n\nWhat is it?", page.run("asked.at(-1).messages"))
     check(page.run("attached.length") == 0 and page.run("document.querySelector('.file summary').innerText") == "notes.md · 9 characters", "it is not shown")
     clean(page, server, "a file")
 
 
 def tools_are_cards(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     ask(page, "Weather?", [["tool_calls", [{"index": 0, "id": "x", "function": {"name": "weather", "arguments": '{"city":'}}]],
                            ["tool_calls", [{"index": 0, "function": {"arguments": '"Ulm"}'}}]]], "tool_calls", 10)
     settle(page)
@@ -414,9 +373,7 @@ def thinking_is_ended_by_the_reader(browser):
         server = Server("--chat-template-file", template.name)
         try:
             for width, how in ((1400, "a click"), (420, "the keyboard")):
-                page = browser.page(width)
-                page.go(server.url + "/")
-                page.until(READY)
+                page = opened(browser, server, width)
                 setting(page, temperature=0, max_tokens=800, more='{"ignore_eos": true, "logit_bias": {"</think>": -100}}')
                 with Busy(server):
                     ask(page, "Think.")
@@ -429,8 +386,7 @@ def thinking_is_ended_by_the_reader(browser):
                 check(page.run("turns.length === 2 && turns.at(-1).reasoning.length > 0"), how, "the thoughts are gone")
                 buttons = page.run("[...document.querySelectorAll('.foot button')].map(b => b.textContent)")
                 check("Verify" not in buttons, "no request alone gives this answer again:", buttons)
-                page.run("localStorage.clear(); 0")
-                clean(page, server, "ended thoughts")
+                leave(page, server, "ended thoughts")
         finally:
             server.close()
 
@@ -438,13 +394,9 @@ def thinking_is_ended_by_the_reader(browser):
 def a_full_context_is_said_ahead(browser):
     server = Server("-c", "256")
     try:
-        page = browser.page(420, 900)
-        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-        page.go(server.url + "/")
-        page.until(READY)
+        page = opened(browser, server, 420, 900, scripted=True)
         for n in (60, 120, 180):
-            ask(page, "word " * 20, [["content", "word "]] * 30, "stop", n)
-            settle(page)
+            exchange(page, "word " * 20, [["content", "word "]] * 30, "stop", n)
         page.click(".gauge")
         page.until("document.querySelector('.explain button')")
         check("at most 256 tokens" in page.run("document.querySelector('.explain').innerText"), "not explained")
@@ -460,7 +412,7 @@ def a_full_context_is_said_ahead(browser):
         check(found and int(found[1] or 0) < 32 and without and page.run("asked.length") == 3, told)
         no_overflow(page, "what is said ahead")
         page.click(".ahead button")
-        page.run(f"script.push({json.dumps([[['content', 'Yes.']], 'stop', 100])}); 0")
+        script(page, [["content", "Yes."]], "stop", 100)
         page.run("box.focus(); 0")
         page.press("Enter")
         page.until(f"{TURNS} === 8")
@@ -472,10 +424,7 @@ def a_full_context_is_said_ahead(browser):
 
 
 def the_keyboard_does_everything(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     page.press("?")
     check(page.run("box.value") == "?" and not page.run("!!document.querySelector('dialog[open]')"), "a question mark is no text")
     page.run("box.value = ''; fit(); 0")
@@ -488,7 +437,7 @@ def the_keyboard_does_everything(browser, server):
     page.until("!document.querySelector('.keys-list').open")
     page.run("box.focus(); 0")
     for text in ("A.", "B."):
-        page.run(f"script.push({json.dumps([[['content', text]], 'stop', 10])}); 0")
+        script(page, [["content", text]], "stop", 10)
     page.type("One?")
     page.press("Enter")
     page.until(f"{TURNS} === 2 && !{BUSY} && {LAST} === 'A.'")
@@ -524,8 +473,7 @@ def the_keyboard_does_everything(browser, server):
         page.press("Tab")
         page.run("document.activeElement !== document.body && reached.add(document.activeElement.className || document.activeElement.textContent)")
     check(page.run("['toggle', 'new', 'set', 'export', 'main send'].every(name => reached.has(name) || name === 'main send')"), "not reached:", page.run("[...reached]"))
-    page.run("localStorage.clear(); 0")
-    clean(page, server, "the keyboard")
+    leave(page, server, "the keyboard")
 
 
 def a_key_is_asked_for(browser):
@@ -564,8 +512,7 @@ def a_key_is_asked_for(browser):
     # A server that is gone is said, too.
     page = browser.page()
     server = Server()
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     server.close()
     page.type("Hello")
     page.press("Enter")
@@ -574,9 +521,7 @@ def a_key_is_asked_for(browser):
 
 
 def a_missing_template_is_said(browser, server):
-    page = browser.page(width=420)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, 420)
     check(page.run("document.querySelector('.notice').hidden"), "a note about a template that is there")
     bare = Server("-m", os.path.join(ROOT, "tests", "data", "models", "gpt2-F32.gguf"))
     try:

@@ -4,8 +4,8 @@ import os
 import re
 import time
 
-from chat_tools import SCRIPTED, ask
-from page_tools import SHOTS, check, READY, TURNS, BUSY, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
+from chat_tools import SCRIPTED, ask, exchange, leave, opened, reload
+from page_tools import SHOTS, check, TURNS, BUSY, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
 
 
 def given(page, *messages):
@@ -17,10 +17,7 @@ def given(page, *messages):
 
 
 def thoughts_are_shown(browser, server):
-    page = browser.page()
-    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server, scripted=True)
     thinking = [["reasoning_content", f"thought {i} *so* "] for i in range(8)]
     page.run("window.held = 8; 0")
     ask(page, "Think.", thinking + [["content", "The "], ["content", "answer."]], "stop", 10)
@@ -43,13 +40,11 @@ def thoughts_are_shown(browser, server):
     check(not page.run("document.querySelector('.thought').open"), "thoughts cannot be folded")
     # Of thoughts alone; of nothing.
     for what, pieces, says in (("thoughts", thinking, "It thought, and gave no answer."), ("nothing", [], "The answer is empty.")):
-        ask(page, "Again.", pieces, "stop", 30)
-        settle(page)
+        exchange(page, "Again.", pieces, "stop", 30)
         last = page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).innerText")
         check(says in last and "-" not in page.run(NOTE), "an answer of", what, "is shown as", last)
         check(("thought 7" in last) == (what == "thoughts"), "the thoughts are not seen:", last)
-    ask(page, "On.", [["content", "Yes."]], "stop", 40)
-    settle(page)
+    exchange(page, "On.", [["content", "Yes."]], "stop", 40)
     sent = page.run("asked.at(-1).messages")
     check([m["role"] for m in sent] == ["user", "assistant"] * 2 + ["user"] and not any("thought" in m["content"] for m in sent), "thoughts are sent back:", sent)
     readable(page, "thoughts")
@@ -60,8 +55,7 @@ def no_placeholder_is_cut(browser, server):
     page = browser.page()
     for width in (320, 375, 768, 1280):
         page.look(width, 700, False)
-        page.go(server.url + "/")
-        page.until(READY)
+        reload(page, server)
         page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
         no_overflow(page, f"the chat at {width}")
         page.click(".set")
@@ -83,8 +77,7 @@ def the_chat_does_not_shift(browser, server):
     for width, height in ((1280, 900), (390, 844)):
         page = browser.page(width, height)
         watch_shifts(page)
-        page.go(server.url + "/")
-        page.until(READY)
+        reload(page, server)
         setting(page, temperature=1, seed=3, max_tokens=300)
         with Busy(server):
             for n in (2, 4, 6):
@@ -94,8 +87,7 @@ def the_chat_does_not_shift(browser, server):
                 settle(page)
         time.sleep(0.6)
         no_shift(page, f"the chat at {width}")
-        page.run("localStorage.clear(); 0")
-        clean(page, server, "the chat")
+        leave(page, server, "the chat")
 
 
 ATTACKS = """<script>window.hit = 1</script>
@@ -125,9 +117,7 @@ UNRULY = "\n\n".join([
 
 
 def what_a_model_writes_stays_in_its_place(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     given(page, {"role": "user", "content": UNRULY}, {"role": "assistant", "content": UNRULY, "reasoning": UNRULY})
     page.run("document.querySelector('.thought').open = true; 0")
     for width, dark in ((1400, False), (420, True)):
@@ -140,9 +130,7 @@ def what_a_model_writes_stays_in_its_place(browser, server):
 
 
 def what_a_model_writes_stays_text(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     given(page, {"role": "user", "content": ATTACKS}, {"role": "assistant", "content": ATTACKS})
     time.sleep(0.3)  # for what must not happen
     check(page.run("window.hit") is None, "a script of the model ran")
@@ -245,9 +233,7 @@ CODE = 'int *a = nullptr; // <b>"&amp;\'</b>\nfor (;;) return 0x1f;\n'
 
 
 def formulas_are_set_and_code_is_coloured(browser, server):
-    page = browser.page()
-    page.go(server.url + "/")
-    page.until(READY)
+    page = opened(browser, server)
     page.run("window.drawn = text => { const e = document.createElement('div'); e.className = 'text'; drawMarkdown(e, text); return e; }; 0")
     for text, n in ((r"a \(x_1\) b \[\frac{a}{b}\] $\alpha$", 3), (r"$x$ and $f(x)$, and $a+b$", 3), ("it costs $5 or $6", 0), ("\\[\n\\sum_{i=0}^n i^2\n\\]", 1),
                     (r"$\href{javascript:hit=1}{x}$", 0), (r"$\def\a{\a\a}\a$", 0), (r"$\includegraphics{x_1}$", 0), (r"$\undefined_1$", 0), ("$\\{" + "{" * 3000 + "$", 0)):
@@ -301,8 +287,7 @@ def a_long_answer_streams_smoothly(browser, server):
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     best = None
     for _ in range(4):  # the machine may be busy with something else
-        page.go(server.url + "/")
-        page.until(READY)
+        reload(page, server)
         page.click(".new")
         # Each frame's work: scripts, and the layout that they ask for.
         page.run("""window.work = []; { const real = window.requestAnimationFrame;
@@ -362,8 +347,7 @@ def it_can_be_shown(browser, server):
     page = browser.page()
     turns = [{"role": "user", "content": "How does paged attention store the KV cache?"},
              {"role": "assistant", "content": SHOWN, "note": "23 prompt tokens (16 cached) · 214 tokens · 412.7 tokens/s · first after 0.02 s"}]
-    page.go(server.url + "/")
-    page.until(READY)
+    reload(page, server)
     given(page, *turns)
     for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
         name = f"{width}-{'dark' if dark else 'light'}.png"

@@ -1,7 +1,7 @@
 """What the claims about the page of the chat share."""
 import json
 
-from page_tools import TURNS
+from page_tools import READY, TURNS, clean, settle
 
 
 # Answers the page's requests in the server's place: of window.script the next answer, a list of [reasoning or content, text], the
@@ -22,10 +22,52 @@ SCRIPTED = """window.script = []; window.asked = []; { const real = window.fetch
 }; }"""
 
 
+def opened(browser, server, *look, scripted=False):
+    """The page of the chat; `look`: its width, height and whether it is dark."""
+    page = browser.page(*look)
+    if scripted:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    return page
+
+
+def reload(page, server):
+    page.go(server.url + "/")
+    page.until(READY)
+
+
+def leave(page, server, what):
+    """The next test finds no settings of this one."""
+    page.run("localStorage.clear(); 0")
+    clean(page, server, what)
+
+
+def forget_all(page):
+    """Of what other tests left, no conversation is listed."""
+    page.run("(async () => { for (const id of [...chats.keys()]) await store.remove(id); chats.clear(); await show(null); })()")
+
+
+def script(page, pieces, reason, prompt):
+    """The next answer that SCRIPTED gives."""
+    page.run(f"script.push({json.dumps([pieces, reason, prompt])}); 0")
+
+
+def act(page, name, nth=-1):
+    """A button below an answer."""
+    page.run(f"[...[...document.querySelectorAll('.turn.assistant')].at({nth}).querySelectorAll('.foot > button')].find(b => b.textContent === {json.dumps(name)}).click()")
+
+
+def exchange(page, text, *answer):
+    """Asks, and waits until the answer is complete; `answer`: what SCRIPTED gives."""
+    ask(page, text, *answer)
+    settle(page)
+
+
 def ask(page, text, *answer):
-    """Asks, and waits for the answer; `answer`: what SCRIPTED gives."""
+    """Asks, and waits for the answer to begin; `answer`: what SCRIPTED gives."""
     if answer:
-        page.run(f"script.push({json.dumps(answer)}); 0")
+        script(page, *answer)
     before = page.run("turns.length - (turns.at(-1)?.content || turns.at(-1)?.reasoning ? 0 : turns.length && 2)")  # an empty answer is left out
     page.run("box.focus(); 0")
     page.type(text)
