@@ -277,6 +277,26 @@ def what_is_cached_stands_on_what_is_used(browser, server):
 LOOKS = ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True))
 
 
+def a_paused_page_takes_another_theme(browser, server):
+    server.post("/v1/completions", prompt="Hello", max_tokens=40)
+    page, chat = browser.page(), browser.page()
+    page.go(server.url + "/blocks.html")
+    page.until("document.querySelector('.state').textContent === 'live' && snapshot")
+    page.click(".pause")
+    page.run("window.colour = (canvas, x, y) => { const p = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true}); "
+             "p.drawImage(canvas, Math.round(x * devicePixelRatio), Math.round(y * devicePixelRatio), 1, 1, 0, 0, 1, 1); return [...p.getImageData(0, 0, 1, 1).data].slice(0, 3); }; 0")
+    free = "(() => { const p = drawing.pool, [x, y] = p.place(p.cellOf(drawn.blocks.findLastIndex(b => !b.refs && !b.hash))); return colour(p.canvas, x + p.cell / 2, y + p.cell * .85); })()"
+    line = "colour(timeline.canvas, timeline.canvas.clientWidth / 4, 24)"
+    light = page.run(f"[{free}, {line}]")
+    chat.go(server.url + "/")
+    chat.run("remember(localStorage, 'theme', 'dark'); 0")
+    page.until("document.documentElement.style.colorScheme === 'dark'")
+    dark = page.run(f"[{free}, {line}]")
+    check(all(sum(b) < sum(a) / 2 for a, b in zip(light, dark)), "light:", light, "dark:", dark)
+    chat.run("localStorage.clear(); 0")
+    clean(page, server, "another theme")
+
+
 def look_all_ways(page, name):
     for width, height, dark in LOOKS:
         page.look(width, height, dark)
@@ -413,5 +433,6 @@ def the_walkthroughs_are_readable(browser):
 TESTS = [
     blocks_are_seen_changing, pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
     a_large_pool_stays_fluid, a_default_pool_can_be_read, what_is_cached_stands_on_what_is_used, the_demonstrations_show_what_they_say,
-    what_a_server_cannot_show_is_said_on_the_button, states_and_windows_are_seen_as_what_they_are, the_walkthroughs_are_readable,
+    what_a_server_cannot_show_is_said_on_the_button, a_paused_page_takes_another_theme, states_and_windows_are_seen_as_what_they_are,
+    the_walkthroughs_are_readable,
 ]

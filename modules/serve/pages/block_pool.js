@@ -30,7 +30,9 @@ class PoolDrawing {
       e.stopPropagation();
       this.mark?.scrollIntoView({block: "nearest"});
     };
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.width = 0; if (this.last) this.draw(...this.last); });
+    const repaint = () => { this.width = 0; if (this.last) this.draw(...this.last); };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+    addEventListener("theme", repaint); // chosen by the reader, on the chat's page
   }
 
   // -- cells and the blocks that they stand for

@@ -18,6 +18,7 @@ const darkRules = [...document.styleSheets[0].cssRules].filter(rule => rule.medi
 function wear(theme) {
   document.documentElement.style.colorScheme = theme === "system" ? "" : theme;
   for (const rule of darkRules) rule.media.mediaText = {light: "not all", dark: "all"}[theme] ?? "(prefers-color-scheme: dark)";
+  dispatchEvent(new Event("theme")); // for what is painted
 }
 wear(recall(localStorage, "theme", "system"));
 addEventListener("storage", e => { if (e.key === "quire.theme") wear(recall(localStorage, "theme", "system")); }); // another tab
