@@ -431,7 +431,9 @@ def answers_branch(browser, server):
     page = opened(browser, server, scripted=True)
     texts = "turns.map(t => t.content)"
     exchange(page, "One?", [["content", "A."]], "stop", 10)
+    page.run("window.first = document.querySelector('.turn'); 0")
     exchange(page, "Two?", [["content", "B."]], "stop", 20)
+    check(page.run("first === document.querySelector('.turn')"), "all is drawn again for a question")
     # Another answer is a branch, of which either is shown.
     script(page, [["content", "C."]], "stop", 20)
     page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).querySelectorAll('.foot > button')[1].click()")

@@ -81,8 +81,10 @@ async function toggleOrigins(turn) {
     if (talk !== now || runs.has(turn.id)) return;
     origins = found;
   }
+  const top = () => views.get(turn.id)?.origins?.getBoundingClientRect().top, before = top();
   drawTalk();
-  views.get(turn.id)?.origins?.focus();
+  views.get(turn.id)?.origins?.focus({preventScroll: true});
+  scroll.scrollTop += top() - before || 0; // the button stays under the pointer
 }
 
 function drawOrigin({text, at, tokens, cached}) {
@@ -103,11 +105,11 @@ function showOrigin(view, turn) {
   if (origin) (view.body ?? view.text).replaceWith(view.source = drawOrigin(origin));
 }
 
-// The system prompt is on the page only for this.
-function showSystemOrigin() {
-  const origin = origins?.of.get("system"), first = views.get(origins?.turn.made.from);
-  if (!origin || !first) return;
+// The system prompt, which is on the page only for this, in front of the first message of the prompt.
+function systemOrigin(turn) {
+  const origin = turn.id === origins?.turn.made.from && origins.of.get("system");
+  if (!origin) return [];
   const system = element("article", "turn system");
   system.append(element("div", "name", "System prompt"), drawOrigin(origin));
-  first.root.before(system);
+  return [system];
 }

@@ -98,6 +98,7 @@ function edit(turn, root, text) {
     if (e.key === "Escape") { e.stopPropagation(); cancel(); }
   };
   root.replaceChildren(form);
+  views.get(turn.id).changed = true;
   if (text === undefined) area.focus();
 }
 
@@ -155,8 +156,15 @@ function drawFault(turn) {
   return fault;
 }
 
+// All that the elements of a message depend on, but for what its own buttons make of them (view.changed).
+function lookOf(turn) {
+  const all = now.tree.branches(turn);
+  return JSON.stringify([turn, runs.has(turn.id) || elsewhere.has(turn.id), turn === turns.at(-1), !!partnerOf(turn), all.indexOf(turn), all.length, origins?.turn === turn, origins?.of.get(turn.id)]);
+}
+
 function drawTurn(turn) {
   const view = {user: drawQuestion, tool: drawResult}[turn.role]?.(turn) ?? drawAnswer(turn);
+  Object.assign(view, {turn, look: lookOf(turn), changed: runs.has(turn.id)});
   views.set(turn.id, view);
   showOrigin(view, turn);
   return view.root;
@@ -186,11 +194,20 @@ function drawTalk() {
   turns = now.path;
   const first = turns.length - sent(turns).length;
   turns.forEach((turn, i) => { turn.dropped = i < first; });
+  const before = new Map(views);
   views.clear();
   if (runs.has(origins?.turn.id) || !turns.some(turn => turn === origins?.turn || turn.beside === origins?.turn.id)) origins = null;
-  talkBox.replaceChildren(...turns.map(turn => partnerOf(turn) ? drawPair(turn, partnerOf(turn)) : drawTurn(turn)));
-  if (first) talkBox.children[first - 1].after(element("div", "cut", "The model no longer sees what is above: the context was full."));
-  showSystemOrigin();
+  // A message that looks as before keeps its elements: a long conversation is not drawn again for each question.
+  const roots = turns.flatMap((turn, i) => {
+    const old = before.get(turn.id), root = partnerOf(turn) ? drawPair(turn, partnerOf(turn))
+      : old?.turn === turn && !old.changed && old.look === lookOf(turn) ? views.set(turn.id, old).get(turn.id).root : drawTurn(turn);
+    const cut = i === first && i > 0 ? [element("div", "cut", "The model no longer sees what is above: the context was full.")] : [];
+    return [...cut, ...systemOrigin(turn), root];
+  });
+  let same = 0;
+  while (same < roots.length && talkBox.childNodes[same] === roots[same]) same++;
+  while (talkBox.childNodes.length > same) talkBox.lastChild.remove();
+  talkBox.append(...roots.slice(same));
   const edited = now.edited && turns.find(turn => turn.id === now.edited.id);
   if (edited) edit(edited, views.get(edited.id).root, now.edited.text);
   $(".welcome").hidden = turns.length > 0;

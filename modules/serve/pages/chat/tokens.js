@@ -26,6 +26,7 @@ async function toggleTokens(turn) {
   let tokens;
   try { tokens = await tokensOf(turn.content, turn.made ?? now.chat.settings); } catch (e) { return toast(e.message); }
   if (views.get(turn.id) !== view || runs.has(turn.id)) return;
+  view.changed = true;
   const field = view.tokens = element("div", "text tokens");
   tokens.forEach((text, i) => {
     const token = element("span", "token", text);
