@@ -408,6 +408,19 @@ def conversations_are_kept(browser, server):
     clean(other, server, "the list of another tab")
 
 
+def a_circle_in_a_file_is_opened(browser, server):
+    page = opened(browser, server)
+    messages = [{"id": str(i), "chat": "c", "parent": parent, "at": i, "role": "user", "content": f"Q{i}"} for i, parent in enumerate(["1", "0", "1", "3"])]
+    page.run(f"importChats({json.dumps(json.dumps({'quire': 'conversations', 'chats': [{'id': 'c', 'title': 'Circle', 'leaf': '0'}], 'messages': messages}))})")
+    page.until("now.chat.title === 'Circle'")
+    check(page.run("[...now.tree.messages.values()].filter(m => m.parent === null).length") == 2, "a circle stays")
+    for key in ("ArrowLeft", "ArrowRight"):
+        page.press(key, alt=True)
+    check(page.run(TURNS) >= 1, "nothing is shown")
+    forget_all(page)
+    leave(page, server, "a circle")
+
+
 def a_file_keeps_all_of_an_answer(browser, server):
     page = opened(browser, server)
     chat = {"id": "c", "title": "All of it", "leaf": "2", "settings": {"temperature": 0.5, "model": "m", "strange": 1}}
@@ -463,7 +476,7 @@ def answers_branch(browser, server):
 
 TESTS = [
     a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
-    a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    a_circle_in_a_file_is_opened, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     each_message_shows_what_came_from_the_cache, the_border_lies_in_front_of_a_broken_character,
     the_same_answer_comes_again, settings_stand_beside_each_other,
 ]

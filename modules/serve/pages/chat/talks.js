@@ -203,6 +203,14 @@ async function importChats(text) {
                    at: Number(m.at) || Date.now(), role: m.role, content: m.content, start: !!m.start,
                    files: (Array.isArray(m.files) ? m.files : []).filter(f => isText(f?.name) && isText(f.text)).map(({name, text}) => ({name, text}))});
   }
+  // From each message a path leads to one without a parent: a circle would have no end.
+  const parents = new Map(messages.map(m => [m.id, m]));
+  for (const m of messages) {
+    const seen = new Set();
+    let top = m;
+    while (parents.has(top.parent) && !seen.has(top)) { seen.add(top); top = parents.get(top.parent); }
+    if (seen.has(top)) top.parent = null;
+  }
   await store.write("messages", ...messages);
   await store.write("chats", ...added);
   for (const chat of added) chats.set(chat.id, chat);
