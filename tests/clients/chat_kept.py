@@ -408,6 +408,51 @@ def conversations_are_kept(browser, server):
     clean(other, server, "the list of another tab")
 
 
+def the_list_keeps_what_is_done_in_it(browser, server):
+    page = opened(browser, server, scripted=True)
+    forget_all(page)
+    for name in ("First", "Second", "Third"):
+        page.click(".new")
+        exchange(page, name, [["content", "An apple."]], "stop", 10)
+    # An answer of another conversation comes: what is sought, a title being edited and the focus stay.
+    page.run("window.held = 1; 0")
+    page.click(".new")
+    page.run("attach([new File(['a quince'], 'fruit.txt')])")
+    ask(page, "Fourth", [["content", "Some "], ["content", "words."]], "stop", 10)
+    page.until(BUSY)
+    page.run("search.value = 'First'; search.oninput(); 0")
+    page.until(f"{LISTED}.join() === 'First'")
+    page.run("pin(now.chat); 0")
+    check(page.run(LISTED) == ["First"], "what is sought is forgotten:", page.run(LISTED))
+    page.run("search.value = 'quince'; search.oninput(); 0")
+    page.until(f"{LISTED}.join() === 'Fourth'")
+    page.run("search.value = ''; search.oninput(); 0")
+    page.until(f"{LISTED}.length === 4")
+    choose(page, "Second", "Rename")
+    page.type("Half of a ti")
+    page.run("window.held = 0; 0")
+    page.until("runs.size === 0")
+    check(page.run("document.activeElement.tagName") == "INPUT", "the title lost the focus")
+    page.type("tle")
+    page.press("Enter")
+    page.until(f"{LISTED}.includes('Half of a title')")
+    page.run("[...list.querySelectorAll('li')].find(e => e.innerText.startsWith('Third')).querySelector('.more').focus(); drawChats(); 0")
+    check(page.run("document.activeElement.closest('li')?.innerText.startsWith('Third') && document.activeElement.className === 'more'"), "the focus is lost")
+    choose(page, "Third", "Delete")
+    check(page.run("document.activeElement !== document.body"), "the focus is nowhere")
+    # Esc closes a menu, and stops nothing.
+    page.run("window.held = 1; 0")
+    ask(page, "Fifth", [["content", "Some "], ["content", "words."]], "stop", 10)
+    page.until(BUSY)
+    page.run("list.querySelector('.more').click(); 0")
+    page.press("Escape")
+    check(page.run(f"{BUSY} && !document.querySelector(':popover-open')"), "a closed menu stops the answer")
+    page.run("window.held = 0; 0")
+    settle(page)
+    forget_all(page)
+    leave(page, server, "the list")
+
+
 def a_circle_in_a_file_is_opened(browser, server):
     page = opened(browser, server)
     messages = [{"id": str(i), "chat": "c", "parent": parent, "at": i, "role": "user", "content": f"Q{i}"} for i, parent in enumerate(["1", "0", "1", "3"])]
@@ -476,7 +521,7 @@ def answers_branch(browser, server):
 
 TESTS = [
     a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
-    a_circle_in_a_file_is_opened, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
+    the_list_keeps_what_is_done_in_it, a_circle_in_a_file_is_opened, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     each_message_shows_what_came_from_the_cache, the_border_lies_in_front_of_a_broken_character,
     the_same_answer_comes_again, settings_stand_beside_each_other,
 ]

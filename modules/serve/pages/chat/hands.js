@@ -29,7 +29,7 @@ addEventListener("keydown", e => {
   if (e.key === "Escape" && !wide.matches && document.body.classList.contains("with-chats") && !document.querySelector("dialog[open], :popover-open")) {
     closeSidebar();
     box.focus();
-  } else if (e.key === "Escape" && running().length && !document.querySelector("dialog[open]")) { e.preventDefault(); stop(); }
+  } else if (e.key === "Escape" && running().length && !document.querySelector("dialog[open], :popover-open")) { e.preventDefault(); stop(); }
 });
 for (const b of document.querySelectorAll(".new")) b.onclick = begin;
 

@@ -2,10 +2,18 @@
 
 const list = $(".chats ul"), search = $(".chats input[type=search]"), menu = $(".menu");
 
-function drawChats(found = null) {
+let found = null;     // while something is sought: id of a chat → the text around it, "" of a title
+let renaming = false; // a title is being edited
+
+function drawChats() {
+  if (renaming) return; // it is drawn when the title is complete
+  if (search.value.trim()) findSoon(); // what changed may be found now, or no longer
+  const at = list.contains(document.activeElement) ? document.activeElement : null, focused = at && [at.closest("li")?.id, at.className || "open"];
   const order = [...chats.values()].sort((a, b) => !!b.pinned - !!a.pinned || b.changed - a.changed).filter(chat => !found || found.has(chat.id));
   list.replaceChildren(...order.map(chat => {
-    const item = element("li", chat.pinned ? "pinned" : ""), open = element("button", "open"), more = element("button", "more", "⋯");
+    const item = element("li", chat.pinned ? "pinned" : "");
+    item.id = "chat-" + chat.id;
+    const  open = element("button", "open"), more = element("button", "more", "⋯");
     open.type = more.type = "button";
     open.append(element("span", "title", chat.title || "New chat"));
     open.title = chat.title;
@@ -24,6 +32,7 @@ function drawChats(found = null) {
     item.append(more);
     return item;
   }));
+  if (focused) (document.getElementById(focused[0])?.querySelector("." + focused[1]) ?? search).focus();
   $(".chats .nothing").hidden = order.length > 0;
   $(".chats .nothing").textContent = found ? "Nothing is found." : "Conversations are kept in this browser.";
 }
@@ -35,23 +44,30 @@ function excerpt(text, at) {
 }
 
 async function find() {
-  const word = search.value.trim().toLowerCase();
-  if (!word) return drawChats();
-  const found = new Map();
-  for (const chat of chats.values()) if (chat.title.toLowerCase().includes(word)) found.set(chat.id, "");
-  for (const message of await store.read("messages")) {
-    if (found.has(message.chat)) continue;
-    const at = message.content.toLowerCase().indexOf(word);
-    if (at >= 0) found.set(message.chat, excerpt(message.content, at));
+  const word = search.value.trim().toLowerCase(), all = new Map();
+  if (word) for (const chat of chats.values()) if (chat.title.toLowerCase().includes(word)) all.set(chat.id, "");
+  if (word) for (const message of await store.read("messages")) {
+    for (const text of [message.content, ...(message.files ?? []).flatMap(file => [file.name, file.text])]) {
+      if (all.has(message.chat)) break;
+      const at = text.toLowerCase().indexOf(word);
+      if (at >= 0) all.set(message.chat, excerpt(text, at));
+    }
   }
-  if (search.value.trim().toLowerCase() === word) drawChats(found);
+  if (search.value.trim().toLowerCase() !== word) return;
+  found = word ? all : null;
+  drawChats();
+  clearTimeout(soon); // nothing has changed since
 }
 
 let soon = 0;
-search.oninput = () => { clearTimeout(soon); soon = setTimeout(find, 120); };
+function findSoon() {
+  clearTimeout(soon);
+  soon = setTimeout(find, 120);
+}
+search.oninput = findSoon;
 search.onkeydown = e => {
   if (e.key === "Enter") { e.preventDefault(); list.querySelector(".open")?.click(); }
-  if (e.key === "Escape" && search.value) { e.stopPropagation(); search.value = ""; drawChats(); }
+  if (e.key === "Escape" && search.value) { e.stopPropagation(); search.value = ""; find(); }
 };
 
 function openMenu(at, chat, item) {
@@ -78,6 +94,7 @@ function editTitle(chat, item) {
   const finish = async keep => {
     if (over) return;
     over = true;
+    renaming = false;
     if (keep) await rename(chat, input.value);
     drawChats();
   };
@@ -86,6 +103,7 @@ function editTitle(chat, item) {
     if (e.key === "Escape") { e.stopPropagation(); finish(false); }
   };
   input.onblur = () => finish(true);
+  renaming = true;
   item.replaceChildren(input);
   input.select();
 }
