@@ -77,7 +77,9 @@ def the_chat_does_not_shift(browser, server):
     for width, height in ((1280, 900), (390, 844)):
         page = browser.page(width, height)
         watch_shifts(page)
+        page.call("Emulation.setCPUThrottlingRate", rate=20) # a slow machine could paint what no script has placed
         reload(page, server)
+        page.call("Emulation.setCPUThrottlingRate", rate=1)
         setting(page, temperature=1, seed=3, max_tokens=300)
         with Busy(server):
             for n in (2, 4, 6):
