@@ -1,8 +1,8 @@
-"""A claim about the page of the chat, for pages.py: all that it does can be done by keys alone, on a wide window and on a phone."""
+"""Claims about the page of the chat, for pages.py: all that it does can be done by keys alone; what Enter does on a phone."""
 import json
 
-from chat_tools import LISTED, SCRIPTED, forget_all, reload
-from page_tools import BUSY, LAST, check, clean, no_overflow, no_shift, readable, settle, watch_shifts
+from chat_tools import LISTED, SCRIPTED, forget_all, leave, reload, script
+from page_tools import BUSY, LAST, TURNS, check, clean, no_overflow, no_shift, readable, settle, watch_shifts
 
 
 def tab_to(page, selector, text=None):
@@ -155,4 +155,26 @@ def all_is_done_by_keys_alone(browser, server):
         everything(browser.page(width, 900, dark), server, width)
 
 
-TESTS = [all_is_done_by_keys_alone]
+def on_a_phone_enter_starts_a_line(browser, server):
+    page = browser.page(420, 900)
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.call("Emulation.setDeviceMetricsOverride", width=420, height=900, deviceScaleFactor=1, mobile=True)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    reload(page, server)
+    check(page.run("fingers.matches"), "no phone")
+    page.type("One")
+    page.press("Enter")
+    page.type("two")
+    check(page.run("box.value") == "One\ntwo", page.run("box.value"))
+    script(page, [["content", "Yes."]], "stop", 10)
+    page.click(".send")
+    page.until(f"{TURNS} === 2")
+    settle(page)
+    page.run("edit(turns[0], views.get(turns[0].id).root); 0")
+    page.press("Enter")
+    check(page.run(TURNS) == 2 and page.run("document.querySelector('.edit textarea').value.split('\\n').length") == 3, "an edited question is sent")
+    page.run("document.querySelector('.edit .row button').click(); 0")
+    leave(page, server, "a phone")
+
+
+TESTS = [all_is_done_by_keys_alone, on_a_phone_enter_starts_a_line]

@@ -14,8 +14,11 @@ function begin() {
 
 box.oninput = () => { fit(); lookAhead(); draftChanged(); };
 addEventListener("resize", fit);
+// On the keyboard of a phone nothing but Enter starts a line.
+const fingers = matchMedia("(hover: none) and (pointer: coarse)");
+const sends = e => e.key === "Enter" && !e.shiftKey && !e.isComposing && e.keyCode !== 229 && !fingers.matches;
 box.onkeydown = e => {
-  if (e.key !== "Enter" || e.shiftKey || e.isComposing || e.keyCode === 229) return;
+  if (!sends(e)) return;
   e.preventDefault();
   ask(box.value, attached);
 };

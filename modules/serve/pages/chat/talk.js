@@ -94,7 +94,7 @@ function edit(turn, root, text) {
   form.onsubmit = e => { e.preventDefault(); askInstead(turn, area.value); box.focus(); };
   area.oninput = () => { now.edited = {id: turn.id, text: area.value}; draftChanged(); };
   area.onkeydown = e => {
-    if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); form.requestSubmit(); }
+    if (sends(e)) { e.preventDefault(); form.requestSubmit(); }
     if (e.key === "Escape") { e.stopPropagation(); cancel(); }
   };
   root.replaceChildren(form);
