@@ -252,6 +252,8 @@ def settings_have_names_and_the_page_a_theme(browser, server):
     page.run("form.elements.more.value = '[1'; form.elements.more.oninput(); 0")
     page.click("dialog [value=save]")
     check(page.run("dialog.open && form.elements.more.validationMessage") == "This is not a JSON object.", "it is saved")
+    page.run("form.elements.more.value = '{\"n\": 2}'; form.elements.more.oninput(); 0")
+    check(page.run("form.elements.more.validationMessage") == "The page itself sets n.", "two answers in one")
     page.click("dialog .cancel")
     setting(page, temperature=1, system="", more="", theme="light")
     check(page.run(paper) == light, "no light theme")

@@ -2,6 +2,9 @@
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
+// What the page itself says in a request: it shows one answer to its messages, as a stream.
+const OWN = ["messages", "n", "stream", "stream_options"];
+
 // A message as the model gets it: files stand before the question, in fences that they do not close.
 function contentOf(message) {
   const files = (message.files ?? []).map(({name, text}) => {
@@ -26,6 +29,7 @@ function fieldsOf(settings) {
   if (temperature !== undefined) fields.temperature = temperature;
   for (const name of NUMBERS) if (settings[name] !== undefined) fields[name] = settings[name];
   try { Object.assign(fields, JSON.parse(settings.more || "{}")); } catch { /* refused where it is entered */ }
+  for (const name of OWN) delete fields[name];
   return named(settings, fields);
 }
 

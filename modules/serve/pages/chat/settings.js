@@ -62,7 +62,8 @@ function checkMore() {
   const field = form.elements.more;
   let value = {};
   try { value = JSON.parse(field.value || "{}"); } catch { value = null; }
-  field.setCustomValidity(value && typeof value === "object" && !Array.isArray(value) ? "" : "This is not a JSON object.");
+  const isObject = value && typeof value === "object" && !Array.isArray(value), own = isObject && OWN.find(name => name in value);
+  field.setCustomValidity(!isObject ? "This is not a JSON object." : own ? `The page itself sets ${own}.` : "");
 }
 dialog.querySelector(".cancel").onclick = () => dialog.close();
 dialog.querySelector(".reset").onclick = () => { for (const field of form.elements) if (field.name && field.name !== "key" && field.name !== "theme") field.value = ""; checkMore(); };
