@@ -19,7 +19,7 @@ using namespace quire::bench;
 namespace {
 
 int run(int argc, char** argv) {
-    CLI::App app{"Measures the parts of quire on this machine."};
+    CLI::App app{"Measures the parts of quire on this machine.", "bench"};
     app.require_subcommand(1);
     int       repetitions = 20;
     bool      json        = false;

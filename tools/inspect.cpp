@@ -478,7 +478,9 @@ int constrain_text(const Arguments& a) {
 
 int main(int argc, char** argv) {
     Arguments a;
-    CLI::App  app{"Shows what is in a GGUF file and runs single parts of the engine; prints one line of JSON."};
+    CLI::App  app{
+        "Shows what is in a GGUF file and runs single parts of the engine; most commands print one line of JSON.",
+        "inspect"};
     app.require_subcommand(1);
     auto command = [&](const char* name, const char* what) {
         CLI::App* c = app.add_subcommand(name, what);

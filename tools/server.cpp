@@ -633,7 +633,7 @@ void add_server_flags(CLI::App& app, Arguments& a) {
         ->capture_default_str();
     add_number(app, "--port", a.port, 0, 65535, "port; 0: any free port");
     app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
-    app.add_option("--api-key", a.keys, "keys that clients must send one of, separated by commas")->take_all();
+    app.add_option("--api-key", a.keys, "keys, separated by commas; a client must send one of them")->take_all();
     app.add_option("--api-key-file", a.key_file, "file with keys, one per line");
     app.add_option("--cors-origins", a.cors,
                    "origins whose web pages may use this server, separated by commas; *: all");
@@ -719,7 +719,7 @@ void add_request_flags(CLI::App& app, Arguments& a) {
         "--trim-chats", l.trim_chats,
         "a chat that is too long for the context loses its oldest messages, unless the request says otherwise");
     app.add_flag("--context-shift,!--no-context-shift", l.context_shift,
-                 "an answer that fills the context goes on: it forgets the middle of what stands there");
+                 "when an answer fills the context, forget the middle of the text and go on");
 }
 
 void add_flags(CLI::App& app, Arguments& a) {

@@ -65,7 +65,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     app.add_flag("--trim-chats,!--no-trim-chats", a.trim,
                  "a conversation that is too long for the context loses its oldest messages (the default)");
     app.add_flag("--context-shift,!--no-context-shift", a.context_shift,
-                 "an answer that fills the context goes on: it forgets the middle of what stands there");
+                 "when an answer fills the context, forget the middle of the text and go on");
     app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
     add_chat_template_flags(app, a.chat_template, a.now);
     add_block_size_flag(app, a.engine);

@@ -156,7 +156,7 @@ void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses) {
                options.kv_type.k    = kv_type(name);
                options.kv_type_auto = false;
            },
-           "likewise, of K alone (short: -ctk)")
+           "element type of K alone (short: -ctk)")
         ->check(CLI::IsMember(kv_types));
     app.add_option_function<std::string>(
            "--cache-type-v",
@@ -164,7 +164,7 @@ void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses) {
                options.kv_type.v    = kv_type(name);
                options.kv_type_auto = false;
            },
-           "likewise, of V alone (short: -ctv)")
+           "element type of V alone (short: -ctv)")
         ->check(CLI::IsMember(kv_types));
 }
 
@@ -179,7 +179,7 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
             options.kv_dir = path;
             if (options.kv_host_bytes == 0) options.kv_host_bytes = -1;
         },
-        "directory for what enters the prefix cache, so that it is there after a restart");
+        "directory where the prefix cache is kept, so that it outlasts a restart");
     app.add_option(
            "--kv-host-bytes", options.kv_host_bytes,
            "bytes of host memory for what the prefix cache has no room for on the device, as 8G; 0: none; default: "
@@ -282,10 +282,10 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
            cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
         ->check(within(1, 1e6))
         ->default_str(cat(drafts.most));
-    add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "fewer are not checked");
+    add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "with fewer guessed tokens a step checks none");
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,
-               "last tokens that have to have occurred before; so many are looked for first");
-    add_number(app, "--spec-ngram-min", drafts.ngram.least, 1, most_ngram, "and so few last");
+               "ngram: so many last tokens are looked for in the text before them, then fewer");
+    add_number(app, "--spec-ngram-min", drafts.ngram.least, 1, most_ngram, "ngram: fewer tokens are not looked for");
     app.add_option("--speculative-config",
                    "the same, as vLLM's JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 4}")
         ->each([&drafts](const std::string& text) {

@@ -49,7 +49,7 @@ FlagGiven add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
                "XTC: tokens of at least this probability are top tokens; above 0.5: none");
     add_number(app, "--dynatemp-range", p.dynatemp_range, 0, 100,
                "the temperature varies by so much in both directions, with the entropy");
-    add_number(app, "--dynatemp-exp", p.dynatemp_exponent, 0, 100, "exponent of that");
+    add_number(app, "--dynatemp-exp", p.dynatemp_exponent, 0, 100, "exponent of the entropy in that");
     add_number(app, "--mirostat", p.mirostat, 0, 2,
                "1 or 2: mirostat, in place of all other samplers but the temperature");
     add_number(app, "--mirostat-ent", p.mirostat_tau, 0, 100, "the surprise that mirostat aims at, in bits");
