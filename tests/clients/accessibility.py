@@ -81,8 +81,13 @@ def the_chat_is_accessible(browser, server):
         it.look("alternatives", width, dark)
         page.press("Escape")
     page.look(1400, 900, False)
+    # What came from the cache.
+    exchange(page, "And why is that so?")
+    page.press("KeyM", alt=True)
+    page.until("document.querySelector('.origin mark')")
+    it.everywhere("what was cached")
     # An answer beside another one.
-    page.press("KeyT", alt=True)
+    page.press("KeyM", alt=True)
     page.press("KeyC", alt=True)
     page.until("dialog.open")
     it.everywhere("another answer's settings")
@@ -124,7 +129,7 @@ def the_chat_is_accessible(browser, server):
         page.run("placeSidebar(true); search.value = 'rains'; search.oninput(); 0")
         page.until("document.querySelector('.chats .found')")
         it.look("the list, searched", width, dark)
-    page.run("search.value = ''; drawChats(); 0")
+    page.run("search.value = ''; search.oninput(); 0")
     page.look(1400, 900, False)
     for key, alt, what in (("KeyS", True, "the settings"), ("?", False, "the keys")):
         page.run("document.activeElement.blur()")
