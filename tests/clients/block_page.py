@@ -322,7 +322,7 @@ def steps_where(page, condition):
 
 
 def the_demonstrations_show_what_they_say(browser):
-    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "-np", "16", "--blocks-text")
+    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "--blocks-text")  # as in the README
     try:
         page = browser.page()
         watch_shifts(page)

@@ -40,9 +40,9 @@ const DEMOS = [
     missing(room) {
       const start = "start with --kv-blocks 144 --swap-blocks 64 --blocks-text";
       if (!room.swap_blocks) return `no host memory to swap to: ${start}`;
-      return pressureOf(room) ? "" : `${room.sequences} sequences fit into this pool: ${start}`;
+      return pressureOf(room) ? "" : `${atOnce(room)} sequences fit into this pool: ${start}`;
     },
-    run: (room, ask) => Promise.all(Array.from({length: room.sequences >> 1}, (_, i) => {
+    run: (room, ask) => Promise.all(Array.from({length: Math.min(8, room.sequences >> 1)}, (_, i) => {
       const {max_tokens} = atMost(room, pressureOf(room));
       return ask("/v1/completions", {prompt: `Story ${i + 1}. Once upon a time there was`, n: 2, max_tokens, min_tokens: max_tokens, temperature: .7});
     })),
@@ -51,10 +51,13 @@ const DEMOS = [
 
 const atMost = (room, tokens) => ({max_tokens: Math.min(tokens, room.context >> 1)});
 
-// Tokens of each answer with which all sequences together want three times what the pool has, at least half as much again; 0: they cannot
+// Sequences that this page's requests of two answers have at once: a browser opens six connections to a server, and the page listens by one.
+const atOnce = room => Math.min(10, room.sequences & ~1);
+
+// Tokens of each answer with which these sequences together want three times what the pool has, at least half as much again; 0: they cannot
 // be so long.
 function pressureOf(room) {
-  const share = room.blocks * room.block_size / (room.sequences & ~1), most = room.context >> 1;
+  const share = room.blocks * room.block_size / atOnce(room), most = room.context >> 1;
   return room.sequences > 1 && 1.5 * share <= most ? Math.min(most, Math.ceil(3 * share)) : 0;
 }
 
