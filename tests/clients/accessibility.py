@@ -81,7 +81,7 @@ def the_chat_is_accessible(browser, server):
         it.look("alternatives", width, dark)
         page.press("Escape")
     page.look(1400, 900, False)
-    # What came from the cache.
+    # Marks of the cached part.
     exchange(page, "And why is that so?")
     page.press("KeyM", alt=True)
     page.until("document.querySelector('.origin mark')")

@@ -111,7 +111,7 @@ def show_the_border(browser, server):
     mark = page.run("document.querySelector('.origin .border').textContent")
     check(second["content"].startswith(mark) and len(mark) > 40, "the border is behind", mark)
     check_origins(page, server, [*first, {**second, "content": second["content"].replace("verhältnis", "wahn")}])
-    # It is not told where the server makes another prompt of the messages.
+    # Nothing is told where the server makes another prompt of the messages.
     page.run("turns.at(-1).prompt++; origins = null; drawTalk(); 0")
     act(page, "Cached")
     page.until("/no longer known/.test(document.querySelector('.toast').innerText)")
@@ -120,7 +120,7 @@ def show_the_border(browser, server):
     clean(page, server, "what was cached")
 
 
-# What is marked in each message, its text, and what is told of it; and what is told of the prompt.
+# Of each message the marked text, the whole text and its figures; then the sentence about the prompt.
 ORIGINS = """[[...document.querySelectorAll('.origin')].map(e => [e.querySelector('mark')?.textContent ?? '', e.querySelector('.source').textContent, e.querySelector('.told').textContent]),
     document.querySelector('.origins-note').textContent]"""
 

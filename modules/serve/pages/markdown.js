@@ -402,7 +402,7 @@ function drawAll(root, lines, depth) {
 // So many lines may pass until it is known what one of them begins: a formula (endOfMath).
 const FORESIGHT = 200;
 
-// What the blocks define. A line that may still grow defines nothing yet.
+// The definitions in the blocks. A line that may still grow defines nothing yet.
 function definitionsIn(blocks, n, grows) {
   const found = new Map();
   for (const {kind, to, text} of blocks) {
@@ -424,7 +424,7 @@ function drawMarkdown(root, text) {
   const rest = split(lines.slice(from)).map(([kind, a, b]) => ({kind, from: a + from, to: b + from, text: lines.slice(a + from, b + from).join("\n")}));
   const blocks = [...before.blocks.slice(0, settled), ...rest];
   defined = definitionsIn(blocks, lines.length, root.drawn && text !== before.text);
-  // What is defined now, or no longer, may stand in earlier blocks.
+  // Labels that are defined now, or no longer, may stand in earlier blocks.
   const changed = [...new Set([...defined.keys(), ...before.defined.keys()])].filter(label => defined.get(label) !== before.defined.get(label));
   let same = settled;
   while (same < blocks.length && blocks[same].kind === before.blocks[same]?.kind && blocks[same].text === before.blocks[same].text) same++;

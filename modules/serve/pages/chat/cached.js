@@ -1,4 +1,4 @@
-// Which part of each message of a prompt came from the cache: the border lies within a message's text, behind the last cached token.
+// Marks which part of each message of a prompt came from the cache: the border lies within a message's text, behind the last cached token.
 // The server makes the prompt's tokens again, and its template renders the messages once more with marks around their texts. What the
 // template writes itself lies between the marks. The border is shown only if the tokens have the bytes of the rendered text.
 

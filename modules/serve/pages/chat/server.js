@@ -2,7 +2,7 @@
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
-// What the page itself says in a request: it shows one answer to its messages, as a stream.
+// Fields that the page sets itself: it shows one answer to its messages, as a stream.
 const OWN = ["messages", "n", "stream", "stream_options"];
 
 // A message as the model gets it: files stand before the question, in fences that they do not close.
