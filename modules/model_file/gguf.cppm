@@ -332,6 +332,7 @@ void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
 std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, std::uint64_t data_start) {
     const std::span<const std::byte> bytes = part.mapping.bytes();
     std::uint64_t                    end   = data_start; // of the last tensor: the file has to reach there
+    std::string_view                 last;
     for (std::size_t i = 0; i < part.tensors.size(); i++) {
         GgufTensor&   t        = part.tensors[i];
         std::uint64_t this_end = 0;
@@ -342,10 +343,11 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
             __builtin_add_overflow(this_end, std::uint64_t(t.bytes), &this_end))
             return cat("tensor ", quote(t.name), " has ", t.bytes, " bytes at offset ", offsets[i],
                        ", more than 64 bits can count");
-        end = std::max(end, this_end);
+        if (this_end > end) end = this_end, last = t.name;
     }
     if (end > bytes.size())
-        return cat("its tensors need a file of ", end, " bytes, it has ", bytes.size(), ": an incomplete download?");
+        return cat("its tensors need a file of ", end, " bytes, up to the end of ", quote(last), ", it has ",
+                   bytes.size(), ": an incomplete download?");
     for (std::size_t i = 0; i < part.tensors.size(); i++) part.tensors[i].data = bytes.data() + data_start + offsets[i];
     std::vector<const GgufTensor*> order;
     order.reserve(part.tensors.size());
@@ -357,13 +359,34 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
     return {};
 }
 
+// By its first bytes, the kind of file that people take for a model's: the end of a sentence, or "".
+std::string_view likely_kind(std::span<const std::byte> bytes) {
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), std::min<std::size_t>(bytes.size(), 64));
+    if (text.starts_with("version https://git-lfs"))
+        return ", but as a pointer of Git LFS; `git lfs pull` fetches the file";
+    if (text.starts_with("<")) return ", but as a page of HTML or XML, perhaps the error of a download";
+    if (text.size() > 9 && text.substr(8, 2) == "{\"")
+        return ", but as safetensors; llama.cpp's convert_hf_to_gguf.py makes GGUF of them";
+    if (text.starts_with("PK\3\4")) return ", but as a ZIP archive or a file of PyTorch";
+    for (const std::string_view old :
+         {"tjgg", "fmgg", "lmgg"}) // "ggjt" and its like, as the words of a little-endian machine
+        if (text.starts_with(old)) return ", but as GGML's older format, which llama.cpp no longer reads either";
+    if (text.starts_with("\x1f\x8b") ||
+        text.starts_with("\xfd"
+                         "7zXZ") ||
+        text.starts_with("\x28\xb5\x2f\xfd"))
+        return ", but as a compressed file";
+    return "";
+}
+
 Result<Part> read_part(Mapping mapping, const std::string& name) {
     Part part;
     part.mapping = std::move(mapping);
     Reader r(part.mapping.bytes(), name);
 
     const auto magic = r.scalar<std::uint32_t>("the magic number");
-    if (!r.failed() && magic != 0x46554747) return fail(name, ": not a GGUF file: it does not begin with 'GGUF'");
+    if (!r.failed() && magic != 0x46554747)
+        return fail(name, ": not a GGUF file: it does not begin with 'GGUF'", likely_kind(part.mapping.bytes()));
     part.version = r.scalar<std::uint32_t>("the version");
     if (!r.failed() && part.version != 2 && part.version != 3)
         return fail(name, ": GGUF version ", part.version, " is not one of 2, 3",
@@ -380,9 +403,11 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     // The lists grow with the entries that are read, not with the number that the header claims. The views in `seen` point into the file.
     std::unordered_set<std::string_view> seen;
     for (std::uint64_t i = 0; i < n_pairs && !r.failed(); i++) {
+        const std::size_t      at  = r.at();
         const std::string_view key = r.string("a metadata key");
         if (r.failed()) break;
-        if (!seen.insert(key).second) return fail(name, ": metadata key ", quote(key), " is there twice");
+        if (!seen.insert(key).second)
+            return fail(name, ": at byte ", at, ": metadata key ", quote(key), " is there twice");
         const std::byte* const type = r.here();
         part.metadata.emplace_back(key, read_value(r, cat("metadata ", quote(key))));
         if (r.failed()) break;
@@ -403,9 +428,11 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     seen.clear();
     std::vector<std::uint64_t> offsets;
     for (std::uint64_t i = 0; i < n_tensors && !r.failed(); i++) {
+        const std::size_t      at          = r.at();
         const std::string_view tensor_name = r.string("a tensor's name");
         if (r.failed()) break;
-        if (!seen.insert(tensor_name).second) return fail(name, ": tensor ", quote(tensor_name), " is there twice");
+        if (!seen.insert(tensor_name).second)
+            return fail(name, ": at byte ", at, ": tensor ", quote(tensor_name), " is there twice");
         read_tensor_info(r, part.tensors.emplace_back(GgufTensor{.name = std::string(tensor_name)}),
                          offsets.emplace_back());
     }
