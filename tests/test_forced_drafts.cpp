@@ -110,9 +110,9 @@ private:
 };
 
 // The rest of a text that is known.
-class KnownText final : public TokenGuesser {
+class TextGuesser final : public TokenGuesser {
 public:
-    explicit KnownText(std::vector<Token> text) : text_(std::move(text)) {}
+    explicit TextGuesser(std::vector<Token> text) : text_(std::move(text)) {}
     void guess(std::span<const Token> text, int n, std::vector<Token>& guess) override {
         for (std::size_t i = text.size(); i < text_.size() && int(guess.size()) < n; i++) guess.push_back(text_[i]);
     }
@@ -183,7 +183,7 @@ TEST_CASE("where a device samples, answers whose reasoning can be ended run with
     EngineOptions o       = roomy_options();
     const auto    answer  = [&](int budget, int stop_at, std::vector<Token> text, EngineStats* stats = nullptr) {
         o.drafts = {.on = !text.empty(), .most = 5, .always = true, .forced = false};
-        if (o.drafts.on) o.drafts.guesser = [&](const Request&) { return KnownText(text); };
+        if (o.drafts.on) o.drafts.guesser = [&](const Request&) { return TextGuesser(text); };
         Engine     engine = load_sampling(model("llama3-gqa-Q8_0.gguf"), o);
         const auto marks  = std::make_shared<const ReasoningMarks>("<think>", "Enough.</think>", engine.tokenizer());
         Request    r      = samples ? sampled(prompt_of(12), n_tokens, 5) : greedy(prompt_of(12), n_tokens);
