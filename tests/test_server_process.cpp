@@ -327,6 +327,31 @@ TEST_CASE("several hosts, and a seed for requests that name none", "[server]") {
     CHECK(run_program("server", {"-m", shipped, "--host", ","}).code == 2);
 }
 
+TEST_CASE("metrics of guessed tokens have a sample for each place in a step", "[server]") {
+    const Server s({"--spec", "ngram", "--spec-draft-n-max", "3"});
+    const Json   sea = s.ask("/tokenize", {{"content", " sea"}})["tokens"];
+    s.ask("/v1/completions", {{"prompt", "A sea sea sea sea"}, {"max_tokens", 60}, {"allowed_token_ids", sea}});
+    const std::string all = s.get("/metrics").body;
+    for (const std::string name :
+         {"vllm:spec_decode_num_accepted_tokens", "llamacpp:spec_decode_num_accepted_tokens"}) {
+        CAPTURE(name);
+        const std::size_t begin    = all.find("\n" + name + "_per_pos_total{");
+        const auto        accepted = [&](int place) {
+            const std::string label = "position=\"" + std::to_string(place) + "\"} ";
+            const std::size_t at    = all.find(label, begin);
+            REQUIRE(at != std::string::npos);
+            return std::strtod(all.c_str() + at + label.size(), nullptr);
+        };
+        REQUIRE(begin != std::string::npos);
+        CHECK(accepted(0) >= accepted(1));
+        CHECK(accepted(1) >= accepted(2));
+        const std::size_t total = all.find("\n" + name + "_total");
+        CHECK(accepted(0) + accepted(1) + accepted(2) == std::strtod(all.c_str() + all.find(' ', total) + 1, nullptr));
+    }
+    CHECK(s.metric("vllm:spec_decode_num_accepted_tokens_total") > 0);
+    CHECK(!has(all, "position=\"3\""));
+}
+
 TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
     const Finished ignored = run_program(
         "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",

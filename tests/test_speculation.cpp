@@ -174,6 +174,14 @@ TEST_CASE("draft tokens change no token, no log-probability and no finish reason
     check_two_rounds(engine, tasks, expected);
     const auto stats = engine.stats().memory;
     CHECK(stats.draft_tokens > 0);
+    std::uint64_t accepted = 0, before = stats.drafts;
+    for (const std::uint64_t n : stats.accepted_at) {
+        CHECK(n <= before); // behind a wrong one none counts
+        accepted += before = n;
+    }
+    CHECK(accepted == stats.accepted_tokens);
+    CHECK((stats.accepted_at[4] > 0) == (how == Guesses::right));
+    CHECK(stats.accepted_at[5] == 0); // five at most
     if (how == Guesses::wrong) CHECK(stats.accepted_tokens == 0);
     if (how == Guesses::right) CHECK(stats.accepted_tokens > stats.draft_tokens / 2);
     if (how == Guesses::mixed) CHECK((stats.accepted_tokens > 0 && stats.accepted_tokens < stats.draft_tokens));
@@ -285,6 +293,7 @@ TEST_CASE("a draft model that is the model itself guesses every token, also wher
     const auto stats = engine.stats().memory;
     CHECK(stats.draft_tokens == stats.accepted_tokens);
     CHECK(stats.draft_tokens > 8 * 12); // of at most 16 each: five tokens a step behind the first one
+    CHECK(stats.accepted_at[0] == stats.drafts);
 }
 
 TEST_CASE("a request without drafts has none, and one with fewer has no more") {

@@ -5,7 +5,7 @@ export module quire.decode.drafting;
 import quire.core.base;
 import quire.decode.ngram_guesser;
 import quire.decode.sampler;
-import quire.schedule.scheduler;
+export import quire.schedule.scheduler; // most_drafts
 
 export namespace quire {
 
@@ -32,7 +32,7 @@ struct DraftOptions {
     std::function<Polymorphic<TokenGuesser>(const Request&)> guesser = {};
 };
 
-inline constexpr int most_drafts = 15, most_ngram = 8;
+inline constexpr int most_ngram = 8;
 inline constexpr int least_rest = 128; // steps without a guess of a model that does not pay
 
 // What is wrong with the options, in one sentence; "": nothing.

@@ -9,6 +9,8 @@ export import quire.step.plan;
 
 export namespace quire {
 
+inline constexpr int most_drafts = 15; // draft tokens of a sequence in a step
+
 // The part of one sequence in the current step. Sequences of one group are adjacent.
 struct Scheduled {
     SequenceGroup* group    = nullptr;

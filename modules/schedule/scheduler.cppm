@@ -68,7 +68,9 @@ struct SchedulerStats : PreemptionStats {
     std::uint64_t checkpoints     = 0;                   // recurrent states that were kept
     std::uint64_t drafts          = 0;                   // sequences with draft tokens, summed over the steps
     std::uint64_t draft_tokens = 0, accepted_tokens = 0; // that ran; of these, tokens that were right
-    SharingStats  sharing;                               // of all requests together, each step
+    // Of the tokens that were right: how many stood first of their step's draft tokens, second, …
+    std::array<std::uint64_t, most_drafts> accepted_at{};
+    SharingStats                           sharing; // of all requests together, each step
 };
 
 class Scheduler {
@@ -576,7 +578,8 @@ void Scheduler::put_off(const SequenceGroup& group) {
 }
 
 void Scheduler::accept(const Scheduled& item, int n) {
-    Sequence& s        = *item.sequence;
+    Sequence& s = *item.sequence;
+    for (int i = s.n_right; i < n; i++) stats_.accepted_at[std::size_t(i)]++;
     const int more     = n - std::exchange(s.n_right, n);
     const int computed = item.first + item.n_tokens - item.n_drafts + n;
     item.group->n_accepted += more;

@@ -154,6 +154,14 @@ std::string process_metrics() {
     return t.take();
 }
 
+// A sample for each place that a guess has in its step: 0 is the first one. Tokens that a constraint forces may stand behind `most`.
+void write_accepted_at(MetricsText& t, const std::string& name, const SchedulerStats& stats, int most) {
+    for (int i = 0; i < most_drafts; i++)
+        if (const std::uint64_t n = stats.accepted_at[std::size_t(i)]; i < most || n > 0)
+            t.counter(name, "Guessed tokens that were right, by their place in the step.", double(n),
+                      {{"position", cat(i)}});
+}
+
 // The families of one model, whose labels the writer has.
 void write_model(MetricsText& t, Service& service) {
     const ServiceMetrics& m           = service.metrics;
@@ -189,6 +197,7 @@ void write_model(MetricsText& t, Service& service) {
                   d(s.memory.draft_tokens));
         t.counter("vllm:spec_decode_num_accepted_tokens_total", "Of these, tokens that were right.",
                   d(s.memory.accepted_tokens));
+        write_accepted_at(t, "vllm:spec_decode_num_accepted_tokens_per_pos_total", s.memory, o.drafts.most);
     }
     t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));
     t.counter("vllm:prompt_tokens_cached_total", "Of these found in the cache.", d(m.cached.load()));
@@ -289,6 +298,8 @@ void write_llama_cpp(MetricsText& t, Service& service) {
     counter("spec_decode_num_drafts_total", "Steps of sequences that checked guessed tokens.", d(s.memory.drafts));
     counter("spec_decode_num_draft_tokens_total", "Guessed tokens that were checked.", d(s.memory.draft_tokens));
     counter("spec_decode_num_accepted_tokens_total", "Of these, tokens that were right.", d(s.memory.accepted_tokens));
+    write_accepted_at(t, "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", s.memory,
+                      service.engine_options().drafts.most);
     gauge("prompt_tokens_seconds", "Prompt tokens that a request computes in a second, on average.",
           rate(computed, reading));
     gauge("predicted_tokens_seconds", "Tokens that a request generates in a second, on average.", rate(made, writing));
