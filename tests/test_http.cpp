@@ -59,8 +59,9 @@ struct Echo {
 
     explicit Echo(HttpLimits limits = {}) {
         HttpOptions options;
-        options.limits = limits;
-        auto made      = HttpServer::create(options);
+        options.limits   = limits;
+        options.is_probe = [](std::string_view path) { return path == "/health"; };
+        auto made        = HttpServer::create(options);
         REQUIRE(made.has_value());
         server = std::move(*made);
         server->route("POST", "/echo", [](HttpExchange& e) {
@@ -72,6 +73,7 @@ struct Echo {
             e.response.body += std::string(e.request.header("x-test"));
         });
         const HttpHandler says_path = [](HttpExchange& e) { e.response.body = e.request.path; };
+        server->route("GET", "/health", says_path);
         server->route("GET", "/items/*", says_path);
         server->route("DELETE", "/items/*", says_path);
         server->route("POST", "/items/first", says_path);
@@ -486,6 +488,7 @@ TEST_CASE("beyond the most connections an idle one makes room, else 503", "[http
         idle.emplace_back(echo.port);
         CHECK(idle.back().get("/query").status == 200);
     }
+    while (echo.server->n_answering() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK(echo.alive());
     for (int i = 0; i < 4; i++) { // four that have begun
         idle.emplace_back(echo.port);
@@ -495,10 +498,55 @@ TEST_CASE("beyond the most connections an idle one makes room, else 503", "[http
     const Reply r = Client(echo.port).get("/query");
     CHECK(r.status == 503);
     CHECK(r.headers.at("retry-after") == "1");
+    idle.pop_back();
+    wait_for(echo.gone, 1);
+    while (echo.server->n_connections() > 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Client late(echo.port);
+    late.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n");
+    CHECK(late.head().status == 100);
+    Client refused(echo.port);
+    CHECK(refused.get("/query").status == 503);
+    late.send("ok");
+    CHECK(late.reply().body == "ok");
+    while (echo.server->n_answering() > 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(Client(echo.port).get("/query").status == 200); // the late one makes room, the refused one is still there
     idle.clear();
     wait_for(echo.gone, 4);
     while (echo.server->n_connections() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK(echo.alive());
+}
+
+TEST_CASE("probes of the health are answered where requests have taken all threads and connections", "[http]") {
+    HttpLimits limits;
+    limits.connections = 6;
+    limits.threads     = 4;
+    Echo                echo(limits);
+    const std::string   probe = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+    std::vector<Client> busy;
+    for (int i = 0; i < 6; i++) { // four that are read slowly or wait, and two that wait for a thread
+        busy.emplace_back(echo.port);
+        busy.back().send(cat("GET ", i % 2 == 0 ? "/flood" : "/wait", " HTTP/1.1\r\nHost: x\r\n\r\n"));
+        wait_for(echo.begun, std::min(i + 1, 4));
+    }
+    while (echo.server->n_answering() < 6) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < 20; i++) {
+        const Reply r = Client(echo.port).call(probe);
+        CHECK(r.status == 200);
+        CHECK(r.body == "/health");
+    }
+    CHECK(Client(echo.port).get("/query").status == 503);
+    CHECK(Client(echo.port).call("POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n").status == 503);
+    std::vector<Client> silent;
+    for (int i = 0; i < 16; i++) silent.emplace_back(echo.port); // they keep such a connection for a moment only
+    Reply r;
+    while (r.status != 200) r = Client(echo.port).call(probe);
+    std::string many; // of a client that reads nothing
+    for (int i = 0; i < 1000; i++) many += probe;
+    Client deaf(echo.port);
+    deaf.send(many);
+    CHECK(Client(echo.port).call(probe).status == 200);
+    busy.clear();
+    wait_for(echo.gone, 4);
 }
 
 TEST_CASE("too many bytes that wait for the rest of their requests", "[http]") {

@@ -481,6 +481,7 @@ int run(Arguments& a, int argc, char** argv) {
     a.http.refusal = [](std::string_view path, int status, const std::string& message) {
         return error_body(ApiError{status, message, "", ""}, error_form(path));
     };
+    a.http.is_probe = is_probe;
     if (!a.no_log)
         a.http.log = [&log](const HttpExchange& e, double seconds, std::size_t bytes) { log.add(e, seconds, bytes); };
     std::atomic<double>                 loaded = 0;

@@ -51,6 +51,9 @@ private:
     LineWriter out_, err_;
 };
 
+// Whether a request for this path probes the server's health.
+bool is_probe(std::string_view path);
+
 // The line of a request, without its line break. Values of the client's are cut.
 std::string log_line(const HttpExchange& exchange, double seconds, std::size_t bytes, bool json);
 
@@ -96,16 +99,13 @@ std::string dropped_line(std::uint64_t n, bool json) {
     return cat(clock_text(), " - dropped_lines=", n);
 }
 
-bool is_probe(const HttpExchange& e) {
-    const std::string& path = e.request.path;
-    return path == "/ping" || path.starts_with("/health") || path == "/v1/health";
-}
+bool is_probe(std::string_view path) { return path == "/ping" || path.starts_with("/health") || path == "/v1/health"; }
 
 std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, bool json) {
     const HttpRequest& r = e.request;
     if (json) {
         Json record{{"time", clock_text()},
-                    {"level", is_probe(e) ? "debug" : "info"},
+                    {"level", is_probe(e.request.path) ? "debug" : "info"},
                     {"id", r.id},
                     {"remote", r.remote},
                     {"method", cut_short(r.method, longest_value)},
@@ -159,7 +159,7 @@ Result<void> ServerLog::reopen() {
 }
 
 void ServerLog::add(const HttpExchange& e, double seconds, std::size_t bytes) {
-    if (options_.most < (is_probe(e) ? LogLevel::debug : LogLevel::info)) return;
+    if (options_.most < (is_probe(e.request.path) ? LogLevel::debug : LogLevel::info)) return;
     out_.write(log_line(e, seconds, bytes, options_.json));
 }
 

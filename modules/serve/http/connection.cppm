@@ -59,6 +59,8 @@ struct Connection : HttpPeer {
 
     std::shared_ptr<Connection> next; // in a ConnectionList
     bool                        go_on = false;
+    bool                        spare = false; // beyond the most connections: for a probe alone
+    bool                        probe = false; // its request is one
 
     std::atomic<bool>     hung_up = false;
     std::mutex            mutex; // guards `notice`, held while `notice` runs

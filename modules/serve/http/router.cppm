@@ -334,7 +334,7 @@ bool HttpRouter::respond(Connection& c, HttpExchange& exchange, bool keep, std::
               cat(exchange.request.method, ' ', c.head.target, " HTTP/1.", c.head.minor,
                   "\r\nHost: quire\r\nContent-Length: 0\r\n",
                   keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
-              impl_->limits.write_seconds, written);
+              c.probe ? 0 : impl_->limits.write_seconds, written); // threads of probes wait for no reader
     // Reset on every way out: the handlers' thread goes on to other exchanges.
     struct Current {
         explicit Current(HttpExchange* e) { current_exchange = e; }

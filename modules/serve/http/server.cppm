@@ -53,6 +53,9 @@ struct HttpOptions {
     RefusalBody refusal;
     // After each response: the exchange, the seconds it took, the bytes written.
     std::function<void(const HttpExchange&, double seconds, std::size_t bytes)> log;
+    // Whether a GET of this path is a probe of the server's health. Its handler does not wait, and the response is short: threads and
+    // connections of their own answer probes where requests have taken all others.
+    std::function<bool(std::string_view path)> is_probe = [](std::string_view) { return false; };
 };
 
 class HttpServer {
@@ -127,6 +130,8 @@ std::string random_id() {
 
 // -- the server
 
+constexpr const char* full_message = "too many connections";
+
 struct HttpServer::Impl {
     HttpOptions                 options;
     std::unique_ptr<HttpRouter> router;
@@ -147,10 +152,12 @@ struct HttpServer::Impl {
     std::atomic<int>                 n_connections = 0, n_answering = 0;
     std::atomic<std::size_t>         buffered = 0; // bytes that requests hold
     std::string                      no_memory;    // a complete response, made in advance
-    std::shared_ptr<HttpWorkers>     workers;
+    std::shared_ptr<HttpWorkers>     workers, probe_workers;
+    int                              n_spare = 0; // of the epoll thread
 
-    static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
-    static constexpr std::uint64_t wake_key  = first_key - 1;
+    static constexpr std::uint64_t first_key  = 1 << 16; // below: the listeners, and `wake`
+    static constexpr std::uint64_t wake_key   = first_key - 1;
+    static constexpr int           most_spare = 16; // connections beyond the most
 
     ~Impl() {
         if (epoll >= 0) close(epoll);
@@ -171,6 +178,7 @@ struct HttpServer::Impl {
     void dispatch(const ConnectionPtr& c);
     void resume(const ConnectionPtr& c, bool go_on);
     void refuse(const ConnectionPtr& c, const HttpError& why);
+    bool is_probe(const Connection& c) const;
     void drain(const ConnectionPtr& c);
     void drop(const ConnectionPtr& c);
     void sweep();
@@ -234,10 +242,11 @@ void HttpServer::Impl::run() {
             if (c->phase == Phase::answering) c->hang_up();
             else serve(c, [&] { receive(c); });
         }
-        for (ConnectionList back = workers->take_answered(); !back.empty();) {
-            const ConnectionPtr c = back.pop();
-            serve(c, [&] { resume(c, c->go_on); });
-        }
+        for (HttpWorkers* from : {workers.get(), probe_workers.get()})
+            for (ConnectionList back = from->take_answered(); !back.empty();) {
+                const ConnectionPtr c = back.pop();
+                serve(c, [&] { resume(c, c->go_on); });
+            }
         if (seconds_since(swept) <= 0.1) continue;
         refill_reserve();
         try {
@@ -274,14 +283,16 @@ void HttpServer::Impl::accept_all(int listener) {
             c->remote = cat(host, ':', port);
             if (!make_tls(*c)) continue;
         }
-        const bool  full = int(connections.size()) >= options.limits.connections && !evict();
+        const bool full = int(connections.size()) - n_spare >= options.limits.connections && !evict();
+        c->spare        = full && n_spare < most_spare;
         epoll_event event{};
         event.events   = EPOLLIN | EPOLLRDHUP;
         event.data.u64 = c->key;
         if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0) continue;
         connections.emplace(c->key, c);
         n_connections = int(connections.size());
-        if (full) refuse(c, {503, "too many connections"});
+        if (c->spare) n_spare++;
+        else if (full) refuse(c, {503, full_message});
     }
 }
 
@@ -306,13 +317,14 @@ void HttpServer::Impl::pause_listeners() {
 bool HttpServer::Impl::evict() {
     ConnectionPtr oldest;
     for (const auto& [key, c] : connections)
-        if (c->phase == Phase::head && !c->begun && (!oldest || c->since < oldest->since)) oldest = c;
+        if (c->phase == Phase::head && !c->begun && !c->spare && (!oldest || c->since < oldest->since)) oldest = c;
     if (oldest) drop(oldest);
     return oldest != nullptr;
 }
 
 void HttpServer::Impl::drop(const ConnectionPtr& c) {
     c->count(0);
+    n_spare -= int(std::exchange(c->spare, false));
     epoll_ctl(epoll, EPOLL_CTL_DEL, c->fd, nullptr);
     connections.erase(c->key);
     n_connections = int(connections.size());
@@ -349,7 +361,20 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
 void HttpServer::Impl::advance(const ConnectionPtr& c) {
     const std::expected<bool, HttpError> whole = read_request(*c, options.limits);
     if (!whole) return refuse(c, whole.error());
+    if (c->phase == Phase::head) return;
+    c->probe = is_probe(*c);
+    if (c->spare && !c->probe) {
+        n_spare -= int(std::exchange(c->spare, false));
+        return refuse(c, {503, full_message});
+    }
     if (*whole) dispatch(c);
+}
+
+// A probe has no body, so that nothing of it waits for memory.
+bool HttpServer::Impl::is_probe(const Connection& c) const {
+    const HttpHead& head = c.head;
+    return (head.method == "GET" || head.method == "HEAD") && head.length == 0 && !head.chunked &&
+           options.is_probe(std::string_view(head.target).substr(0, head.target.find('?')));
 }
 
 // Closes the sending side and discards the bytes that are still received, so that the client can read the response.
@@ -404,7 +429,7 @@ void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
     n_answering++;
     if (c->in.empty()) c->in = {}; // gives its memory back
     watch(*c, EPOLLRDHUP | EPOLLONESHOT);
-    workers->push(c);
+    (c->probe ? probe_workers : workers)->push(c);
 }
 
 // A worker has written the response.
@@ -428,8 +453,8 @@ void HttpServer::Impl::sweep() {
     for (const auto& [key, c] : connections) {
         const double seconds = seconds_since(c->since);
         if (c->phase == Phase::answering) continue;
-        if (seconds > (c->phase == Phase::draining ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds))
-            late.push_back(c);
+        const bool short_ = c->phase == Phase::draining || c->spare;
+        if (seconds > (short_ ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds)) late.push_back(c);
     }
     for (const ConnectionPtr& c : late) {
         if (c->begun && c->phase != Phase::draining)
@@ -437,6 +462,7 @@ void HttpServer::Impl::sweep() {
         else drop(c);
     }
     workers->try_again();
+    probe_workers->try_again();
     if (paused_since && seconds_since(*paused_since) > 0.5) {
         paused_since.reset();
         for (std::size_t i = 0; i < listeners.size(); i++) {
@@ -482,7 +508,7 @@ bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_
 
     const std::string_view id = r.header("x-request-id");
     r.id                      = is_plain_word(id) ? std::string(id) : random_id();
-    return router->respond(c, exchange, c.head.keep_alive && !stopping, written);
+    return router->respond(c, exchange, c.head.keep_alive && !c.spare && !stopping, written);
 }
 
 // -- the interface
@@ -497,12 +523,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
                                                                  [&s](std::string_view path, int status, const std::string& message) {
                                                 return s.refusal(path, status, message);
                                             });
-    s.workers                     = std::make_shared<HttpWorkers>(
-        s.options.limits.threads, [&s](Connection& c) { s.answer(c); },
-        [&s] {
-            s.n_answering--;
-            s.notify();
-        });
+    const auto answer             = [&s](Connection& c) { s.answer(c); };
+    const auto answered           = [&s] {
+        s.n_answering--;
+        s.notify();
+    };
+    s.workers               = std::make_shared<HttpWorkers>(s.options.limits.threads, answer, answered);
+    s.probe_workers         = std::make_shared<HttpWorkers>(2, answer, answered);
     const std::string sorry = s.refusal("", 503, no_memory_message);
     s.no_memory =
         cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
@@ -581,6 +608,7 @@ void HttpServer::stop() {
     Impl& s = *impl_;
     if (s.stopping.exchange(true)) return;
     s.workers->stop();
+    s.probe_workers->stop();
     s.notify();
     if (s.epoll_thread.joinable()) s.epoll_thread.join();
     for (const auto& [key, c] : s.connections) {
@@ -588,6 +616,7 @@ void HttpServer::stop() {
         c->hang_up();
     }
     s.workers->join();
+    s.probe_workers->join();
     s.connections.clear();
     for (int fd : s.listeners) close(fd);
     for (const auto& [fd, where] : s.bound) close(fd);
@@ -600,6 +629,6 @@ int HttpServer::n_connections() const { return impl_->n_connections; }
 
 int HttpServer::n_answering() const { return impl_->n_answering; }
 
-int HttpServer::n_threads() const { return impl_->workers->n_threads(); }
+int HttpServer::n_threads() const { return impl_->workers->n_threads() + impl_->probe_workers->n_threads(); }
 
 } // namespace quire
