@@ -166,6 +166,30 @@ TEST_CASE("calls with a mark left out, and values as Python writes them", "[tool
           "<tool_call>\n<function=find>\n<parameter=what>\nx\n</function>\n</tool_call>\n<tool_call>\n<function=find>\n"
           "<parameter=what>\ny\n</parameter>\n</function>\n</tool_call>",
           {"", "", R"(find{"what":"x"};find{"what":"y"};)"});
+    check(ToolForm::glm, "<tool_call>find<arg_key>what</arg_key><arg_value>x</tool_call>",
+          {"", "", R"(find{"what":"x"};)"});
+    check(ToolForm::glm,
+          "<tool_call>find<arg_key>what</arg_key><arg_value>x</tool_call>\n<tool_call>find<arg_key>what</arg_key>"
+          "<arg_value>y</arg_value></tool_call>",
+          {"", "", R"(find{"what":"x"};find{"what":"y"};)"});
+    const CallForm section(CallMarks{.arguments      = CallMarks::Arguments::tagged,
+                                     .section_open   = "<calls>\n",
+                                     .call_open      = "<invoke name=\"",
+                                     .name_close     = "\">\n",
+                                     .call_close     = "</invoke>\n",
+                                     .section_close  = "</calls>",
+                                     .several        = true,
+                                     .parameter_open = "<parameter name=\"",
+                                     .text           = {"\">", "</parameter>\n"},
+                                     .other          = {"\">", "</parameter>\n"},
+                                     .trigger        = "<calls>"});
+    check(
+        section,
+        "<calls>\n<invoke name=\"find\">\n<parameter name=\"what\">a</parameter>\n</invoke>\nb</parameter>\n</invoke>\n"
+        "<invoke name=\"find\">\n<parameter name=\"many\">2</parameter>\n</invoke>\n</calls>",
+        {"", "", R"(find{"what":"a</parameter>\n</invoke>\nb"};find{"many":2};)"});
+    check(section, "<calls>\n<invoke name=\"find\">\n<parameter name=\"what\">a</invoke>\n</calls>",
+          {"", "", R"(find{"what":"a"};)"});
     check(ToolForm::harmony,
           " to=functions.find<|channel|>commentary <|constrain|>json<|message|>{\"what\": \"x\"}<|call|>",
           {"", "", R"(find{"what":"x"};)"});

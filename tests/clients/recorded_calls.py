@@ -67,8 +67,6 @@ MADE = {
 KNOWN = {
     "deepseek/sglang-v4-self-closing-invoke": "fail",
     "gemma4/vllm-text-before-call": "soft_pass",
-    "glm/glm47-vllm-args-with-newlines": "fail",
-    "glm/glm47-missing-last-close-arg-value": "fail",
     "gpt-oss/llamacpp-builtin-python-recipient": "fail",
     "gpt-oss/harmony-marker-in-reasoning": "fail",
     "kimi/k2i-vllm-id-without-functions-prefix": "fail",

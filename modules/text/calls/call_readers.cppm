@@ -167,6 +167,12 @@ bool read_qwen3_coder(CallReader& r) {
 }
 
 bool read_glm(CallReader& r) {
+    static const CallMarks marks{.arguments      = CallMarks::Arguments::tagged,
+                                 .call_open      = "<tool_call>\n", // or no line
+                                 .call_close     = "</tool_call>",
+                                 .parameter_open = "<arg_key>",
+                                 .text           = {"</arg_key><arg_value>", "</arg_value>"},
+                                 .other          = {"</arg_key><arg_value>", "</arg_value>"}};
     if (!r.take("<tool_call>")) return false;
     const std::size_t open = r.rest().find('<');
     if (open == std::string_view::npos) return r.more();
@@ -184,8 +190,7 @@ bool read_glm(CallReader& r) {
         if (!key) return false;
         r.skip_white();
         if (!r.take("<arg_value>")) return false;
-        static const std::vector<std::string> next{"<arg_key>", "</tool_call>"};
-        const auto                            value = r.until("</arg_value>", next);
+        const auto value = tagged_value(r, marks, marks.text.close);
         if (!value) return false;
         arguments[std::string(*key)] = typed_parameter(r.tool(name), *key, *value);
     }

@@ -12,6 +12,10 @@ export namespace quire {
 // Returns whether the calls were read; `r` says why not.
 bool read_marked(CallReader& r, const CallMarks& m);
 
+// The text of a value up to `close`, and behind that. A value ends where another parameter follows, else with the last end of a call in the
+// text, or with one that another call follows: marks before that are text. `close` may be missing before the end of the call.
+std::optional<std::string_view> tagged_value(CallReader& r, const CallMarks& m, std::string_view close);
+
 } // namespace quire
 
 module :private;
@@ -68,6 +72,97 @@ std::optional<Json> quoted_value(CallReader& r, std::string_view quote, int dept
     }
 }
 
+// Each of these: whether it stands here. Nothing: the text ends before that is known.
+std::optional<bool> call_begins(CallReader r, const CallMarks& m, std::string_view opening) {
+    if (const auto opened = r.try_match(opening); opened != true) return opened;
+    const std::optional<std::string> name = r.name();
+    if (!name) return std::nullopt;
+    const auto closed = name->empty() ? false : r.try_match(m.name_close);
+    if (closed != true) return closed;
+    const auto parameter = r.try_match(m.parameter_open), end = r.try_match(m.call_close);
+    if (parameter == true || end == true) return true;
+    return parameter && end ? std::optional(false) : std::nullopt;
+}
+
+// The next one of a section, or the first one of another.
+std::optional<bool> call_begins(const CallReader& r, const CallMarks& m) {
+    const auto next = call_begins(r, m, cat(m.separator, m.call_open));
+    return next == true ? next : call_begins(r, m, cat(m.section_open, m.call_open));
+}
+
+std::optional<bool> parameter_begins(CallReader r, const CallMarks& m) {
+    constexpr std::size_t longest_key = 256;
+    const auto            opened      = r.try_match(cat(m.parameter_separator, m.parameter_open));
+    if (opened != true || m.text.open != m.other.open) return opened;
+    const std::string_view behind = without_white_begin(m.text.open);
+    const std::size_t      key    = behind.empty() ? 0 : r.rest().find(behind[0]);
+    if (std::min(key, r.rest().size()) > longest_key) return false;
+    if (key == std::string_view::npos) return std::nullopt;
+    r.advance(key);
+    return r.try_match(behind);
+}
+
+std::optional<bool> call_ends(CallReader r, const CallMarks& m) {
+    if (const auto closed = r.try_match(m.call_close); closed != true) return closed;
+    const auto next = call_begins(r, m), section = r.try_match(m.section_close);
+    if (next == true || section == true) return true;
+    return next && section ? std::optional(false) : std::nullopt;
+}
+
+std::optional<std::string_view> tagged_value(CallReader& r, const CallMarks& m, std::string_view close) {
+    const std::string      opening = cat(m.section_open, m.call_open);
+    const std::string_view first = without_white_begin(opening), last = without_white_begin(m.call_close);
+    if (m.parameter_open.empty() || last.empty() || first.empty()) {
+        const std::string separator = m.parameter_separator.empty() ? m.parameter_open : m.parameter_separator;
+        const std::array<std::string, 2> next{
+            std::string(without_white_begin(separator.empty() ? m.call_close : separator)), std::string(last)};
+        return r.until(close, next);
+    }
+    const std::string          begins{close[0], last[0], first[0]};
+    const std::size_t          begin = r.at();
+    const std::string_view     rest  = r.rest();
+    std::optional<std::size_t> closed, unclosed; // the last end of a call, behind `close` and without that
+    const auto                 take = [&](std::size_t at, std::size_t mark) {
+        r.back_to(begin + at + mark);
+        return rest.substr(0, at);
+    };
+    for (std::size_t at = 0; (at = rest.find_first_of(begins, at)) != std::string_view::npos; at++) {
+        CallReader behind = r;
+        behind.back_to(begin + at);
+        if (closed && call_begins(behind, m) == true) return take(*closed, close.size());
+        if (behind.skip(close)) {
+            if (parameter_begins(behind, m) == true) return take(at, close.size());
+            if (call_ends(behind, m).value_or(r.end())) closed = at;
+        } else if (!closed && behind.try_match(m.call_close) == true) {
+            if (call_begins(behind, m) == true) return take(at, 0);
+            unclosed = at;
+            at       = behind.at() - begin - 1;
+        }
+    }
+    if (!r.end()) return r.more(), std::nullopt;
+    if (closed) return take(*closed, close.size());
+    if (const auto mark = rest.find(close); mark != std::string_view::npos) return take(mark, close.size());
+    if (unclosed) return take(*unclosed, 0);
+    return r.more(), std::nullopt;
+}
+
+// Where the text of a mark stands first, perhaps with white space between its tags, and how long it is.
+struct FoundMark {
+    std::size_t at = std::string_view::npos, size = 0;
+};
+FoundMark find_mark(std::string_view text, std::string_view mark) {
+    if (mark.empty()) return {0, 0};
+    for (std::size_t at = 0; (at = text.find(mark[0], at)) != std::string_view::npos; at++) {
+        std::size_t to = at + 1, i = 1;
+        for (; i < mark.size(); i++, to++) {
+            if (mark[i] == '<') to = std::min(text.find_first_not_of(white_space, to), text.size());
+            if (to == text.size() || text[to] != mark[i]) break;
+        }
+        if (i == mark.size()) return {at, to - at};
+    }
+    return {};
+}
+
 // KEY, how it is closed, and the value; the arguments get it.
 bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& arguments) {
     // Where the two differ in a word, as in type="string", any other word is of the other kind.
@@ -93,9 +188,12 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
     } else {
         // Whichever stands first behind the key; of two there, the longer one.
         for (const CallMarks::Value* one : {&m.text, &m.other}) {
-            const std::size_t found = r.rest().find(one->open);
-            if (found == std::string_view::npos) continue;
-            if (!kind || found < at || (found == at && one->open.size() > kind->open.size())) kind = one, at = found;
+            const FoundMark found = find_mark(r.rest(), one->open);
+            if (found.at == std::string_view::npos) continue;
+            if (kind && (found.at > at || (found.at == at && one->open.size() <= kind->open.size()))) continue;
+            kind  = one;
+            at    = found.at;
+            value = at + found.size;
         }
         if (!kind) return r.rest().size() > 4096 ? r.wrong() : r.more();
         // The longer one may still come.
@@ -104,7 +202,6 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
             longer.advance(at);
             if (longer.may_become(m.text.open)) return r.more();
         }
-        value = at + kind->open.size();
     }
     const std::string key(r.rest().substr(0, at));
     r.advance(value);
@@ -133,12 +230,7 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
         r.advance(end);
         return true;
     }
-    // A value may be followed by another parameter, or by the end of the call.
-    const std::string separator = m.parameter_separator.empty() ? m.parameter_open : m.parameter_separator;
-    const std::array<std::string, 2> next{
-        std::string(without_white_begin(separator.empty() ? m.call_close : separator)),
-        std::string(without_white_begin(m.call_close))};
-    const auto text = r.until(close, next);
+    const auto text = tagged_value(r, m, close);
     if (!text) return false;
     Result<Json> json = json_parse(*text, call_limits);
     if (a == b) arguments[key] = typed_parameter(tool, key, *text);
