@@ -155,6 +155,60 @@ TEST_CASE("marks in the text of arguments are text", "[tools]") {
     check(ToolForm::glm,
           "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value></arg_value> </tool_call ></arg_value>\n</tool_call>",
           {"", "", R"(find{"what":"</arg_value> </tool_call >"};)"});
+    const std::string open  = "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value>",
+                      close = "</arg_value>\n</tool_call>";
+    const std::string next = "<tool_call>add\n</tool_call>", marks = "</arg_value></tool_call>";
+    check(ToolForm::glm, open + "a" + marks + " b" + close, {"", "", R"(find{"what":"a</arg_value></tool_call> b"};)"});
+    check(ToolForm::glm,
+          open + "a" + marks + "</arg_value>\n<arg_key>many</arg_key>\n<arg_value>2" + close + "\n" + next,
+          {"", "", R"(find{"what":"a</arg_value></tool_call>","many":2};add{};)"});
+    check(ToolForm::glm, open + "a" + marks + "<tool_call>" + close + next,
+          {"", "", R"(find{"what":"a</arg_value></tool_call><tool_call>"};add{};)"});
+    check(ToolForm::glm, open + "</arg_value><arg_key>" + close, {"", "", R"(find{"what":"</arg_value><arg_key>"};)"});
+    check(ToolForm::glm, open + "a" + close + "\nSo </arg_value>, then " + next,
+          {"So </arg_value>, then", "", R"(find{"what":"a"};add{};)"});
+}
+
+TEST_CASE("answers of marks in any order are read alike, however they are cut", "[tools]") {
+    const std::vector<std::string> coder{"<tool_call>\n<function=find>\n<parameter=what>\n",
+                                         "\n</parameter>\n",
+                                         "<parameter=many>\n",
+                                         "\n</function>\n</tool_call>",
+                                         "<function=add>\n</function>",
+                                         "</tool_call>",
+                                         "<function=",
+                                         "a"};
+    const std::vector<std::string> glm{"<tool_call>find<arg_key>what</arg_key><arg_value>",
+                                       "</arg_value>",
+                                       "</tool_call>",
+                                       "<tool_call>add</tool_call>",
+                                       "<arg_key>many</arg_key>\n<arg_value>",
+                                       "2",
+                                       "<",
+                                       "<tool_call>a"};
+    const CallForm                 marked(CallMarks{.arguments      = CallMarks::Arguments::tagged,
+                                                    .call_open      = "<tool_call>",
+                                                    .call_close     = "</tool_call>",
+                                                    .several        = true,
+                                                    .parameter_open = "<arg_key>",
+                                                    .text           = {"</arg_key><arg_value>", "</arg_value>"},
+                                                    .other          = {"</arg_key><arg_value>", "</arg_value>"},
+                                                    .trigger        = "<tool_call>"});
+    std::mt19937_64                random(7);
+    for (const auto& [form, pieces] : std::vector<std::pair<CallForm, std::vector<std::string>>>{
+             {ToolForm::qwen3_coder, coder}, {ToolForm::glm, glm}, {marked, glm}})
+        for (int i = 0; i < 2000; i++) {
+            std::string text = pieces[0];
+            for (auto n = random() % 12; n > 0; n--) text += pieces[random() % pieces.size()];
+            const AnswerFormat format{.form = form, .tools = tools()};
+            const Whole        whole = parse(format, text, text.size(), text.size());
+            AnswerParser       parser(format); // byte by byte
+            Whole              bytes;
+            for (char c : text) add(bytes, parser.push(std::string_view(&c, 1)));
+            add(bytes, parser.finish());
+            INFO(name_of(form.kind) << ": " << text);
+            REQUIRE(bytes == whole);
+        }
 }
 
 TEST_CASE("calls with a mark left out, and values as Python writes them", "[tools]") {

@@ -72,18 +72,21 @@ public:
         return part;
     }
     // The text up to the first `mark` that one of `next` follows, perhaps behind white space, and behind that mark: so a mark within the
-    // text is text. Without any such, up to the first mark.
-    std::optional<std::string_view> until(std::string_view mark, std::span<const std::string> next) {
+    // text is text. Nothing: there is none so far.
+    std::optional<std::string_view> before(std::string_view mark, std::span<const std::string> next) {
         for (std::size_t to = at_; (to = text_.find(mark, to)) != std::string_view::npos; to++) {
             const std::string_view rest = without_white_begin(text_.substr(to + mark.size()));
             const auto             here = [&](std::string_view n) { return rest.starts_with(n); };
-            if (std::ranges::any_of(next, here) || (end_ && rest.empty())) {
-                const std::string_view part = text_.substr(at_, to - at_);
-                at_                         = to + mark.size();
-                return part;
-            }
-            if (!end_ && std::ranges::any_of(next, [&](std::string_view n) { return n.starts_with(rest); })) break;
+            if (!std::ranges::any_of(next, here) && !(end_ && rest.empty())) continue;
+            const std::string_view part = text_.substr(at_, to - at_);
+            at_                         = to + mark.size();
+            return part;
         }
+        return std::nullopt;
+    }
+    // Likewise; where the text ends without any such, up to the first mark.
+    std::optional<std::string_view> until(std::string_view mark, std::span<const std::string> next) {
+        if (const auto part = before(mark, next)) return part;
         return end_ ? until(mark) : (more(), std::nullopt);
     }
     // A JSON object or list; `open` is its first character.

@@ -118,24 +118,36 @@ bool ends_later(std::string_view text) {
 // The value of a parameter, perhaps not closed: then it ends before a line with the next of the tool's parameters, or with the last end of a
 // call in the text. An end before the beginning of another call is one in any case; others within a closed value are text.
 std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* tool) {
-    static const std::vector<std::string> next{"<parameter=", "</function>"};
-    const std::size_t                     begin = r.at();
-    const std::string_view                rest  = r.rest();
-    const auto                            value = r.until("</parameter>", next);
-    const std::string_view                text  = value ? *value : rest;
+    constexpr std::string_view            close = "</parameter>", parameter = "<parameter=";
+    static const std::vector<std::string> next{std::string(parameter), "</function>"};
+    const std::size_t                     begin    = r.at();
+    const std::string_view                rest     = r.rest();
+    const auto                            value    = r.before(close, next);
+    const std::string_view                text     = value ? *value : rest;
+    const auto                            has_call = [](std::string_view behind) {
+        constexpr std::string_view function = "<function=";
+        for (std::size_t at = 0; (at = behind.find(function, at)) != std::string_view::npos;) {
+            at += function.size();
+            if (const std::size_t end = behind.find_first_of("<>\n", at);
+                behind.substr(std::min(end, behind.size())).starts_with('>'))
+                return true;
+        }
+        return false;
+    };
     for (std::size_t at = 0; tool && (at = text.find("\n<", at)) != std::string_view::npos; at++) {
         const std::string_view line = text.substr(at + 1);
-        const std::string_view key  = line.starts_with(next[0]) ? line.substr(next[0].size()) : "";
+        const std::string_view key  = line.starts_with(parameter) ? line.substr(parameter.size()) : "";
         const bool named = !key.empty() && key.contains('>') && parameter_schema(*tool, key.substr(0, key.find('>')));
         if (!named) {
             const std::optional<std::string_view> behind = behind_call(line);
             if (!behind) continue;
-            if (!behind->contains("<function=") && (value || !r.end() || ends_later(*behind))) continue;
+            if (!has_call(*behind) && (value || !r.end() || ends_later(*behind))) continue;
         }
         r.back_to(begin + at + 1);
         return text.substr(0, at + 1);
     }
-    return value;
+    if (value) return value;
+    return r.end() ? r.until(close) : (r.more(), std::nullopt);
 }
 
 bool read_qwen3_coder(CallReader& r) {
