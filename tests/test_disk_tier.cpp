@@ -12,12 +12,16 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.core.tensor;
 import quire.engine.fingerprint;
 import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 
 #include "engine_tools.h"
+#include "odd_model.h"
 
 using namespace quire;
 using namespace quire::testing;
@@ -368,6 +372,22 @@ TEST_CASE("files need room in host memory, and a directory of their own") {
     Result<Engine> second = Engine::load(model, again);
     REQUIRE_FALSE(second.has_value());
     CHECK(second.error().message == folder.path + " is in use by another process");
+}
+
+TEST_CASE(
+    "the bytes of host memory pay for the bookkeeping of small blocks, and by default there are not millions of them") {
+    Folder            folder;
+    const std::string model = folder.path + "/small.gguf";
+    write_odd_model(model, {"small", DType::F32, 32, 1, 1, 8, 8, 32, 300, 1});
+    EngineOptions o      = options_of(folder.path + "/kv");
+    o.kv_host_bytes      = 1 << 20;
+    const int block      = 8 * 2 * 8 * 2; // bytes: tokens, K and V, dimensions, F16
+    const int with_notes = block + 512 + 8 * 8;
+    CHECK(load(model, o).options().tier_blocks == (1 << 20) / with_notes);
+    o.kv_host_bytes       = -1;
+    const Engine standard = load(model, o);
+    CHECK(standard.options().tier_blocks <= 1 << 18);
+    CHECK(standard.options().kv_host_bytes <= std::int64_t(1 << 18) * with_notes);
 }
 
 TEST_CASE("a request that is cancelled while its files are read ends, and leaves nothing behind") {

@@ -31,6 +31,7 @@ private:
     std::size_t           affordable_blocks() const;
     int                   context_with(std::size_t blocks) const;
     std::size_t           blocks_for(int tokens) const;
+    std::size_t           tier_block_bytes() const; // with the bookkeeping
     std::size_t           tier_asked() const;
     Result<std::uint64_t> agree(std::uint64_t mine) const;
 
@@ -49,6 +50,9 @@ module :private;
 namespace quire {
 
 constexpr int most_positions = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
+
+// Bytes of the host's bookkeeping for a block of a pool.
+std::size_t notes_of_block(int block_size) { return 512 + 8 * std::size_t(block_size); }
 
 // The most tokens of a step, where the options do not say. On a GPU more tokens make better use of the weights that are read, but decoding
 // requests wait longer for a prompt: a step of 4,096 tokens takes a tenth of a second on an H200 with eight billion weights.
@@ -86,11 +90,14 @@ std::size_t MemoryPlan::blocks_for(int tokens) const {
     return std::size_t(o_.layout.blocks_at_once(tokens, o_.block_size));
 }
 
-// Blocks of the tier in host memory.
+std::size_t MemoryPlan::tier_block_bytes() const {
+    return block_bytes_ * ranks_.size() + notes_of_block(o_.block_size);
+}
+
+// Blocks of the tier in host memory: at most one for each two positions.
 std::size_t MemoryPlan::tier_asked() const {
-    const std::size_t bytes =
-        std::size_t(std::max<std::int64_t>(o_.kv_host_bytes, 0)); // at most a block for each two positions
-    return std::min(bytes / (block_bytes_ * ranks_.size()), std::size_t(most_positions / 2 / o_.block_size));
+    const auto bytes = std::size_t(std::max<std::int64_t>(o_.kv_host_bytes, 0));
+    return std::min(bytes / tier_block_bytes(), std::size_t(most_positions / 2 / o_.block_size));
 }
 
 // The smallest value of all processes.
@@ -130,7 +137,7 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
                          most_positions, " tokens, the most there can be");
     const bool        on_host = o.device == "cpu";
     const std::size_t tier    = tier_asked();
-    const std::size_t notes   = (kv_blocks + swap_asked_ + tier) * (512 + 8 * std::size_t(o.block_size));
+    const std::size_t notes   = (kv_blocks + swap_asked_ + tier) * notes_of_block(o.block_size);
     const std::size_t ranks   = std::size_t(o.tensor_parallel / o.processes.n); // of this process
     const std::size_t pool    = kv_blocks * block_bytes_ * (on_host ? ranks : 1),
                       swap = swap_asked_ * block_bytes_ * ranks, kept = tier * block_bytes_ * ranks;
@@ -195,9 +202,13 @@ Result<void> MemoryPlan::decide() {
         if (!n) return std::unexpected(n.error());
         o_.swap_blocks = int(*n);
     }
+    // The blocks of a small model are so small that a limit of bytes alone would allow millions of them, whose bookkeeping takes seconds to
+    // set up.
+    constexpr std::size_t most_tier_blocks = std::size_t(1) << 18;
     if (o_.kv_host_bytes < 0)
         o_.kv_host_bytes = o_.device == "cuda" || o_.keeps_files()
-                               ? std::int64_t(std::min(std::size_t(8) << 30, available_memory() / 8))
+                               ? std::int64_t(std::min({std::size_t(8) << 30, available_memory() / 8,
+                                                        most_tier_blocks * tier_block_bytes()}))
                                : 0;
     const Result<std::uint64_t> tier = agree(tier_asked());
     if (!tier) return std::unexpected(tier.error());

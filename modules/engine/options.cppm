@@ -62,8 +62,9 @@ struct EngineOptions {
     // each sequence, where layers have one.
     int kv_blocks   = 0;
     int swap_blocks = -1; // of the host pool for swapped requests, likewise; -1: as many as KV blocks
-    // Bytes of host memory, of all ranks of this process, for what leaves the prefix cache on the device. 0: that is forgotten. -1: on a
-    // GPU, and with kv_dir, an eighth of the memory that is free, at most 8 GiB; else 0, because on a CPU it is the same memory as the cache's.
+    // Bytes of host memory, of all ranks of this process, for what leaves the prefix cache on the device, with the bookkeeping of its blocks.
+    // 0: that is forgotten. -1: on a GPU, and with kv_dir, an eighth of the memory that is free, at most 8 GiB and 2^18 blocks; else 0, because
+    // on a CPU it is the same memory as the cache's.
     std::int64_t kv_host_bytes = 0;
     int          tier_blocks   = 0; // so many: an engine's options() say it
     // A directory with files for what enters the prefix cache, so that it outlives the process; empty: none. They need kv_host_bytes.
