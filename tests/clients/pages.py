@@ -29,12 +29,14 @@ def main():
             if only and not any(word in test.__name__ for word in only):
                 continue
             name = test.__name__.replace("_", " ")
-            try:
-                test(browser, server) if test.__code__.co_argcount == 2 else test(browser)
-                print("passed:", name, flush=True)
-            except (AssertionError, TimeoutError, RuntimeError) as e:
-                failed += 1
-                print(f"FAILED: {name}: {type(e).__name__}: {e}", flush=True)
+            for last in (False, True):  # other work on the machine can delay what a browser draws: a test has two attempts
+                try:
+                    test(browser, server) if test.__code__.co_argcount == 2 else test(browser)
+                    print("passed:", name, *["at the second attempt"] * last, flush=True)
+                    break
+                except (AssertionError, TimeoutError, RuntimeError) as e:
+                    failed += last
+                    print(f"{'FAILED' if last else 'once more'}: {name}: {type(e).__name__}: {e}", flush=True)
     finally:
         browser.close()
         server.close()
