@@ -245,6 +245,11 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
     number("attention.key_length", most);
     number("attention.value_length", most);
     number("rope.dimension_count", delta ? head_dim / 4 : most);
+    if (delta) { // of the pairs: time, height and width of a picture; a text has one position for all
+        const int pairs = head_dim / 8;
+        w.set(key("rope.dimension_sections"),
+              std::vector<std::int32_t>{(pairs + 2) / 3, (pairs + 1) / 3, pairs / 3, 0});
+    }
     if (gemma4) {
         std::vector<bool>         windows;
         std::vector<std::int32_t> kv_heads;
