@@ -282,6 +282,29 @@ TEST_CASE("objects in the values of marked calls, and an element around the text
           {"Hi", "", R"(find{"what":"<|c|>arg<|s|>!"};add{"a":[1]};)"});
 }
 
+TEST_CASE("reading a long value costs a multiple of its length, not the square", "[tools]") {
+    for (const auto& [form, begin, end] :
+         {std::tuple(ToolForm::glm, "<tool_call>find<arg_key>what</arg_key><arg_value>", "</arg_value></tool_call>"),
+          std::tuple(ToolForm::hermes, "<tool_call>{\"name\":\"find\",\"arguments\":{\"what\":\"", "\"}}</tool_call>"),
+          std::tuple(ToolForm::qwen3_coder, "<tool_call>\n<function=find>\n<parameter=what>\n",
+                     "\n</parameter>\n</function>\n</tool_call>")}) {
+        AnswerParser parser({.form = form, .tools = tools()});
+        std::string  text;
+        Whole        out;
+        add(out, parser.push(begin));
+        for (int i = 0; i < 10'000; i++) { // each piece could be the end of a call
+            const std::string_view piece = i % 2 ? "<a>" : "</b>";
+            text += piece;
+            add(out, parser.push(piece));
+        }
+        add(out, parser.push(end));
+        CHECK(parser.n_read() < 80 * text.size());
+        add(out, parser.finish());
+        CHECK(out.calls == cat(R"(find{"what":")", text, "\"};"));
+        CHECK(out.content.empty());
+    }
+}
+
 TEST_CASE("a wrong call does not hide the next one", "[tools]") {
     check(ToolForm::hermes, "<tool_call>{}</tool_call><tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>",
           {"<tool_call>{}</tool_call>", "", "add{};"});

@@ -51,6 +51,8 @@ public:
     bool cut() const { return cut_; }
     // Whether text that came now would be reasoning.
     bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
+    // Bytes from which calls were read, each as often as it was.
+    std::size_t n_read() const { return n_read_; }
 
 private:
     using Parts = std::vector<AnswerPart>;
@@ -71,6 +73,9 @@ private:
     bool         blank_     = true; // only white space so far, or since the last call
     bool         cut_       = false;
     bool         waiting_   = false; // for the rest of a call
+    bool         may_end_   = false; // with a character that came since
+    std::size_t  n_tried_   = 0;     // bytes of the text when the call was read last
+    std::size_t  n_read_    = 0;
     bool         to_reason_ = false; // harmony: in a message of the analysis channel
     int          n_calls_   = 0;
     // Of a call whose arguments are returned in pieces: where the next piece begins, how deep in objects and lists that is, and whether it
@@ -140,8 +145,11 @@ AnswerParser::AnswerParser(AnswerFormat format)
 std::vector<AnswerPart> AnswerParser::push(std::string_view text) {
     std::vector<AnswerPart> out;
     text_ += text;
-    // Every call ends with one of these: before, reading it again finds nothing new.
-    if (waiting_ && text_.size() <= longest_call && text.find_first_of(ends_) == std::string_view::npos) {
+    // Every call ends with one of these: before, reading it again finds nothing new. And a long one is read again only after it has grown
+    // by a part of its length, so that a value with many such characters costs a multiple of its length, not the square.
+    const bool ends = text.find_first_of(ends_) != std::string_view::npos;
+    may_end_        = (waiting_ && may_end_) || ends;
+    if (waiting_ && text_.size() <= longest_call && (!may_end_ || text_.size() - n_tried_ < n_tried_ / 64)) {
         if (format_.in_pieces) run_arguments(out);
         return out;
     }
@@ -264,9 +272,12 @@ bool AnswerParser::run_text(Parts& out, bool end) {
     waiting_         = false;
     CallsRead  read  = read_calls(format_.form, format_.tools, std::string_view(text_).substr(white), end);
     const bool long_ = text_.size() > longest_call;
+    n_read_ += text_.size();
     if (format_.in_pieces) run_arguments(out);
     if (read.state == CallsRead::State::more && !end && (begun_ || !long_)) {
         waiting_ = true;
+        may_end_ = false;
+        n_tried_ = text_.size();
         return false;
     }
     const bool begun = std::exchange(begun_, false);
