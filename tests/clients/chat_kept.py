@@ -6,7 +6,7 @@ import tempfile
 import time
 
 from chat_tools import LISTED, SCRIPTED, act, ask, exchange, forget_all, leave, opened, reload, script
-from page_tools import SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
+from page_tools import SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, both_looks, clean
 
 
 def a_token_has_alternatives(browser, server):
@@ -82,11 +82,7 @@ def show_the_border(browser, server):
     page.until("document.querySelector('.origin')")
     second = {"role": "user", "content": "a.txt:\n```\nSome lines, of a file.\n```\n\nWas ist ein Größenverhältnis?"}
     check_origins(page, server, [*first, second])
-    for width, dark in ((1400, False), (420, True)):
-        page.look(width, 900, dark)
-        page.screenshot(os.path.join(SHOTS, f"cached-{width}.png"))
-        readable(page, "what was cached")
-        no_overflow(page, "what was cached")
+    both_looks(page, "cached", "what was cached")
     # An edit that is not sent does not change it. The key that shows it takes it away.
     page.run("edit(turns[0], views.get(turns[0].id).root); 0")
     page.press("Escape")
@@ -195,11 +191,7 @@ def settings_stand_beside_each_other(browser, server):
     check(page.run(LAST) == alone["choices"][0]["message"]["content"], "another answer than the API's")
     note = re.search(r"(\d+) prompt tokens \((\d+) cached\)", page.run("[...document.querySelectorAll('.pair .note')].at(-1).innerText"))
     check(note and int(note[2]) == int(note[1]) - 1, "the prompt is not shared")
-    for width, dark in ((1400, False), (420, True)):
-        page.look(width, 900, dark)
-        page.screenshot(os.path.join(SHOTS, f"beside-{width}.png"))
-        no_overflow(page, "a pair")
-        readable(page, "a pair")
+    both_looks(page, "beside", "a pair")
     page.run("[...document.querySelectorAll('.pair button')].find(b => b.textContent === 'Go on with this').click()")
     exchange(page, "Why?")
     check(page.run("turns[1].made.temperature") == 1.5, "it went on with the other")

@@ -6,7 +6,7 @@ import tempfile
 import time
 
 from chat_tools import LISTED, act, ask, exchange, leave, opened, reload, script
-from page_tools import ROOT, SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, clean
+from page_tools import ROOT, SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, both_looks, clean
 
 
 def a_question_is_answered_and_another_turn_follows(browser, server):
@@ -307,11 +307,7 @@ def several_models_are_chosen_from(browser):
             heads = page.run("[...document.querySelectorAll('.pair .head span:first-child')].map(e => e.innerText)")
             check([h.split(",")[0] for h in heads] == ["model " + toy, "model " + other] and status()[other] == "loaded", heads)
             check("8 tokens" in page.run("turns[0].id && now.tree.after(turns[0].id).at(-1).note"), "the other did not answer")
-            for width, dark in ((1400, False), (420, True)):
-                page.look(width, 900, dark)
-                no_overflow(page, "a choice of models")
-                readable(page, "a choice of models")
-                page.screenshot(os.path.join(SHOTS, f"models-{width}.png"))
+            both_looks(page, "models", "a choice of models")
             # The page of the blocks shows the model that the chat's link names.
             page.go(server.url + page.run("document.querySelector('.ways [target]').getAttribute('href')"))
             page.until("document.querySelectorAll('.demos button').length === 4 && snapshot")

@@ -143,6 +143,15 @@ def no_overflow(page, what):
     check(wide[0] <= wide[1], what, "is wider than the window:", wide)
 
 
+def both_looks(page, shot, what):
+    """Wide and light, narrow and dark: each is readable and fits, and has a screenshot."""
+    for width, dark in ((1400, False), (420, True)):
+        page.look(width, 900, dark)
+        page.screenshot(os.path.join(SHOTS, f"{shot}-{width}.png"))
+        readable(page, what)
+        no_overflow(page, what)
+
+
 def clean(page, server, what):
     check(not page.complaints, what, "complains:", page.complaints)
     for address in page.addresses:
