@@ -5,7 +5,8 @@ export module quire.decode.drafting;
 import quire.core.base;
 import quire.decode.ngram_guesser;
 import quire.decode.sampler;
-export import quire.schedule.scheduler; // most_drafts
+export import quire.schedule.batch; // most_drafts
+import quire.schedule.scheduler;
 
 export namespace quire {
 

@@ -9,6 +9,7 @@ export module quire.serve.status.metrics_text;
 
 import quire.core.base;
 import quire.core.metrics;
+import quire.schedule.scheduler;
 import quire.serve.http.server;
 import quire.serve.service;
 

@@ -13,7 +13,7 @@ function drawChats() {
   list.replaceChildren(...order.map(chat => {
     const item = element("li", chat.pinned ? "pinned" : "");
     item.id = "chat-" + chat.id;
-    const  open = element("button", "open"), more = element("button", "more", "⋯");
+    const open = element("button", "open"), more = element("button", "more", "⋯");
     open.type = more.type = "button";
     open.append(element("span", "title", chat.title || "New chat"));
     open.title = chat.title;
