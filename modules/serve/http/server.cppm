@@ -177,6 +177,8 @@ struct HttpServer::Impl {
     void out_of_memory(const ConnectionPtr& c);
     void dispatch(const ConnectionPtr& c);
     void resume(const ConnectionPtr& c, bool go_on);
+    void resume_answered();
+    void serve(const ConnectionPtr& c, const auto& act);
     void refuse(const ConnectionPtr& c, const HttpError& why);
     bool is_probe(const Connection& c) const;
     void drain(const ConnectionPtr& c);
@@ -208,17 +210,18 @@ void HttpServer::Impl::watch(Connection& c, std::uint32_t events) {
     epoll_ctl(epoll, EPOLL_CTL_MOD, c.fd, &event);
 }
 
+// If there is no memory for one connection, only that connection fails.
+void HttpServer::Impl::serve(const ConnectionPtr& c, const auto& act) {
+    try {
+        act();
+    } catch (const std::bad_alloc&) {
+        out_of_memory(c);
+    }
+}
+
 void HttpServer::Impl::run() {
     const MayFail                may_fail(true);
     std::array<epoll_event, 256> events{};
-    // If there is no memory for one connection, only that connection fails.
-    const auto serve = [&](const ConnectionPtr& c, const auto& act) {
-        try {
-            act();
-        } catch (const std::bad_alloc&) {
-            out_of_memory(c);
-        }
-    };
     while (!stopping) {
         const int n = epoll_wait(epoll, events.data(), int(events.size()), 100);
         for (int i = 0; i < n; i++) {
@@ -242,11 +245,7 @@ void HttpServer::Impl::run() {
             if (c->phase == Phase::answering) c->hang_up();
             else serve(c, [&] { receive(c); });
         }
-        for (HttpWorkers* from : {workers.get(), probe_workers.get()})
-            for (ConnectionList back = from->take_answered(); !back.empty();) {
-                const ConnectionPtr c = back.pop();
-                serve(c, [&] { resume(c, c->go_on); });
-            }
+        resume_answered();
         if (seconds_since(swept) <= 0.1) continue;
         refill_reserve();
         try {
@@ -254,6 +253,14 @@ void HttpServer::Impl::run() {
         } catch (const std::bad_alloc&) { // the next sweep
         }
     }
+}
+
+void HttpServer::Impl::resume_answered() {
+    for (HttpWorkers* from : {workers.get(), probe_workers.get()})
+        for (ConnectionList back = from->take_answered(); !back.empty();) {
+            const ConnectionPtr c = back.pop();
+            serve(c, [&] { resume(c, c->go_on); });
+        }
 }
 
 void HttpServer::Impl::accept_all(int listener) {
@@ -283,7 +290,9 @@ void HttpServer::Impl::accept_all(int listener) {
             c->remote = cat(host, ':', port);
             if (!make_tls(*c)) continue;
         }
-        const bool full = int(connections.size()) - n_spare >= options.limits.connections && !evict();
+        const auto at_limit = [&] { return int(connections.size()) - n_spare >= options.limits.connections; };
+        if (at_limit()) resume_answered(); // one of them may be idle now
+        const bool full = at_limit() && !evict();
         c->spare        = full && n_spare < most_spare;
         epoll_event event{};
         event.events   = EPOLLIN | EPOLLRDHUP;
