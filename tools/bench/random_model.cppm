@@ -264,6 +264,7 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         number("rope.dimension_count_swa", head_dim);
         w.set(key("rope.freq_base_swa"), 10000.0f);
         w.set(key("final_logit_softcapping"), 30.0f);
+        number("embedding_length_per_layer_input", 0);
     }
     number("vocab_size", s.vocab_size);
     if (s.experts > 0) {
@@ -379,6 +380,11 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         matrix("token_embd.weight", s.vocab_size, s.hidden_size);
     }
     vector(conv_only ? "token_embd_norm.weight" : "output_norm.weight", s.hidden_size);
+    if (gemma4) { // in the full layers a quarter of the pairs turns
+        std::vector<float> divisors(std::size_t(s.full_head_dim / 2), 1e30f);
+        std::ranges::fill(std::span(divisors).first(divisors.size() / 4), 1.0f);
+        w.add_tensor("rope_freqs.weight", DType::F32, {s.full_head_dim / 2}, std::as_bytes(std::span(divisors)));
+    }
     if (opt) { // positions are learned, and the head is the embedding
         bias("output_norm.bias", s.hidden_size);
         matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
