@@ -1,9 +1,12 @@
-// Prefill attention for Hopper (head_dim 64, 128 and 256): a persistent, warp-specialised kernel with wgmma and TMA, like
+// Prefill attention for Hopper (head_dim 64, 128, 256 and 512): a persistent, warp-specialised kernel with wgmma and TMA, like
 // FlashAttention-3. A CTA per SM processes tiles of 128 consecutive queries of one head. Two consumer warpgroups take 64
 // queries each (Q, K and V from shared memory, the probabilities from registers), in ping-pong: while one computes its softmax,
 // the tensor cores work for the other. The four warps of the third warpgroup are producers: one loads K by TMA and one V, in
-// tiles of 128 positions (64 with head_dim 256), one loads Q, one is the dynamic tile scheduler: it takes the next query tile, longest
-// contexts first. They run ahead across the end of a query tile.
+// tiles of 128 positions (64 with head_dim 256, 32 with 512), one loads Q, one is the dynamic tile scheduler: it takes the next query
+// tile, longest contexts first. They run ahead across the end of a query tile.
+//
+// With head_dim 512 the sums of 64 queries do not fit the registers of a warpgroup: a work tile computes half of the columns, and
+// the scores are computed for each half.
 //
 // Shared memory holds rows of 64 fp16 in the 128-byte swizzle (ptx/wgmma.cuh). Tiles are [eight rows][64 dimensions][row], so
 // that one TMA copy (see encode_cache()) loads the part of a tile that is contiguous in the cache.
@@ -29,9 +32,16 @@ namespace {
 constexpr int M = 128; // queries of a tile
 // Positions of a tile, and stages of the pipeline, each of one K and one V tile: what the shared memory and the registers hold.
 template <int D>
-constexpr int positions_of = D > 128 ? 64 : 128;
+constexpr int positions_of = D > 256   ? 32
+                             : D > 128 ? 64
+                                       : 128;
 template <int D>
 constexpr int stages_of = D > 128 ? 2 : 3;
+// Columns of V, and of the output, that a work tile computes: a part of the head.
+template <int D>
+constexpr int columns_of = D > 256 ? 256 : D;
+template <int D>
+constexpr int parts_of = D / columns_of<D>;
 
 [[maybe_unused]] constexpr int headroom = 8; // lazy rescale: the row max is kept while probabilities stay below 2^8
 // Where fewer rows than this are contiguous in the cache, threads copy them by cp.async: TMA would take longer.
@@ -39,7 +49,7 @@ constexpr int          min_tma_rows = 8;
 constexpr std::int64_t l2_bytes     = 40 << 20; // of K and V: heads are scheduled so that the ones in use fit
 
 struct CacheMaps {
-    CUtensorMap k, v;
+    CUtensorMap k, v[2]; // of the parts of a head
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -50,24 +60,24 @@ __device__ float exp2_fast(float x) {
     return y;
 }
 
-// cp.async of 32 rows by a warp: lane n says at which 16-byte word row n begins (negative: zeros). Neighbouring lanes copy
+// cp.async of 32 rows of D columns by a warp: lane n says at which 16-byte word row n begins (negative: zeros). Neighbouring lanes copy
 // neighbouring words.
 template <int D>
 __device__ void copy_rows(unsigned char* to, const void* base, int at) {
-    constexpr int words = D / 8, step = 32 / words; // rows of one instruction
-    const int     lane = threadIdx.x % 32, w = lane % words;
-    const auto*   from = static_cast<const uint4*>(base) + w;
+    constexpr int words = columns_of<D> / 8, step = 32 / words; // rows of one instruction
+    const int     lane = threadIdx.x % 32;
 #pragma unroll 4
-    for (int i = 0; i < words; i++) {
-        const int row = i * step + lane / words, word = __shfl_sync(~0u, at, row);
-        cp_async(to + row / 8 * D * 16 + w / 8 * 1024 + row % 8 * 128 + (((w ^ row) % 8) << 4), from + max(word, 0),
-                 word >= 0);
+    for (int i = 0; i < words * parts_of<D>; i++) {
+        const int w = i / words * words + lane % words, row = i % words * step + lane / words;
+        const int word = __shfl_sync(~0u, at, row);
+        cp_async(to + row / 8 * D * 16 + w / 8 * 1024 + row % 8 * 128 + (((w ^ row) % 8) << 4),
+                 static_cast<const uint4*>(base) + w + max(word, 0), word >= 0);
     }
 }
 
 // A work tile of the dynamic scheduler: consecutive queries of one head.
 struct QueryTile {
-    int head; // -1: no more
+    int part; // of a head, counted over all heads; -1: no more
     int sequence, first_row, n_rows;
     int first; // position of the first query
 };
@@ -80,14 +90,16 @@ struct Barriers {
 
 #endif
 
-// tma_rows: rows of a tile that are contiguous in the cache, at least; heads: how many are scheduled together.
+// tma_rows: rows of a tile that are contiguous in the cache, at least; heads: how many parts of heads are scheduled together.
 template <int D, bool Capped>
 __global__ void __launch_bounds__(384, 1)
     prefill_wgmma(Attention a, Plan plan, const PrefillTile* tiles, int n_tiles, const __grid_constant__ CacheMaps maps,
                   int tma_rows, int heads, unsigned* next_tile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    constexpr int  N = positions_of<D>, stages = stages_of<D>, row_bytes = D * 2, tile_bytes = N * row_bytes;
-    constexpr bool has_halves = N == 128; // of a tile: the last one may need its first half only
+    constexpr int N = positions_of<D>, stages = stages_of<D>, E = columns_of<D>, parts = parts_of<D>;
+    constexpr int row_bytes = D * 2, v_row_bytes = E * 2, k_bytes = N * row_bytes,
+                  stage_bytes                  = k_bytes + N * v_row_bytes;
+    constexpr bool                  has_halves = N == 128; // of a tile: the last one may need its first half only
     extern __shared__ unsigned char memory[];
     auto* q_tile   = reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     auto* kv_tiles = q_tile + M * row_bytes;
@@ -122,10 +134,10 @@ __global__ void __launch_bounds__(384, 1)
     const auto for_each_tile = [&](const auto& job) {
         for (unsigned parity = 0;; parity ^= 1) {
             mbarrier_wait(&barriers.tile_full, parity);
-            const QueryTile w{uniform(next_work.head), uniform(next_work.sequence), uniform(next_work.first_row),
+            const QueryTile w{uniform(next_work.part), uniform(next_work.sequence), uniform(next_work.first_row),
                               uniform(next_work.n_rows), uniform(next_work.first)};
             mbarrier_arrive(&barriers.tile_empty);
-            if (w.head < 0) return;
+            if (w.part < 0) return;
             job(w);
         }
     };
@@ -135,12 +147,12 @@ __global__ void __launch_bounds__(384, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (warp == 3) { // the tile scheduler
             if (lane != 0) return;
-            const int n_items = n_tiles * a.n_heads;
-            // Some heads at a time, so that their K and V stay in L2; of those the longest contexts, which are listed last,
+            const int n_parts = a.n_heads * parts, n_items = n_tiles * n_parts;
+            // Some parts of heads at a time, so that their K and V stay in L2; of those the longest contexts, which are listed last,
             // first.
             const auto item = [&](int i) {
                 if (i >= n_items) return QueryTile{-1, 0, 0, 0, 0};
-                const int         round = i / (heads * n_tiles), left = min(heads, a.n_heads - round * heads);
+                const int         round = i / (heads * n_tiles), left = min(heads, n_parts - round * heads);
                 const int         in   = i - round * heads * n_tiles;
                 const PrefillTile tile = tiles[n_tiles - 1 - in / left];
                 return QueryTile{round * heads + in % left, tile.sequence, tile.first_row, tile.n_rows,
@@ -150,7 +162,7 @@ __global__ void __launch_bounds__(384, 1)
             for (unsigned parity = 0;; parity ^= 1) {
                 next_work = w;
                 mbarrier_arrive(&barriers.tile_full);
-                if (w.head < 0) break;
+                if (w.part < 0) break;
                 // Only when all warps have begun with it: a CTA that took more ahead could keep it from an idle one.
                 mbarrier_wait(&barriers.tile_empty, parity);
                 // All CTAs together count up as often as there are items, which leaves zero for the next launch.
@@ -163,46 +175,48 @@ __global__ void __launch_bounds__(384, 1)
                     mbarrier_wait(&barriers.q_empty[to], parities >> to & 1);
                     parities ^= 1u << to;
                     for (int row = to * 64; row < to * 64 + 64; row += 32)
-                        copy_rows<D>(
-                            q_tile + row * row_bytes, a.q,
-                            row + lane < w.n_rows ? ((w.first_row + row + lane) * a.n_heads + w.head) * (D / 8) : -1);
+                        copy_rows<D>(q_tile + row * row_bytes, a.q,
+                                     row + lane < w.n_rows
+                                         ? ((w.first_row + row + lane) * a.n_heads + w.part / parts) * (D / 8)
+                                         : -1);
                     cp_async_mbarrier_arrive(&barriers.q_full[to]);
                 }
             });
         } else { // producer of K, or of V
-            const CUtensorMap&     map   = warp == 0 ? maps.k : maps.v;
-            const Half*            cache = warp == 0 ? a.cache_k : a.cache_v;
-            const Pipeline<stages> pipeline{kv_tiles + warp * tile_bytes, warp == 0 ? barriers.k_full : barriers.v_full,
+            const Pipeline<stages> pipeline{kv_tiles + warp * k_bytes, warp == 0 ? barriers.k_full : barriers.v_full,
                                             warp == 0 ? barriers.k_empty : barriers.v_empty};
-            PipelineState<stages>  at = pipeline.producer_start();
-            if (lane == 0) tma_prefetch(map);
+            PipelineState<stages>  at    = pipeline.producer_start();
+            const int              bytes = warp == 0 ? row_bytes : v_row_bytes; // of a row of the tile
+            if (lane == 0) tma_prefetch(warp == 0 ? maps.k : maps.v[0]);
             for_each_tile([&](const QueryTile& w) {
-                const auto* table = plan.block_tables + plan.table_start[w.sequence];
-                const int   head = w.head / (a.n_heads / a.n_kv_heads), last = last_position(w);
-                const auto  row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
+                const CUtensorMap& map   = warp == 0 ? maps.k : maps.v[w.part % parts];
+                const auto*        table = plan.block_tables + plan.table_start[w.sequence];
+                const int          head = w.part / parts / (a.n_heads / a.n_kv_heads), last = last_position(w);
+                const auto         row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
                     const int block = position / a.block_size;
                     return table[block] < 0 ? -1
-                                             : kv_row<int>(table[block], head, position - block * a.block_size,
-                                                           a.block_stride, a.block_size);
+                                                    : kv_row<int>(table[block], head, position - block * a.block_size,
+                                                                  a.block_stride, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
-                    unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;
+                    unsigned char* tile = pipeline.memory + at.stage * stage_bytes;
                     const int      n    = min(N, last - from + tma_rows) / tma_rows; // TMA copies
                     const int      row =
                         by_tma && lane < n ? row_of(from + lane * tma_rows) : 0; // the table is read before the wait
                     pipeline.producer_acquire(at);
                     std::uint64_t* full = pipeline.full + at.stage;
                     if (by_tma) {
-                        if (lane == 0) mbarrier_arrive_expect_tx(full, unsigned(n * tma_rows * row_bytes));
+                        if (lane == 0) mbarrier_arrive_expect_tx(full, unsigned(n * tma_rows * bytes));
                         __syncwarp();
                         if (lane < n) // outside the tensor: zeros
-                            tma_copy_4d(tile + lane * tma_rows * row_bytes, map, 0, row < 0 ? 0 : row % 8,
+                            tma_copy_4d(tile + lane * tma_rows * bytes, map, 0, row < 0 ? 0 : row % 8,
                                         row < 0 ? -(1 << 16) : row / 8, full);
                     } else {
                         for (int i = 0; i < N; i += 32) {
                             const int position = from + i + lane;
-                            copy_rows<D>(tile + i * row_bytes, cache,
-                                         position <= last ? max(row_of(position) * (D / 8), -1) : -1);
+                            const int word     = position <= last ? max(row_of(position) * (D / 8), -1) : -1;
+                            if (warp == 0) copy_rows<D>(tile + i * row_bytes, a.cache_k, word);
+                            else copy_rows<E>(tile + i * v_row_bytes, a.cache_v + w.part % parts * E, word);
                         }
                         cp_async_mbarrier_arrive(full);
                     }
@@ -221,14 +235,14 @@ __global__ void __launch_bounds__(384, 1)
         const std::uint64_t q0    = matrix_descriptor(shared_address(q_tile) + unsigned(group) * 64 * row_bytes, 16,
                                                       8 * row_bytes),
                             k0    = matrix_descriptor(kv_at, 16, 8 * row_bytes),
-                            v0    = matrix_descriptor(kv_at + tile_bytes, 1024, 8 * row_bytes);
-        float         out[D / 2], s[N / 2], row_max[2], row_sum[2], rescale[2];
+                            v0    = matrix_descriptor(kv_at + k_bytes, 1024, 8 * v_row_bytes);
+        float         out[E / 2], s[N / 2], row_max[2], row_sum[2], rescale[2];
         std::uint32_t p[N / 16][4];
         unsigned      q_parity = 0, done = 0; // tiles of K and V
 
         // Starts s = Q · Kᵀ with the first Columns positions of a tile.
         const auto scores = [&]<int Columns>(std::integral_constant<int, Columns>, unsigned t) {
-            const std::uint64_t k_tile = advance(k0, t % stages * 2 * tile_bytes);
+            const std::uint64_t k_tile = advance(k0, t % stages * stage_bytes);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
@@ -240,10 +254,10 @@ __global__ void __launch_bounds__(384, 1)
         };
         // Starts out += P · V with the first Rows positions of a tile.
         const auto values = [&]<int Rows>(std::integral_constant<int, Rows>, unsigned t) {
-            const std::uint64_t v_tile = advance(v0, t % stages * 2 * tile_bytes);
+            const std::uint64_t v_tile = advance(v0, t % stages * stage_bytes);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < Rows / 16; k++) wgmma_rs(out, p[k], advance(v_tile, unsigned(k) * 16 * row_bytes));
+            for (int k = 0; k < Rows / 16; k++) wgmma_rs(out, p[k], advance(v_tile, unsigned(k) * 16 * v_row_bytes));
             wgmma_commit();
         };
         const auto probabilities = [&] {
@@ -330,14 +344,14 @@ __global__ void __launch_bounds__(384, 1)
                 free_tile(barriers.v_empty, done + t - 1);
                 if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1))
 #pragma unroll
-                    for (int i = 0; i < D / 2; i++) out[i] *= rescale[i / 2 % 2];
+                    for (int i = 0; i < E / 2; i++) out[i] *= rescale[i / 2 % 2];
                 probabilities();
             };
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) out[i] = 0;
+            for (int i = 0; i < E / 2; i++) out[i] = 0;
             row_max[0] = row_max[1] = -INFINITY, row_sum[0] = row_sum[1] = 0;
             if (a.sinks) { // a first score; of the four lanes that share a row one counts it
-                row_max[0] = row_max[1] = a.sinks[w.head] / (Capped ? 1.0f : a.scale);
+                row_max[0] = row_max[1] = a.sinks[w.part / parts] / (Capped ? 1.0f : a.scale);
                 row_sum[0] = row_sum[1] = lane % 4 == 0 && row_max[0] > -INFINITY ? 1 : 0;
             }
 
@@ -363,9 +377,9 @@ __global__ void __launch_bounds__(384, 1)
                     N) { // the positions behind belong to no sequence or to another one: a NaN in them would spread
                     const int      row = threadIdx.x % 128;
                     unsigned char* at =
-                        kv_tiles + (t % stages * 2 + 1) * tile_bytes + row / 8 * 8 * row_bytes + row % 8 * 128;
+                        kv_tiles + t % stages * stage_bytes + k_bytes + row / 8 * 8 * v_row_bytes + row % 8 * 128;
                     if (row >= left && row < N)
-                        for (int i = 0; i < D / 8; i++) reinterpret_cast<uint4*>(at + i / 8 * 1024)[i % 8] = uint4{};
+                        for (int i = 0; i < E / 8; i++) reinterpret_cast<uint4*>(at + i / 8 * 1024)[i % 8] = uint4{};
                     fence_async_shared();
                     asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
                 }
@@ -392,10 +406,10 @@ __global__ void __launch_bounds__(384, 1)
                 row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 2);
                 const int   in_tile = group * 64 + warp * 16 + lane / 4 + 8 * r;
                 const float inverse = row_sum[r] > 0 ? 1 / row_sum[r] : 0.0f;
-                auto*       to =
-                    reinterpret_cast<__half*>(a.out) + (std::int64_t(w.first_row + in_tile) * a.n_heads + w.head) * D;
+                auto*       to      = reinterpret_cast<__half*>(a.out) +
+                           (std::int64_t(w.first_row + in_tile) * a.n_heads * parts + w.part) * E;
 #pragma unroll
-                for (int d = 0; d < D / 8; d += 4) {
+                for (int d = 0; d < E / 8; d += 4) {
                     std::uint32_t word[4];
 #pragma unroll
                     for (int i = 0; i < 4; i++)
@@ -409,24 +423,27 @@ __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// A layer's cache, [rows × D] fp16, as [rows / 8][D / 64][8][64], contiguous from the right. The number of rows is left open:
-// block tables only name blocks that exist.
-bool encode_cache(CUtensorMap& map, const Half* cache, int D, int tma_rows) {
-    return encode_tensor_map<4>(map, cache, {64, 8, D / 64, std::int64_t(1) << 31}, {D, 64, 8 * D},
-                                {64, 8, D / 64, std::max(tma_rows, min_tma_rows) / 8});
+// The first `columns` of a layer's cache, [rows × D] fp16, as [rows / 8][columns / 64][8][64], contiguous from the right. The number of
+// rows is left open: block tables only name blocks that exist.
+bool encode_cache(CUtensorMap& map, const Half* cache, int D, int columns, int tma_rows) {
+    return encode_tensor_map<4>(map, cache, {64, 8, columns / 64, std::int64_t(1) << 31}, {D, 64, 8 * D},
+                                {64, 8, columns / 64, std::max(tma_rows, min_tma_rows) / 8});
 }
 
 template <int D, bool Capped>
 void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
-    constexpr int N = positions_of<D>, shared = (M + stages_of<D> * 2 * N) * D * 2 + 1024;
+    constexpr int N = positions_of<D>, E = columns_of<D>, parts = parts_of<D>;
+    constexpr int shared = (M * D + stages_of<D> * N * (D + E)) * 2 + 1024;
     prepare_kernel(gpu, prefill_wgmma<D, Capped>, 384, shared);
-    const int  tma_rows = std::gcd(a.block_size, N);
-    CacheMaps  maps;
-    const bool ok = encode_cache(maps.k, a.cache_k, D, tma_rows) && encode_cache(maps.v, a.cache_v, D, tma_rows);
-    // How many heads' K and V fit the L2; some in any case, so that all SMs have work.
+    const int tma_rows = std::gcd(a.block_size, N);
+    CacheMaps maps;
+    bool      ok = encode_cache(maps.k, a.cache_k, D, D, tma_rows);
+    for (int part = 0; part < parts; part++)
+        ok = ok && encode_cache(maps.v[part], a.cache_v + part * E, D, E, tma_rows);
+    // How many heads' K and V fit the L2; some in any case, so that all SMs have work. Their parts are next to each other.
     const std::int64_t bytes = std::int64_t(n) * M * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
-    const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads));
-    const unsigned     grid  = unsigned(std::min(gpu.n_sms, n * a.n_heads));
+    const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads)) * parts;
+    const unsigned     grid  = unsigned(std::min(gpu.n_sms, n * a.n_heads * parts));
     // Without tensor maps an invalid launch, which last_error() reports.
     run_kernel(prefill_wgmma<D, Capped>, dim3(ok ? grid : 0), 384, shared, gpu, a, plan, tiles, n, maps, tma_rows,
                heads, gpu.next_tile);
@@ -435,14 +452,15 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
 } // namespace
 
 int prefill_tile_sm90(const Context& gpu, int head_dim) {
-    return gpu.sm90 && (head_dim == 64 || head_dim == 128 || head_dim == 256) && tensor_map_encoder() != nullptr ? M
-                                                                                                                 : 0;
+    const bool fits = head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
+    return gpu.sm90 && fits && tensor_map_encoder() != nullptr ? M : 0;
 }
 
 void attention_prefill_sm90(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     const auto run = a.head_dim == 64    ? (a.softcap > 0 ? launch<64, true> : launch<64, false>)
                      : a.head_dim == 128 ? (a.softcap > 0 ? launch<128, true> : launch<128, false>)
-                                         : (a.softcap > 0 ? launch<256, true> : launch<256, false>);
+                     : a.head_dim == 256 ? (a.softcap > 0 ? launch<256, true> : launch<256, false>)
+                                         : (a.softcap > 0 ? launch<512, true> : launch<512, false>);
     run(a, plan, tiles, n, gpu);
 }
 

@@ -108,7 +108,7 @@ __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b, int
             : "l"(a), "l"(b), "r"(add));
 }
 
-// This wgmma with the choice between = and += at compile time; N is 64 or 128.
+// This wgmma with the choice between = and += at compile time; N is 32, 64 or 128.
 template <int N, bool Add, int Size>
 __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b) {
     if constexpr (N == 128 && Add)
@@ -119,6 +119,18 @@ __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b) {
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, %64, %65, 0, 1, 1, 0, 0;\n"
                      : W16(d, 0), W16(d, 16), W16(d, 32), W16(d, 48)
                      : "l"(a), "l"(b));
+    else if constexpr (N == 32 && Add)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, 1, 1, 1, 0, 0;\n"
+            : F16(d, 0)
+            : "l"(a), "l"(b));
+    else if constexpr (N == 32)
+        asm volatile(
+            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, 0, 1, 1, 0, 0;\n"
+            : W16(d, 0)
+            : "l"(a), "l"(b));
     else if constexpr (Add)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D32 "}, %32, %33, 1, 1, 1, 0, 0;\n"
                      : F16(d, 0), F16(d, 16)
