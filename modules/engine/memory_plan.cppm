@@ -106,11 +106,13 @@ Result<std::uint64_t> MemoryPlan::agree(std::uint64_t mine) const {
 }
 
 Result<void> MemoryPlan::check_asked() {
-    // A model without K and V has blocks for its states alone. A step with draft tokens keeps the state before it, too.
+    // A model without K and V has blocks for its states alone. A step with draft tokens keeps the state before it, too. The states of all
+    // sequences fit beside the watermark.
     const auto per_entry = std::size_t(std::max(o_.layout.blocks_per_entry(), 1)),
                states =
                    std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences) * (o_.drafts.on ? 2 : 1),
-               kv_asked = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + states : 0;
+               above    = std::size_t(std::ceil(double(states) / (1 - o_.watermark))),
+               kv_asked = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + above : 0;
     swap_asked_         = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
     if (auto ok = check_room(kv_asked > 0 ? kv_asked : blocks_for(o_.context)); !ok) return ok;
     if (swap_asked_ > std::size_t(most_positions))
