@@ -90,11 +90,11 @@ struct Barriers {
 
 #endif
 
-// tma_rows: rows of a tile that are contiguous in the cache, at least; heads: how many parts of heads are scheduled together.
+// tma_rows: rows of a tile that are contiguous in the cache, at least; n_together: parts of heads that are scheduled together.
 template <int D, bool Capped>
 __global__ void __launch_bounds__(384, 1)
     prefill_wgmma(Attention a, Plan plan, const PrefillTile* tiles, int n_tiles, const __grid_constant__ CacheMaps maps,
-                  int tma_rows, int heads, unsigned* next_tile) {
+                  int tma_rows, int n_together, unsigned* next_tile) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int N = positions_of<D>, stages = stages_of<D>, E = columns_of<D>, parts = parts_of<D>;
     constexpr int row_bytes = D * 2, v_row_bytes = E * 2, k_bytes = N * row_bytes,
@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(384, 1)
             // first.
             const auto item = [&](int i) {
                 if (i >= n_items) return QueryTile{-1, 0, 0, 0, 0};
-                const int         round = i / (heads * n_tiles), left = min(heads, n_parts - round * heads);
-                const int         in   = i - round * heads * n_tiles;
+                const int round = i / (n_together * n_tiles), left = min(n_together, n_parts - round * n_together);
+                const int in           = i - round * n_together * n_tiles;
                 const PrefillTile tile = tiles[n_tiles - 1 - in / left];
-                return QueryTile{round * heads + in % left, tile.sequence, tile.first_row, tile.n_rows,
+                return QueryTile{round * n_together + in % left, tile.sequence, tile.first_row, tile.n_rows,
                                  plan.positions[tile.first_row]};
             };
             QueryTile w = item(int(blockIdx.x));
@@ -442,11 +442,11 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
         ok = ok && encode_cache(maps.v[part], a.cache_v + part * E, D, E, tma_rows);
     // How many heads' K and V fit the L2; some in any case, so that all SMs have work. Their parts are next to each other.
     const std::int64_t bytes = std::int64_t(n) * M * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
-    const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads)) * parts;
-    const unsigned     grid  = unsigned(std::min(gpu.n_sms, n * a.n_heads * parts));
+    const int          n_together = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads)) * parts;
+    const unsigned     grid       = unsigned(std::min(gpu.n_sms, n * a.n_heads * parts));
     // Without tensor maps an invalid launch, which last_error() reports.
     run_kernel(prefill_wgmma<D, Capped>, dim3(ok ? grid : 0), 384, shared, gpu, a, plan, tiles, n, maps, tma_rows,
-               heads, gpu.next_tile);
+               n_together, gpu.next_tile);
 }
 
 } // namespace
