@@ -289,6 +289,20 @@ TEST_CASE("step_seconds cuts prompts by the time that steps take") {
     CHECK(chunks(1e-9) == std::vector{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 6});
 }
 
+TEST_CASE("as many sequences with a state run at once as were asked for, beside the watermark") {
+    pipelined                  = false;
+    EngineOptions o            = with_blocks(68);
+    o.max_sequences            = 64;
+    o.max_batch_tokens         = 256;
+    o.prefix_cache             = false;
+    o.watermark                = 0.04;
+    Engine              engine = load(reference("models/lfm2-Q8_0.gguf"), o);
+    std::vector<Output> events;
+    for (int i = 0; i < 64; i++) REQUIRE(engine.submit(greedy(prompt_of(3), 4)).has_value());
+    engine.step(events);
+    CHECK(engine.stats().step_tokens == 64 * 3);
+}
+
 TEST_CASE("shared_step_seconds cuts prompts only beside requests that generate") {
     pipelined                  = false;
     EngineOptions o            = with_blocks(64);
