@@ -180,7 +180,8 @@ __global__ void take_kernel(const T* x, std::int64_t x_cols, std::int64_t first,
     if (i < n) out[i] = x[i / cols * x_cols + first + i % cols];
 }
 
-// The tree of sums over parts, some of which are null.
+// The tree of sums over n <= 2^Levels parts, some of which are null. A template, since a recursion needs a stack of unknown size.
+template <int Levels>
 __device__ bool sum_some(const Parts& parts, int first, int n, std::int64_t i, float& sum) {
     if (n == 1) {
         const void* x = parts.of[first];
@@ -188,12 +189,15 @@ __device__ bool sum_some(const Parts& parts, int first, int n, std::int64_t i, f
         sum = parts.is_float ? static_cast<const float*>(x)[i] : finite_half(static_cast<const unsigned short*>(x)[i]);
         return true;
     }
-    const int  half = (n + 1) / 2;
-    float      other;
-    const bool left = sum_some(parts, first, half, i, sum);
-    if (!sum_some(parts, first + half, n - half, i, other)) return left;
-    sum = left ? sum + other : other;
-    return true;
+    if constexpr (Levels > 0) {
+        const int  half = (n + 1) / 2;
+        float      other;
+        const bool left = sum_some<Levels - 1>(parts, first, half, i, sum);
+        if (!sum_some<Levels - 1>(parts, first + half, n - half, i, other)) return left;
+        sum = left ? sum + other : other;
+        return true;
+    }
+    return false;
 }
 
 template <bool OutFloat>
@@ -202,7 +206,8 @@ __global__ void sum_parts_kernel(Parts parts, void* out, std::int64_t n) {
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float sum = 0;
-    sum_some(parts, 0, parts.n, i, sum);
+    static_assert(max_parts <= 8);
+    sum_some<3>(parts, 0, parts.n, i, sum);
     if (OutFloat) static_cast<float*>(out)[i] = sum;
     else static_cast<__half*>(out)[i] = to_finite(sum);
 }
