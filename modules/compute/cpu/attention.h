@@ -88,23 +88,21 @@ template <bool Fma, int Q, int V>
 INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_width, int first, int last,
                           const float* rescale, float* const* out) {
     f32x16 sum[Q][V];
-    for (int i = 0; i < Q; i++)
-        for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
+    UNROLLED for (int i = 0; i < Q; i++) UNROLLED for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
     for (int step = first; step < last; step++) {
         f32x16 v[V];
-        for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
-        for (int i = 0; i < Q; i++) {
+        UNROLLED for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
+        UNROLLED for (int i = 0; i < Q; i++) {
             const f32x16 w = ALL(a[i][step]);
-            for (int j = 0; j < V; j++) VECTOR_FMA(sum[i][j], w, v[j], sum[i][j]);
+            UNROLLED for (int j = 0; j < V; j++) VECTOR_FMA(sum[i][j], w, v[j], sum[i][j]);
         }
     }
-    for (int i = 0; i < Q; i++)
-        for (int j = 0; j < V; j++) {
-            f32x16 old{};
-            if (rescale) LOAD16(old, out[i] + 16 * j);
-            if (rescale) sum[i][j] += old * rescale[i];
-            STORE16(out[i] + 16 * j, sum[i][j]);
-        }
+    UNROLLED for (int i = 0; i < Q; i++) UNROLLED for (int j = 0; j < V; j++) {
+        f32x16 old{};
+        if (rescale) LOAD16(old, out[i] + 16 * j);
+        if (rescale) sum[i][j] += old * rescale[i];
+        STORE16(out[i] + 16 * j, sum[i][j]);
+    }
 }
 
 // Scales one query's scores of a chunk, of which it sees positions a .. b-1; the others become -inf. Returns the largest.

@@ -26,12 +26,12 @@ INLINE float add_rest(float sum, const float* w, const float* x, std::int64_t re
 INLINE void sum_lanes_of_16(const f32x16* v, float* out) {
 #define EACH(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
     f32x16 a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++)
-        a[i] = EACH(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               EACH(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; i++)
-        b[i] = EACH(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               EACH(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    UNROLLED for (int i = 0; i < 8; i++) a[i] =
+        EACH(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+        EACH(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    UNROLLED for (int i = 0; i < 4; i++) b[i] =
+        EACH(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+        EACH(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     for (int i = 0; i < 2; i++)
         c[i] = EACH(b[i], b[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
                EACH(b[i], b[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
@@ -127,27 +127,25 @@ INLINE void microkernel(const std::byte* const* rows, const float* x, std::int64
     for (std::int64_t half = 0; half < 16; half += lanes) {
         const auto lanes_of = [&](int r, int t) { return reinterpret_cast<float*>(sums + t * row_block + r) + half; };
         Lanes      sum[R][N];
-        for (int r = 0; r < R; r++)
-            for (int t = 0; t < N; t++) {
-                sum[r][t] = Lanes{};
-                if (!begin) LOAD16(sum[r][t], lanes_of(r, t));
-            }
+        UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int t = 0; t < N; t++) {
+            sum[r][t] = Lanes{};
+            if (!begin) LOAD16(sum[r][t], lanes_of(r, t));
+        }
         const float* at = x + half;
         for (std::int64_t k = half; k < length; k += 16, at += 16 * N, next += part) {
             if (half == 0 && Tile.k_block == many.k_block) __builtin_prefetch(next);
             Lanes w[R];
-            for (int r = 0; r < R; r++) {
+            UNROLLED for (int r = 0; r < R; r++) {
                 load_vector<T>(rows[r] + std::size_t(k) * size, w[r]);
                 if (half == 0) __builtin_prefetch(rows[r] + std::size_t(k) * size + ahead);
             }
-            for (int t = 0; t < N; t++) {
+            UNROLLED for (int t = 0; t < N; t++) {
                 Lanes a;
                 LOAD16(a, at + 16 * t);
-                for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
+                UNROLLED for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
             }
         }
-        for (int r = 0; r < R; r++)
-            for (int t = 0; t < N; t++) STORE16(lanes_of(r, t), sum[r][t]);
+        UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int t = 0; t < N; t++) STORE16(lanes_of(r, t), sum[r][t]);
     }
 }
 

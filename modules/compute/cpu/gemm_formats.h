@@ -42,12 +42,11 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
     const auto   all     = (u32x16)h;
     const u16x32 half[2] = {(u16x32)((all & 0xffff) | (all << 14 & 0xffff0000)),
                             (u16x32)(all >> 16 | (all >> 2 & 0xffff0000))};
-    for (int j = 0; j < 8; j++)
-        for (int i = 0; i < 2; i++) {
-            const int    at = j % 4 * 4 + i; // of the column in its half
-            const u16x32 v  = at < 4 ? half[j / 4] << (4 - at) : half[j / 4] >> (at - 4);
-            w[2 * j + i] |= (i16x32)(v & 0x10);
-        }
+    UNROLLED for (int j = 0; j < 8; j++) UNROLLED for (int i = 0; i < 2; i++) {
+        const int    at = j % 4 * 4 + i; // of the column in its half
+        const u16x32 v  = at < 4 ? half[j / 4] << (4 - at) : half[j / 4] >> (at - 4);
+        w[2 * j + i] |= (i16x32)(v & 0x10);
+    }
 }
 
 // Software prefetching of the cache lines from p on, 8 KB ahead of their use: with the processor's own prefetching alone only half
@@ -111,13 +110,14 @@ INLINE void largest_of_fours(const i32x16* v, i32x16& out) {
 #define SORTED(v) __builtin_shufflevector(v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
 INLINE void sums_of_tiles(const i32x16* v, i32x16& dot) {
     i32x16 a[4];
-    for (int i = 0; i < 4; i++) a[i] = FIRST(v[i], v[i + 4]) + SECOND(v[i], v[i + 4]);
+    UNROLLED for (int i = 0; i < 4; i++) a[i] = FIRST(v[i], v[i + 4]) + SECOND(v[i], v[i + 4]);
     sums_of_fours(a, dot);
     dot = SORTED(dot);
 }
 INLINE void largest_of_tiles(const i32x16* v, i32x16& out) {
     i32x16 a[4];
-    for (int i = 0; i < 4; i++) a[i] = __builtin_elementwise_max(FIRST(v[i], v[i + 4]), SECOND(v[i], v[i + 4]));
+    UNROLLED for (int i = 0; i < 4; i++) a[i] =
+        __builtin_elementwise_max(FIRST(v[i], v[i + 4]), SECOND(v[i], v[i + 4]));
     largest_of_fours(a, out);
     out = SORTED(out);
 }
@@ -171,7 +171,7 @@ struct FormatQ8_0 : FormatOf32<34> {
 
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
         i32x16 v[8];
-        for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
+        UNROLLED for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
         sums_of_tiles(v, *dot);
     }
     // Tile 2i goes to lanes 0-7, tile 2i + 1 to the others.
@@ -367,7 +367,7 @@ struct FormatQ5_K {
         load(p, 48 + j / 2 * 32, 8, q);
         load(p, 16, 8, high);
         nibbles_at(q, j % 2 * 4, to.w);
-        for (int i = 0; i < 8; i++) {
+        UNROLLED for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> j;
             to.w[2 * i] |= (i16x32)(h << 4 & 16);
             to.w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
@@ -391,12 +391,12 @@ struct FormatQ6_K {
         load(p, 128 + half * 32, 8, high);
         load(p, 192 + j / 2 * 4, 1, &scales); // two of the four are this tile's
         nibbles_at(low, quarter / 2 * 4, to.w);
-        for (int i = 0; i < 8; i++) {
+        UNROLLED for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> (2 * quarter);
             to.w[2 * i] |= (i16x32)(h << 4 & 0x30);
             to.w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
         }
-        for (int half = 0; half < 2; half++) {
+        UNROLLED for (int half = 0; half < 2; half++) {
             const i32x16 byte = scales << (24 - (j % 2 * 2 + half) * 8) >> 24;
             const auto   both = (i16x32)((byte & 0xffff) | byte << 16);
             for (int i = 8 * half; i < 8 * half + 8; i++) to.w[i] = (to.w[i] - 32) * both;
@@ -528,7 +528,7 @@ struct FormatMXFP4 : FormatOf32<17> {
 
 // q = the entries of a table of 4 bytes at the indices, one of each row
 INLINE void gather(const std::uint32_t* table, const i32x16& index, i32x16& q) {
-    for (int r = 0; r < 16; r++) q[r] = int(table[index[r]]);
+    UNROLLED for (int r = 0; r < 16; r++) q[r] = int(table[index[r]]);
 }
 
 // Negates the bytes of q, the vectors of 4 of 8 columns, where `signs` has a bit: 7 bits, the eighth makes their number even.
@@ -555,8 +555,8 @@ struct FormatIQ3_XXS {
         i32x16 points[2], rest, q[8];
         load(p, 2 + 8 * j, 2, points);
         load(p, 66 + 4 * j, 1, &rest);
-        for (int i = 0; i < 8; i++) gather(iq3_xxs_table.data(), points[i / 4] >> (i % 4 * 8) & 255, q[i]);
-        for (int i = 0; i < 4; i++) negate(rest >> (7 * i) & 127, q + 2 * i);
+        UNROLLED for (int i = 0; i < 8; i++) gather(iq3_xxs_table.data(), points[i / 4] >> (i % 4 * 8) & 255, q[i]);
+        UNROLLED for (int i = 0; i < 4; i++) negate(rest >> (7 * i) & 127, q + 2 * i);
         signed_bytes(q, to.w);
         to.scale = d * (__builtin_convertvector(rest >> 28 & 15, f32x16) + 0.5f) * 0.5f;
     }
@@ -574,7 +574,7 @@ struct FormatIQ2_XS {
         i32x16 points[2], scales, q[8];
         load(p, 2 + 8 * j, 2, points);
         load(p, 66 + j / 4 * 4, 1, &scales);
-        for (int i = 0; i < 4; i++) {
+        UNROLLED for (int i = 0; i < 4; i++) {
             const i32x16 both = (i32x16)((u32x16)points[i / 2] >> (i % 2 * 16));
             gather(iq2_xs_table.data(), (both & 511) * 2, q[2 * i]);
             gather(iq2_xs_table.data() + 1, (both & 511) * 2, q[2 * i + 1]);

@@ -67,7 +67,7 @@ INLINE bool sum_fits(const UnpackedTile& w) {
     if constexpr (!Format::two_scales) return true;
     constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / max_activation(true);
     i32x16                 sum{};
-    for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
+    UNROLLED for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
     return !ANY_NEGATIVE(most - sum);
 }
 
@@ -136,7 +136,7 @@ INLINE_PARTS void add_two_groups(const UnpackedTile* w, Tokens x, std::int64_t n
         add_winograd<Format>(w, x, paired, total);
     }
     x.move(paired);
-    for (int r = 0; r < 2; r++) add_tile<Format, 1>(w[r], x, n - paired, total[r] + paired);
+    UNROLLED for (int r = 0; r < 2; r++) add_tile<Format, 1>(w[r], x, n - paired, total[r] + paired);
 }
 
 // -- K loop
@@ -157,8 +157,7 @@ template <class Format, Prefetch Into>
     Format        format;
     for (std::int64_t tile = 0; tile < x.k / 32; tile += tiles, p += bytes) {
         format.header(p);
-#pragma clang loop unroll(full)
-        for (int j = 0; j < tiles; j += 2) {
+        UNROLLED for (int j = 0; j < tiles; j += 2) {
             i32x16 dot[2];
             format.template two_sums<Into>(p, j, x.integers + (tile + j) * 32, dot);
             prefetch_lines(p + prefetch_ahead + 32 * j, 64, Into); // the scales
@@ -184,8 +183,7 @@ template <class Format, int N>
     at.move(first);
     for (std::int64_t block = 0; block < x.k / Format::items; block++, p += bytes) {
         format.header(p);
-#pragma clang loop unroll(full)
-        for (int j = 0; j < tiles; j++) {
+        UNROLLED for (int j = 0; j < tiles; j++) {
             i32x16       dot[N];
             UnpackedTile w;
             format.template few_sums<N>(p, j, at.integers, dot);
@@ -244,10 +242,9 @@ template <class Format, bool Repacked, int N, int R, bool One>
             const std::int64_t rest  = blocks * bytes; // then the other group follows
             const std::int64_t ahead = prefetch_ahead + (block * bytes + prefetch_ahead < rest ? 0 : (R - 1) * rest);
             for (int r = 0; r < R; r++) format[r].header(group[r].p + block * bytes);
-#pragma clang loop unroll(full)
-            for (int j = 0; j < tiles; j++) {
+            UNROLLED for (int j = 0; j < tiles; j++) {
                 UnpackedTile w[R];
-                for (int r = 0; r < R; r++) {
+                UNROLLED for (int r = 0; r < R; r++) {
                     const std::byte* p = group[r].p + block * bytes;
                     format[r].tile(p, j, w[r]);
                     prefetch_lines(p + ahead + bytes / tiles * j, bytes / tiles, group[r].prefetch);
@@ -265,8 +262,7 @@ template <class Format, bool Repacked, int N, int R, bool One>
         for (std::int64_t block = begin; block < begin + here; block++) {
             const std::int64_t done = (block - begin) * bytes;
             for (int r = 0; r < R; r++) format[r].header(panel[r] + done);
-#pragma clang loop unroll(full)
-            for (int j = 0; j < tiles; j++) {
+            UNROLLED for (int j = 0; j < tiles; j++) {
                 UnpackedTile w[R];
                 for (int r = 0; r < R; r++) {
                     const std::size_t stride = group[r].stride;

@@ -6,16 +6,13 @@
 template <class Format>
 INLINE void repack_block(const std::byte* p, std::size_t stride, std::byte* to) {
     constexpr Pieces pieces = Format::pieces;
-#pragma clang loop unroll(full)
-    for (std::size_t i = 0; i < pieces.sixteens; i++) {
+    UNROLLED for (std::size_t i = 0; i < pieces.sixteens; i++) {
         i32x16 d[4];
         transpose(p + pieces.at + 16 * i, stride, d);
         __builtin_memcpy(to + 16 * (pieces.at + 16 * i), d, sizeof d);
     }
-#pragma clang loop unroll(full)
-    for (const Piece piece : pieces.small)
-        for (std::size_t r = 0; r < 16; r++)
-            __builtin_memcpy(to + 16 * piece.offset + r * piece.bytes, p + piece.offset + r * stride, piece.bytes);
+    UNROLLED for (const Piece piece : pieces.small) for (std::size_t r = 0; r < 16; r++)
+        __builtin_memcpy(to + 16 * piece.offset + r * piece.bytes, p + piece.offset + r * stride, piece.bytes);
 }
 
 // Blocks first .. first + n - 1 of 16 rows, of which `here` exist; the others become zeros.

@@ -23,6 +23,9 @@ typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
 typedef _Float16      f16x8 __attribute__((vector_size(16)));
 typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
+// Before a loop over the registers of a tile. Such loops are unrolled whatever the level of optimisation.
+#define UNROLLED _Pragma("clang loop unroll(full)")
+
 // Vectors never cross a call: their ABI depends on the target. So helpers are macros or take pointers.
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
