@@ -71,9 +71,11 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
                                             "the custom_id stands in an earlier line, too",
                                             "the line is no JSON object", "url is '/metrics', which no batch can ask"});
 
-    // A batch that is complete gets no line.
-    std::vector<Json> all = lines_of(out);
-    REQUIRE(batch(in, out).code == 0);
+    // A batch that is complete gets no line, and its errors count as before.
+    std::vector<Json> all      = lines_of(out);
+    const Finished    complete = batch(in, out);
+    REQUIRE(complete.code == 0);
+    CHECK(has(complete.err, "13 of 13 lines are answered, 6 of them with an error"));
     CHECK(lines_of(out) == all);
 
     // The file ends within an answer, and the first answer is lost.

@@ -52,7 +52,7 @@ private:
     void answer_lines();
     Json answer(Line line);
     Json ask(const std::string& url, Json body);
-    void write(const Json& line, bool good);
+    void write(const Json& line);
 
     Endpoints&            endpoints_;
     const BatchOptions&   o_;
@@ -73,6 +73,13 @@ std::string text_of(const Json& object, const char* name) {
     return at != object.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
+// Whether a line of `out` has the answer that its request asked for.
+bool answers_well(const Json& line) {
+    const Json& response = line["response"];
+    const auto  status   = response.find("status_code");
+    return status != response.end() && *status == 200;
+}
+
 // The custom_ids that have an answer in `out`, and the lines that `out` refuses. A last line that was not written to its end is cut off.
 Result<void> BatchRun::read_done() {
     std::error_code error;
@@ -85,6 +92,7 @@ Result<void> BatchRun::read_done() {
             return fail(quote(o_.out), " has a line that is no answer of a batch; it is not written to");
         if ((*json)["response"].is_null()) refused_.insert(text_of(*json, "id"));
         else done_.insert(text_of(*json, "custom_id"));
+        n_failed_ += !answers_well(*json);
     }
     if (std::filesystem::file_size(o_.out, error) > whole && !error) std::filesystem::resize_file(o_.out, whole, error);
     if (error)
@@ -147,8 +155,7 @@ void BatchRun::answer_lines() {
             out          = std::move(refused);
             out["error"] = {{"code", "failed"}, {"message", error.what()}};
         }
-        const bool good = !out.is_null() && out["response"].is_object() && out["response"]["status_code"] == 200;
-        write(out, good);
+        write(out);
     }
 }
 
@@ -210,11 +217,11 @@ Json BatchRun::ask(const std::string& url, Json body) {
     }
 }
 
-void BatchRun::write(const Json& line, bool good) {
+void BatchRun::write(const Json& line) {
     const std::scoped_lock lock(mutex_);
     n_answered_++;
     if (!line.is_null()) {
-        n_failed_ += !good;
+        n_failed_ += !answers_well(line);
         const std::string text = json_dump(line) + '\n';
         out_.write(text.data(), std::ptrdiff_t(text.size()));
         out_.flush();
