@@ -1,17 +1,16 @@
 // quire.serve.models.model_pool: the models that a server offers: which of them are loaded, for whom one is loaded, which one leaves. One
-// thread loads and lets go; requests wait for it. **Owns** the loaded models, that thread, and the recent changes of status.
-module;
-
-#include <sys/stat.h>
-
+// thread loads and lets go; requests wait for it. **Owns** the loaded models and that thread.
 export module quire.serve.models.model_pool;
 
 import quire.core.base;
 export import quire.serve.models.model_card;
+export import quire.serve.models.model_events;
 export import quire.serve.models.model_host;
 import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
+import quire.serve.models.file_stamp;
 import quire.serve.models.leaving;
+import quire.serve.models.memory_share;
 import quire.serve.models.relisting;
 
 export namespace quire {
@@ -124,12 +123,7 @@ public:
     // Facts about a model, loaded or not; read once from its file, as long as that does not change. Null: the file cannot be read.
     std::shared_ptr<const ModelCard> card(const std::string& id);
 
-    // Changes of status as JSON behind the one with the number `serial`, which is set to that of the last one. None: there were none in time.
-    std::vector<std::string> next_events(std::uint64_t& serial, double seconds);
-    std::uint64_t            last_event() const;
-    // A client begins to wait in next_events() again and again, until unlisten(). False: too many do.
-    bool listen();
-    void unlisten();
+    ModelEvents& events() { return events_; } // until the pool is drained
 
     // No request is accepted any more.
     void        drain();
@@ -155,7 +149,6 @@ private:
     void                   let_go(Lock& lock, Entry& e);
     void                   set_status(Entry& e, ModelStatus status);
     void                   add_event(const Entry& e, Json data);
-    void                   add_event(Json event);
     void                   engine_failed(Entry& e);
     std::optional<double>  seconds_to_sleep(TimePoint now);
     std::optional<double>  left_awake(const Entry& e, TimePoint now) const;
@@ -163,15 +156,15 @@ private:
 
     const PoolOptions options_;
     SharedContext&    shared_;
+    ModelEvents       events_;
     Relisting         relisting_;
 
     mutable std::mutex mutex_; // of all below, and of the entries
     // Those that are removed stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
     std::vector<std::shared_ptr<Entry>> entries_;
     std::condition_variable             changed_, work_;
-    std::deque<std::string>             events_;
-    std::uint64_t                       last_event_ = 0, last_use_ = 0, last_ticket_ = 0;
-    int                                 n_waiting_ = 0, listeners_ = 0;
+    std::uint64_t                       last_use_ = 0, last_ticket_ = 0;
+    int                                 n_waiting_ = 0;
     bool                                draining_ = false, stopping_ = false;
     std::thread                         thread_;
 };
@@ -182,25 +175,7 @@ module :private;
 
 namespace quire {
 
-constexpr std::size_t most_events    = 1024;
-constexpr int         most_listeners = 16;   // to the changes of status: each takes a thread
-constexpr int         least_tokens   = 2048; // of context, that a model without --ctx-size has to have room for
-constexpr auto        look_time      = std::chrono::seconds(1); // for clients that look at a model which leaves
-
-// The numbers and times that tell a file from a later one of its name.
-using FileStamp = std::array<std::int64_t, 5>;
-
-FileStamp stamp_of(const std::string& path) {
-    struct stat of{};
-    if (stat(path.c_str(), &of) != 0) return {};
-    return {std::int64_t(of.st_dev), std::int64_t(of.st_ino), std::int64_t(of.st_size), std::int64_t(of.st_mtim.tv_sec),
-            std::int64_t(of.st_mtim.tv_nsec)};
-}
-
-// Whether `error` lasts as long as the file with the stamp: it is one of a file alone, not of the parts beside it, and not of this machine.
-bool lasts(const Error& error, const std::string& path) {
-    return error.kind == ErrorKind::input && !path.contains("-00001-of-");
-}
+constexpr auto look_time = std::chrono::seconds(1); // for clients that look at a model which leaves
 
 struct ModelPool::Entry {
     ModelSetup                       setup;           // never changes
@@ -304,6 +279,7 @@ ModelPool::~ModelPool() {
         stopping_ = true;
         work_.notify_all();
         changed_.notify_all();
+        events_.end();
     }
     if (thread_.joinable()) thread_.join();
     for (const auto& e : entries_) { // while an engine that fails may still say so
@@ -449,13 +425,13 @@ void ModelPool::take_list(std::vector<ModelSetup>&& setups) {
         remove(*e);
         const std::string& id = e->setup.id;
         if (!std::ranges::any_of(listed, [&](const auto& one) { return one->setup.id == id; }))
-            add_event(Json{{"model", id}, {"event", "model_remove"}});
+            events_.add(Json{{"model", id}, {"event", "model_remove"}});
     }
     for (const auto& e : entries_)
         if (e->removed) gone.push_back(e);
     entries_ = std::move(listed);
     entries_.insert(entries_.end(), gone.begin(), gone.end());
-    add_event(Json{{"model", "*"}, {"event", "models_reload"}});
+    events_.add(Json{{"model", "*"}, {"event", "models_reload"}});
     work_.notify_all(); // the loading thread drops those that are gone
 }
 
@@ -548,14 +524,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     if (e.cancelled || stopping_)
         return std::unexpected(ApiError{503, "the load was cancelled", "model", "model_not_loaded"});
     if (!estimate) return {}; // the load will say why
-    const auto        block   = std::size_t(engine.block_size) * estimate->kv_bytes_per_token;
-    const int         least   = engine.context > 0 ? engine.context : std::min(estimate->trained, least_tokens);
-    const std::size_t pool    = engine.kv_blocks > 0
-                                    ? std::size_t(engine.kv_blocks) * block
-                                    : std::size_t(least) * estimate->kv_bytes_per_token + estimate->state_bytes;
-    const bool        on_host = estimate->device == "cpu";
-    const std::size_t other   = std::size_t(std::max(engine.swap_blocks, 0)) * block +
-                              std::size_t(std::max<std::int64_t>(engine.kv_host_bytes, 0));
+    const MemoryNeeds                   needs = needs_of(*estimate, engine);
     std::vector<std::shared_ptr<Entry>> there;
     std::vector<Resident>               residents;
     std::size_t used = 0, host = 0; // bytes of all loaded models; of their pools, whose pages may not be there yet
@@ -566,8 +535,8 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
         used += one->host->bytes();
         host += one->host->host_bytes();
     }
-    RoomAsked asked{estimate->all_weight_bytes() + pool + (on_host ? other : 0), estimate->memory, options_.most};
-    if (on_host) asked.free -= std::min(asked.free, host);
+    RoomAsked asked{needs.all(), estimate->memory, options_.most};
+    if (needs.on_host) asked.free -= std::min(asked.free, host);
     if (options_.bytes > 0) asked.free = std::min(asked.free, options_.bytes - std::min(options_.bytes, used));
     const auto leave = choose_leaving(residents, asked);
     const auto mib   = [](std::size_t bytes) { return cat(bytes >> 20, " MiB"); };
@@ -588,15 +557,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     // The models that are loaded later have to find room, too.
     const int n    = options_.most > 0 ? std::min(options_.most, int(entries_.size())) : int(entries_.size());
     const int left = std::max(n - int(there.size() - leave->size()), 1);
-    engine.pool_share /= left;
-    if (on_host) engine.set_aside = host;
-    if (options_.bytes > 0 && engine.kv_blocks == 0 && block > 0) {
-        const std::size_t share = options_.bytes / std::size_t(n);
-        const std::size_t room  = std::max(share - std::min(share, estimate->all_weight_bytes()), pool);
-        engine.kv_blocks =
-            int(std::clamp<std::size_t>(room / (engine.swap_blocks < 0 && on_host ? 2 : 1) / block,
-                                        (std::size_t(least) + engine.block_size - 1) / engine.block_size, 1 << 24));
-    }
+    share_memory(engine, needs, {options_.bytes, n, left, host});
     return {};
 }
 
@@ -735,43 +696,7 @@ void ModelPool::set_status(Entry& e, ModelStatus status) {
 }
 
 void ModelPool::add_event(const Entry& e, Json data) {
-    add_event(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}});
-}
-
-void ModelPool::add_event(Json one) {
-    events_.push_back(json_dump(std::move(one)));
-    if (events_.size() > most_events) events_.pop_front();
-    last_event_++;
-    changed_.notify_all();
-}
-
-std::vector<std::string> ModelPool::next_events(std::uint64_t& serial, double seconds) {
-    Lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                      [&] { return last_event_ > serial || draining_ || stopping_; });
-    const std::uint64_t      first = last_event_ - events_.size(); // the number before the first one
-    std::vector<std::string> out;
-    for (std::uint64_t i = std::max(serial, first); i < last_event_; i++)
-        out.push_back(events_[std::size_t(i - first)]);
-    serial = last_event_;
-    return out;
-}
-
-bool ModelPool::listen() {
-    const std::scoped_lock lock(mutex_);
-    if (listeners_ >= most_listeners) return false;
-    listeners_++;
-    return true;
-}
-
-void ModelPool::unlisten() {
-    const std::scoped_lock lock(mutex_);
-    listeners_--;
-}
-
-std::uint64_t ModelPool::last_event() const {
-    const std::scoped_lock lock(mutex_);
-    return last_event_;
+    events_.add(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}});
 }
 
 ModelView ModelPool::view_of(const Entry& e) const {
@@ -853,6 +778,7 @@ void ModelPool::drain() {
     for (const auto& e : entries_)
         if (e->host) e->host->service().drain();
     changed_.notify_all();
+    events_.end();
 }
 
 bool ModelPool::draining() const {

@@ -107,15 +107,15 @@ void answer_load_model(ModelPool& pool, HttpExchange& e) { change_model(pool, e,
 void answer_unload_model(ModelPool& pool, HttpExchange& e) { change_model(pool, e, &ModelPool::unload); }
 
 void answer_model_events(ModelPool& pool, HttpExchange& e) {
-    if (!pool.listen()) return refuse(e, ApiError{503, "too many listen to the events of the models", "", ""});
-    const std::shared_ptr<void> listening(nullptr, [&pool](void*) { pool.unlisten(); });
+    if (!pool.events().listen()) return refuse(e, ApiError{503, "too many listen to the events of the models", "", ""});
+    const std::shared_ptr<void> listening(nullptr, [&pool](void*) { pool.events().unlisten(); });
     e.response.type = "text/event-stream";
     e.response.headers.emplace_back("Cache-Control", "no-cache");
-    e.response.stream = [&pool, &e, listening, serial = pool.last_event()](const HttpWrite& write) mutable {
+    e.response.stream = [&pool, &e, listening, serial = pool.events().last()](const HttpWrite& write) mutable {
         constexpr double ping   = 15; // seconds of silence
         double           silent = 0;
         for (bool open = write(comment_event); open && !e.peer->gone() && !pool.draining();) {
-            const std::vector<std::string> events = pool.next_events(serial, 0.5);
+            const std::vector<std::string> events = pool.events().next(serial, 0.5);
             silent                                = events.empty() ? silent + 0.5 : 0;
             for (const std::string& one : events) open = open && write(event(one));
             if (open && silent >= ping) open = write(comment_event), silent = 0;
