@@ -24,7 +24,7 @@ namespace {
 
 std::vector<const CpuKernels*> all_kernels() {
     std::vector<const CpuKernels*> found;
-    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni", "avx512pairs"})
+    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni", "avx512pairs", "amx"})
         if (const CpuKernels* k = cpu_kernels(name)) found.push_back(k);
     return found;
 }

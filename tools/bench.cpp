@@ -40,7 +40,7 @@ int run(int argc, char** argv) {
         c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
             ->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
-            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
+            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
         c->add_option("-b,--batch-size", a.batch_tokens,
                        "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
             ->check(CLI::Range(0, 1 << 20));
@@ -91,7 +91,7 @@ int run(int argc, char** argv) {
     compare_command->add_option("-t,--threads", side.engine.threads, "threads; 0: one per physical core")
         ->check(CLI::Range(0, 1024));
     compare_command->add_option("--isa", side.engine.isa, "instruction set; default: the best this CPU has")
-        ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
+        ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
     compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     add_number(*compare_command, "-r,--repetitions", side.repetitions, 1, 1000, "repetitions of each test in a round");

@@ -495,7 +495,7 @@ int main(int argc, char** argv) {
         add_number(*c, "-t,--threads", a.engine.threads, 0, 1024, "threads; 0: one per physical core");
         add_device_flags(*c, a.engine);
         c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
-            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
+            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
         return c;
     };
     CLI::App* show_command = command("show", "print what the file is; as JSON also metadata and tensors");

@@ -53,7 +53,7 @@ struct EngineOptions {
     double      rank_seconds = 0;    // a rank without an answer for so long is lost; 0: 10 on a GPU, 60 on a CPU
     bool        fusion       = true; // false: on a GPU every operation runs alone
     int         threads      = 0;    // 0: the physical cores
-    std::string isa{};               // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    std::string isa{};               // "": the best this CPU has; or a name that cpu_kernels() knows
     bool        tune       = true;   // on a CPU: measure at start how weights are best prefetched
     int         block_size = 16;     // tokens, 1..256
     int         context    = 0;      // longest sequence in tokens; 0: the model's, less if its KV would not fit

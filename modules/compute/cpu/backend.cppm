@@ -21,7 +21,7 @@ import quire.model_file.quants;
 
 export namespace quire {
 
-// threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
+// threads 0: the physical cores. isa "": the widest there is; a name that cpu_kernels() knows: that one, or an error.
 // tune: prepare_steps() measures how weights are best prefetched (quire.compute.cpu.tuning). ranks: the ranks that run the model together
 // with this one, which is number `rank`; null: this backend runs alone.
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "", bool tune = false,

@@ -214,29 +214,14 @@ void few_repacked(const std::byte* p, const QuantisedRows& x, std::int64_t first
     }
 }
 
-// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. One: a single token, whose sums stay in registers.
-template <class Format, bool Repacked, int N, int R, bool One>
-[[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
-                              f32x16 (*total)[max_tokens_per_pass]) {
-    static_assert(!One || R == 1);
-    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
-    constexpr int at_once = Repacked ? 1 : 8 / tiles; // blocks repacked together, a panel of 256 columns
-    f32x16        sum{};
-    if constexpr (!One)
-        for (int r = 0; r < R; r++)
-            for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
-    const std::int64_t all = x.m;
-    Tokens             at{x.integers, x.scales, x.sums, x.products};
-    at.move(first);
-    const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
-        if constexpr (R == 2) add_two_groups<Format>(w, at, n, total);
-        else if constexpr (One) add_tile<Format, 1>(w[0], at, 1, &sum);
-        else add_tile<Format, N>(w[0], at, n, total[0]);
-        at.move(all);
-    };
+// Calls use(w) with the tiles of 32 columns of R groups of 16 rows, unpacked, with ascending k.
+template <class Format, bool Repacked, int R, class Use>
+INLINE void each_tile(const RowGroup* group, std::int64_t k, const Use& use) {
+    constexpr int         tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
+    constexpr int         at_once = Repacked ? 1 : 8 / tiles; // blocks repacked together, a panel of 256 columns
     Format                format[R];
     alignas(64) std::byte panel[R][Repacked ? 1 : at_once * bytes];
-    const std::int64_t    blocks = x.k / Format::items;
+    const std::int64_t    blocks = k / Format::items;
     if constexpr (Repacked) {
         for (std::int64_t block = 0; block < blocks; block++) {
             const std::int64_t rest  = blocks * bytes; // then the other group follows
@@ -249,10 +234,9 @@ template <class Format, bool Repacked, int N, int R, bool One>
                     format[r].tile(p, j, w[r]);
                     prefetch_lines(p + ahead + bytes / tiles * j, bytes / tiles, group[r].prefetch);
                 }
-                add(w);
+                use(w);
             }
         }
-        if constexpr (One) total[0][0] = sum;
         return;
     }
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
@@ -277,10 +261,30 @@ template <class Format, bool Repacked, int N, int R, bool One>
                         __builtin_prefetch(next + stride + i);
                     }
                 }
-                add(w);
+                use(w);
             }
         }
     }
+}
+
+// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. One: a single token, whose sums stay in registers.
+template <class Format, bool Repacked, int N, int R, bool One>
+[[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
+                              f32x16 (*total)[max_tokens_per_pass]) {
+    static_assert(!One || R == 1);
+    f32x16 sum{};
+    if constexpr (!One)
+        for (int r = 0; r < R; r++)
+            for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
+    const std::int64_t all = x.m;
+    Tokens             at{x.integers, x.scales, x.sums, x.products};
+    at.move(first);
+    each_tile<Format, Repacked, R>(group, x.k, [&](const UnpackedTile* w) __attribute__((always_inline)) {
+        if constexpr (R == 2) add_two_groups<Format>(w, at, n, total);
+        else if constexpr (One) add_tile<Format, 1>(w[0], at, 1, &sum);
+        else add_tile<Format, N>(w[0], at, n, total[0]);
+        at.move(all);
+    });
     if constexpr (One) total[0][0] = sum;
 }
 

@@ -8,6 +8,11 @@
 // Determinism: the order in which an output element is summed depends only on its own row. GEMM adds with ascending k, in the
 // order given in gemm.h; attention processes positions in chunks of 64, counted from the start of the sequence. Register tiles
 // over rows and tokens only decide which elements are computed together.
+module;
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
 export module quire.compute.cpu.kernels;
 
 export import quire.compute.cpu.kernel_table;
@@ -21,7 +26,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// By name ("plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni"), or for "" the widest that processor and
+// By name ("plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni", "amx"), or for "" the widest that processor and
 // operating system grant. Null: no such name, or not granted here.
 const CpuKernels* cpu_kernels(std::string_view name = "");
 
@@ -35,8 +40,15 @@ struct Tables {
     CpuKernels plain = plain_kernels(), avx2 = avx2_kernels(), avxvnni = avxvnni_kernels(avx2),
                avx512 = avx512_kernels(), vnni = avx512vnni_kernels(avx512, false),
                vnni_pairs = avx512vnni_kernels(avx512, true), gfni = avx512gfni_kernels(avx512, false),
-               gfni_pairs = avx512gfni_kernels(avx512, true);
+               gfni_pairs = avx512gfni_kernels(avx512, true), amx = amx_kernels(avx512);
 };
+
+// Asks Linux for the registers of AMX, which it saves only for processes that ask (arch_prctl, ARCH_REQ_XCOMP_PERM).
+bool amx_granted() {
+    constexpr int ask = 0x1023, tile_data = 18;
+    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+           syscall(SYS_arch_prctl, ask, tile_data) == 0;
+}
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     static const Tables tables;
@@ -49,6 +61,8 @@ const CpuKernels* cpu_kernels(std::string_view name) {
     // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two.
     if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd"))))
         return gfni ? &tables.gfni_pairs : &tables.vnni_pairs;
+    static const bool amx = gfni && amx_granted();
+    if (amx && (name.empty() || name == "amx")) return &tables.amx;
     if (gfni && (name.empty() || name == "avx512gfni")) return &tables.gfni;
     if (vnni && (name.empty() || name == "avx512vnni")) return &tables.vnni;
     if (avx512 && (name.empty() || name == "avx512")) return &tables.avx512;

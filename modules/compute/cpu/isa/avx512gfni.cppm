@@ -1,5 +1,5 @@
 // quire.compute.cpu.isa.avx512gfni: the integer GEMM for AVX-512 VNNI and GFNI, whose products of bytes and bit matrices move bits in
-// one instruction. Every processor since Ice Lake and Zen 4 has both. Owns nothing.
+// one instruction; every processor since Ice Lake and Zen 4 has both. And the one for AMX, which Sapphire Rapids and later ones have. Owns nothing.
 export module quire.compute.cpu.isa.avx512gfni;
 
 import quire.compute.cpu.kernel_table;
@@ -11,6 +11,7 @@ export namespace quire {
 
 // As avx512vnni_kernels().
 CpuKernels avx512gfni_kernels(CpuKernels avx512, bool pairs);
+CpuKernels amx_kernels(CpuKernels avx512);
 
 } // namespace quire
 
@@ -20,8 +21,10 @@ namespace quire::avx512gfni {
 
 #include "../vectors.h"
 
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni,avx2,fma,f16c"))), apply_to = function)
+// The compiler uses AMX only where the code names an instruction of it.
+#pragma clang attribute push(                                                                                      \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,gfni,amx-tile,amx-int8,avx2,fma,f16c"))), \
+    apply_to = function)
 #include "registers512.h"
 #define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
 #define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
@@ -37,6 +40,8 @@ constexpr u64x8 two_bits[2] = {two_bits_at(0), two_bits_at(4)};
 #define SPLIT_BYTES 1
 #define FLOAT_KERNELS 0
 #include "../kernels.h"
+
+#include "../gemm_amx.h"
 #pragma clang attribute pop
 #include "../table.h"
 
@@ -49,6 +54,14 @@ CpuKernels avx512gfni_kernels(CpuKernels avx512, bool pairs) {
     if (pairs) avx512gfni::use_integer_kernels<true>(avx512);
     else avx512gfni::use_integer_kernels<false>(avx512);
     return avx512;
+}
+
+CpuKernels amx_kernels(CpuKernels avx512) {
+    CpuKernels kernels    = avx512gfni_kernels(avx512, false);
+    kernels.name          = "avx512, vnni, gfni, amx";
+    kernels.quantise_rows = avx512gfni::quantise_rows_amx;
+    kernels.integer_gemm  = avx512gfni::integer_gemm_amx;
+    return kernels;
 }
 
 } // namespace quire
