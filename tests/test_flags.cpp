@@ -251,6 +251,14 @@ TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]")
     CHECK(run({"--kv-cache-dtype", "int8_per_token_head"}).code == 0);
 }
 
+TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
+    for (const std::string flag : {"--schema", "-f", "--config", "--chat-template-file"}) {
+        CHECK(has(run_program("chat", {flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));
+        CHECK(has(run_program("chat", {flag, "/"}).err, "chat: cannot read '/': it is a directory\n"));
+    }
+    CHECK(has(run_program("server", {"--config", "/dev/null"}).err, "'/dev/null': it is no regular file\n"));
+}
+
 TEST_CASE("flags of the KV files that can mean nothing are refused by name", "[flags]") {
     const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf", folder = temporary() + "-kv";
     const Finished    none = run_program("server", {"-m", model, "--kv-dir", ""});

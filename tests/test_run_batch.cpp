@@ -120,12 +120,12 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
 
     // Places that keep nothing, or never end.
     CHECK(has(batch(in, "/dev/full").err, "cannot write '/dev/full'"));
-    CHECK(has(batch("/dev/zero", out).err, "cannot read '/dev/zero': it is no file"));
+    CHECK(has(batch("/dev/zero", out).err, "cannot read '/dev/zero': it is no regular file"));
 
     // A file of something else is not touched.
     const Finished other = batch(in, in);
     CHECK(other.code == 1);
-    CHECK(has(batch("/none.jsonl", out).err, "cannot read '/none.jsonl'"));
+    CHECK(has(batch("/none.jsonl", out).err, "cannot read '/none.jsonl': no such file"));
     CHECK(batch("/none.jsonl", out).code == 1);
     unlink(in.c_str());
     unlink(out.c_str());

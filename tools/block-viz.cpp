@@ -40,7 +40,7 @@ int complain(const std::string& message) {
 Result<std::string> read_file(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     std::string   text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (!file && text.empty()) return fail("cannot read ", path);
+    if (!file && text.empty()) return fail("cannot read ", quote(path), ": ", std::strerror(errno));
     return text;
 }
 

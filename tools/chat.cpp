@@ -15,6 +15,7 @@ import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.processes;
+import quire.tools.common.read_file;
 import quire.tools.common.terminal;
 import quire.tools.flags.cli;
 
@@ -36,24 +37,6 @@ constexpr std::string_view help =
 int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "chat: %s\n", error.message.c_str());
     return code;
-}
-
-Result<std::string> read_file(const std::string& path) {
-    constexpr std::size_t most = std::size_t(16) << 20;
-    std::error_code       ignored;
-    if (std::filesystem::is_directory(path, ignored))
-        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": it is a directory");
-    if (!std::filesystem::is_regular_file(path, ignored))
-        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
-    std::ifstream file(path, std::ios::binary);
-    std::string   text;
-    char          buffer[65536];
-    while (file.read(buffer, sizeof buffer), file.gcount() > 0) {
-        text.append(buffer, std::size_t(file.gcount()));
-        if (text.size() > most) return fail_with(ErrorKind::limit, quote(path), " has more than ", most >> 20, " MiB");
-    }
-    if (!file.eof()) return fail_with(ErrorKind::system, "cannot read ", quote(path));
-    return text;
 }
 
 // -- the loop -------------------------------------------------------------------------------------------

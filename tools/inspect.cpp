@@ -17,6 +17,7 @@ import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
+import quire.tools.common.read_file;
 import quire.tools.common.terminal;
 import quire.tools.flags.cli;
 import quire.tools.inspect.constrain;
@@ -394,7 +395,7 @@ Result<std::string> template_source(const Arguments& a, bool has_tools) {
     }
     std::ifstream file(a.template_file, std::ios::binary);
     std::string   jinja{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    if (!file && jinja.empty()) return fail("cannot read ", a.template_file);
+    if (!file && jinja.empty()) return std::unexpected(cannot_read(a.template_file));
     return jinja;
 }
 
@@ -458,7 +459,7 @@ int constrain_text(const Arguments& a) {
         std::ifstream file;
         if (a.schema_tests != "-") {
             file.open(a.schema_tests, std::ios::binary);
-            if (!file) return complain({ErrorKind::system, cat("cannot read ", a.schema_tests)});
+            if (!file) return complain(cannot_read(a.schema_tests));
         }
         int        failed = 0;
         const auto ok     = constrain_tests(checked->tokenizer, a.schema_tests == "-" ? std::cin : file, options,

@@ -19,6 +19,7 @@ import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.processes;
+import quire.tools.common.read_file;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.terminal;
 import quire.tools.flags.cli;
@@ -62,16 +63,6 @@ void complete_limits(Arguments& a);
 int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "server: %s\n", error.message.c_str());
     return code;
-}
-
-Result<std::string> read_file(const std::string& path) {
-    constexpr std::size_t most = std::size_t(16) << 20;
-    std::ifstream         file(path, std::ios::binary);
-    if (!file || !std::filesystem::is_regular_file(path))
-        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
-    if (std::filesystem::file_size(path) > most)
-        return fail_with(ErrorKind::limit, quote(path), " has more than ", most >> 20, " MiB");
-    return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 std::vector<std::string> split(const std::string& text, char at) {

@@ -3,6 +3,7 @@ export module quire.tools.common.constraint_flags;
 
 export import quire.constraint.compile;
 import quire.core.base;
+import quire.tools.common.read_file;
 import quire.tools.flags.cli;
 
 export namespace quire {
@@ -34,8 +35,7 @@ void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags) {
 Result<std::string> read_constraint(const std::string& path) {
     std::error_code ignored;
     std::ifstream   file(path, std::ios::binary);
-    if (std::filesystem::is_directory(path, ignored) || !file)
-        return fail_with(ErrorKind::system, "cannot read ", quote(path));
+    if (std::filesystem::is_directory(path, ignored) || !file) return std::unexpected(cannot_read(path));
     std::string text(most_constraint_bytes + 1, '\0');
     file.read(text.data(), std::ptrdiff_t(text.size()));
     text.resize(std::size_t(file.gcount()));

@@ -7,6 +7,7 @@ export module quire.tools.common.flag_sources;
 
 import quire.core.base;
 import quire.tools.common.foreign_flags;
+import quire.tools.common.read_file;
 
 export namespace quire {
 
@@ -133,13 +134,12 @@ Result<void> add_words_of_line(std::string_view line, const std::string& where, 
 }
 
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own) {
-    std::ifstream   file(path);
-    std::error_code ignored;
-    if (!file || !std::filesystem::is_regular_file(path, ignored))
-        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
+    const Result<std::string> text = read_file(path);
+    if (!text) return std::unexpected(text.error());
+    std::istringstream     lines(*text);
     std::vector<GivenFlag> flags;
     int                    number = 0;
-    for (std::string line; std::getline(file, line);) {
+    for (std::string line; std::getline(lines, line);) {
         GivenFlag given{cat(path, ", line ", ++number), {}};
         if (auto ok = add_words_of_line(line, given.from + ": ", program, own, given.words); !ok)
             return std::unexpected(ok.error());

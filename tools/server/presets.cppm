@@ -10,6 +10,7 @@ export module quire.tools.server.presets;
 import quire.core.base;
 export import quire.tools.common.foreign_flags;
 import quire.tools.common.flag_sources;
+import quire.tools.common.read_file;
 
 export namespace quire {
 
@@ -94,11 +95,9 @@ Result<std::vector<Preset>> parse_presets(const std::string& text, const std::st
 }
 
 Result<std::vector<Preset>> read_presets(const std::string& path, const OwnFlag& own, Preset& all) {
-    std::ifstream   file(path, std::ios::binary);
-    std::error_code ignored;
-    if (!file || !std::filesystem::is_regular_file(path, ignored))
-        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
-    return parse_presets(std::string(std::istreambuf_iterator<char>(file), {}), path, own, all);
+    const Result<std::string> text = read_file(path);
+    if (!text) return std::unexpected(text.error());
+    return parse_presets(*text, path, own, all);
 }
 
 } // namespace quire

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.serve.endpoints;
 import quire.serve.http.exchange;
+import quire.tools.common.read_file;
 
 export namespace quire {
 
@@ -104,8 +105,7 @@ Result<void> BatchRun::run() {
     if (auto ok = read_done(); !ok) return ok;
     in_.open(o_.in, std::ios::binary);
     std::error_code error;
-    if (!in_ || !std::filesystem::is_regular_file(o_.in, error))
-        return fail_with(ErrorKind::system, "cannot read ", quote(o_.in), in_ ? ": it is no file" : "");
+    if (!in_ || !std::filesystem::is_regular_file(o_.in, error)) return std::unexpected(cannot_read(o_.in));
     for (std::string line; read_line(line);) n_lines_ += !line.empty();
     in_.seekg(0);
     out_.open(o_.out, std::ios::binary | std::ios::app);
