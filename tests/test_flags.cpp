@@ -251,6 +251,14 @@ TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]")
     CHECK(run({"--kv-cache-dtype", "int8_per_token_head"}).code == 0);
 }
 
+TEST_CASE("a number of bytes has a unit, a bound and no sign", "[flags]") {
+    CHECK(has(run_program("server", {"--models-memory", "-1"}).err, "--models-memory: '-1' is"));
+    CHECK(has(run_program("server", {"--response-store", "8Q"}).err, "--response-store: '8Q' is"));
+    CHECK(has(run_program("server", {"--kv-disk-bytes", "0"}).err, "--kv-disk-bytes: '0' is"));
+    for (const std::string bytes : {"0", "65536", "64k", "8G", "1.5GiB", "512MB", "1P"})
+        CHECK(run_program("server", {"--kv-host-bytes", bytes, "-m", nowhere}).code == 1);
+}
+
 TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
     for (const std::string flag : {"--schema", "-f", "--config", "--chat-template-file"}) {
         CHECK(has(run_program("chat", {flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));

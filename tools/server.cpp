@@ -637,9 +637,9 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     add_number(app, "--models-max", a.pool.most, 0, 1 << 20, "most models that are loaded at once; 0: any number");
     app.add_flag("--models-autoload,!--no-models-autoload", a.pool.autoload,
                  "off: a request for a model that is not loaded gets 400");
-    app.add_option("--models-memory", a.pool.bytes,
-                   "bytes of memory for all loaded models, as 8G; 0: what the device has")
-        ->transform(CLI::AsSizeValue(false));
+    take_bytes(app.add_option("--models-memory", a.pool.bytes,
+                              "memory for all loaded models, as 8G; 0: what the device has, which is the default"),
+               0);
     add_number(app, "--sleep-idle-seconds", a.pool.sleep_seconds, -1, 1e9,
                "seconds without a request after which a model leaves memory until the next one; -1: never",
                "-1 or more");
@@ -672,9 +672,10 @@ void add_server_flags(CLI::App& app, Arguments& a) {
                "most bytes that all requests may hold until they are answered; more get 503");
     add_number(app, "--max-working", a.endpoints.working_bytes, 1, 1e12,
                "most bytes that requests may take while they are parsed and tokenized; others wait");
-    app.add_option("--response-store", a.endpoints.stored_bytes,
-                   "bytes of memory for responses of /v1/responses that later ones continue, as 64M; 0: none is stored")
-        ->transform(CLI::AsSizeValue(false));
+    take_bytes(app.add_option("--response-store", a.endpoints.stored_bytes,
+                              "memory for responses of /v1/responses that later ones continue; 0: none is stored"),
+               0)
+        ->default_str("64M");
     add_number(app, "--max-header-bytes", h.head_bytes, 64, 1 << 24, "most bytes in a request line and its headers");
     add_number(app, "--max-headers", h.headers, 1, 1 << 16, "most headers in a request");
     add_number(app, "--request-timeout", h.request_seconds, 0.1, 1e6,

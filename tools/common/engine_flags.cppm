@@ -21,6 +21,8 @@ Result<std::string> default_model();
 std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
 // out_of_bounds() as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
 CLI::Validator within(double least, double most, std::string bounds = "");
+// Makes `option` take bytes, as 64M or 8G, from `least` to 1P.
+CLI::Option* take_bytes(CLI::Option* option, std::int64_t least);
 // A number within bounds, whose default --help shows.
 void add_number(CLI::App& app, const char* names, auto& value, double least, double most, const char* what = "",
                 std::string bounds = "") {
@@ -99,6 +101,25 @@ CLI::Validator within(double least, double most, std::string bounds) {
     auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
     if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
     return {[=](const std::string& text) { return out_of_bounds(text, least, most, bounds); }, bounds};
+}
+
+CLI::Option* take_bytes(CLI::Option* option, std::int64_t least) {
+    const auto check = [least](std::string& text) {
+        constexpr std::string_view units = "kmgtp"; // behind one of them may stand B or iB
+        const std::size_t          end   = std::min(text.find_first_not_of("0123456789."), text.size());
+        std::string                unit  = text.substr(end);
+        for (char& c : unit) c = c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
+        if (unit.ends_with('b')) unit.pop_back();
+        if (unit.size() == 2 && unit[1] == 'i') unit.pop_back();
+        const std::size_t power = unit.empty() ? 0 : units.find(unit) + 1;
+        const auto        value = to_number<double>(text.substr(0, end));
+        const double      bytes = value ? std::trunc(std::ldexp(*value, 10 * int(power))) : -1;
+        if (unit.size() > 1 || (!unit.empty() && power == 0) || bytes < double(least) || bytes > std::ldexp(1, 50))
+            return cat(quote(text), " is not a number of bytes from ", least, " to 1P, such as 64M or 8G");
+        text = cat(std::int64_t(bytes));
+        return std::string();
+    };
+    return option->transform(CLI::Validator(check, ""))->type_name("BYTES");
 }
 
 void add_model_flag(CLI::App& app, std::string& model) {
@@ -180,17 +201,16 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
             if (options.kv_host_bytes == 0) options.kv_host_bytes = -1;
         },
         "directory where the prefix cache is kept, so that it outlasts a restart");
-    app.add_option(
-           "--kv-host-bytes", options.kv_host_bytes,
-           "bytes of host memory for what the prefix cache has no room for on the device, as 8G; 0: none; default: "
-           "on a GPU, and with --kv-dir, an eighth of the free memory, at most 8 GiB, else none")
-        ->transform(CLI::AsSizeValue(false))
-        ->check(CLI::Range(std::int64_t(0), std::int64_t(1) << 50));
+    take_bytes(
+        app.add_option(
+            "--kv-host-bytes", options.kv_host_bytes,
+            "host memory for what the prefix cache has no room for on the device, as 8G; 0: none; default: on a GPU, "
+            "and with --kv-dir, an eighth of the free memory, at most 8 GiB, else none"),
+        0);
     app.add_option("--kv-key", options.kv_key,
                    "file with a key of at least 32 bytes, which --kv-dir is encrypted with");
-    app.add_option("--kv-disk-bytes", options.kv_disk_bytes, "most bytes of the files in --kv-dir, as 10G")
-        ->transform(CLI::AsSizeValue(false))
-        ->check(CLI::Range(std::int64_t(1), std::int64_t(1) << 50));
+    take_bytes(app.add_option("--kv-disk-bytes", options.kv_disk_bytes, "most bytes of the files in --kv-dir"), 1)
+        ->default_str("10G");
 }
 
 // More than quire checks at once, as other programs take them, counts as most_drafts.

@@ -9,7 +9,6 @@ export module quire.tools.flags.cli;
 export namespace CLI {
 
 using CLI::App;
-using CLI::AsSizeValue;
 using CLI::IsMember;
 using CLI::MultiOptionPolicy;
 using CLI::Option;
