@@ -259,6 +259,29 @@ TEST_CASE("a number of bytes has a unit, a bound and no sign", "[flags]") {
         CHECK(run_program("server", {"--kv-host-bytes", bytes, "-m", nowhere}).code == 1);
 }
 
+TEST_CASE("wrong usage of any program is one sentence with the wrong word in it", "[flags]") {
+    for (const auto& [program, words, word] :
+         std::vector<std::tuple<std::string, std::vector<std::string>, std::string>>{
+             {"bench", {"--nonsense"}, "--nonsense"},
+             {"bench", {"nonsense"}, "nonsense"},
+             {"bench", {}, "--help"},
+             {"bench", {"make-model", "--nonsense"}, "--nonsense"},
+             {"inspect", {"nonsense"}, "nonsense"},
+             {"inspect", {"show"}, "show takes a MODEL"},
+             {"quantize", {"--nonsense"}, "--nonsense"},
+             {"quantize", {"in.gguf", "out.gguf"}, "TYPE"},
+             {"block-viz", {"--nonsense"}, "--nonsense"},
+             {"block-viz", {}, "--trace"},
+             {"server", {"--speculative-config", "{}"}, "server: --speculative-config: it names no method"}}) {
+        const Finished f = run_program(program, words);
+        CAPTURE(program, f.err);
+        CHECK(f.code == 2);
+        CHECK(f.err.starts_with(program + ": "));
+        CHECK(has(f.err, word));
+        CHECK(std::ranges::count(f.err, '\n') == 1);
+    }
+}
+
 TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
     for (const std::string flag : {"--schema", "-f", "--config", "--chat-template-file"}) {
         CHECK(has(run_program("chat", {flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));

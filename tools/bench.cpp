@@ -220,7 +220,7 @@ int run(int argc, char** argv) {
     try {
         app.parse(std::vector<std::string>(flags->words.rbegin(), flags->words.rend()));
     } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? 0 : 2;
+        return exit_code_of(app, e, "bench");
     }
     if (!flags->note.empty()) std::fprintf(stderr, "bench: %s\n", flags->note.c_str());
     for (const auto& [command, file] :

@@ -315,9 +315,9 @@ int run(int argc, char** argv) {
         app.parse(argc, argv);
         if (app.count("--demo") > 0 && a.demo.empty()) a.demo = "all";
         const int sources = !a.prompts.empty() + !a.trace_file.empty() + !a.url.empty() + !a.demo.empty();
-        if (sources != 1) throw CLI::ValidationError("block-viz", "give one of -p, --trace, --url or --demo");
+        if (sources != 1) throw CLI::ValidationError("give one of -p, --trace, --url or --demo");
     } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? 0 : 2;
+        return exit_code_of(app, e, "block-viz");
     }
     std::vector<std::string> inputs = Gguf::files(a.model.empty() ? shipped_model() : a.model);
     inputs.insert(inputs.end(), {a.trace_file, a.pin_file});

@@ -576,13 +576,13 @@ int main(int argc, char** argv) {
         const HubModel& hub  = a.source.hub;
         const bool      some = !a.model.empty() || !hub.repo.empty() || !hub.url.empty() || !hub.file.empty();
         if (template_command->parsed() && some == !a.template_file.empty())
-            throw CLI::ValidationError("template", "give a MODEL or --file");
+            throw CLI::ValidationError("template takes a MODEL, -hf USER/MODEL or --file");
         if (calls_command->parsed() && !some && a.template_file.empty())
-            throw CLI::ValidationError("tool-calls", "give a MODEL or --file");
+            throw CLI::ValidationError("tool-calls takes a MODEL, -hf USER/MODEL or --file");
         if (!template_command->parsed() && !calls_command->parsed() && !some)
-            throw CLI::ValidationError(app.get_subcommands()[0]->get_name(), "give a MODEL or -hf USER/MODEL");
+            throw CLI::ValidationError(app.get_subcommands()[0]->get_name() + " takes a MODEL or -hf USER/MODEL");
     } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? 0 : 2;
+        return exit_code_of(app, e, "inspect");
     }
     if (a.model.starts_with("https://") || a.model.starts_with("http://")) a.source.word = std::exchange(a.model, "");
     if (const std::optional<int> code = find_model("inspect", a.source, a.model)) return *code;

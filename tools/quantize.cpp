@@ -71,7 +71,7 @@ int run(int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
-        return app.exit(e) == 0 ? 0 : 2;
+        return exit_code_of(app, e, "quantize");
     }
     o.mix = find_mix(type);
     if (o.mix == nullptr) {

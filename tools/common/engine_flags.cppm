@@ -310,8 +310,9 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
                    "the same, as vLLM's JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 4}")
         ->each([&drafts](const std::string& text) {
             if (const std::string wrong = read_speculative_config(text, drafts); !wrong.empty())
-                throw CLI::ValidationError("--speculative-config", wrong);
-        });
+                throw CLI::ValidationError(wrong);
+        })
+        ->type_name("JSON");
 }
 
 // Adds the adapters of a list. `read` makes one of a member, or says what is wrong with it.
@@ -436,10 +437,7 @@ Result<ParsedWords> parse_words(CLI::App& app, Program program, const std::vecto
     } catch (const CLI::Success& e) {
         return ParsedWords{app.exit(e), ""}; // --help and --version
     } catch (const CLI::ParseError& e) {
-        std::string text = e.what();
-        for (char& c : text)
-            if (c == '\n') c = ' ';
-        return fail(text);
+        return fail(sentence_of(app, e));
     }
     return ParsedWords{std::nullopt, std::move(flags->note)};
 }
