@@ -373,8 +373,7 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
          std::vector<std::vector<std::string>>{{"--quantization", "awq"},
                                                {"--pipeline-parallel-size", "2"},
                                                {"--tokenizer", "x"},
-                                               {"--speculative-config", "{}"},
-                                               {"--enable-auto-tool-choice"}}) {
+                                               {"--speculative-config", "{}"}}) {
         const Finished f = run_program("server", refused);
         CAPTURE(f.err);
         CHECK(f.code == 2);

@@ -139,11 +139,12 @@ constexpr ForeignFlag foreign_flags[] = {
     {server,
      "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
      "--slots --no-slots --props --rerank --reranking --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
-     "--trust-remote-code --disable-log-stats --any-model-name",
+     "--trust-remote-code --disable-log-stats",
      0, "", Fate::ignored, ""},
     {server, "--tags --swap-space --scheduling-policy --max-loras --max-lora-rank --max-cpu-loras", 1, "",
      Fate::ignored, ""},
-    {server, "--enable-lora", 0, "", Fate::ignored, ""},
+    {server, "--enable-lora --enable-auto-tool-choice", 0, "", Fate::ignored, ""},
+    {server, "--tool-call-parser --reasoning-parser", 1, "", Fate::ignored, ""}, // the chat template shows the forms
     {server, "-e --escape --no-escape", 0, "", Fate::ignored, ""},
 
     // -- with the value that means "off" nothing is asked for
@@ -194,7 +195,6 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "--pipeline-parallel-size", 1, "", Fate::refused,
      "GPUs share each layer (--tensor-parallel), they do not take turns"},
     {server, "--tokenizer --hf-config-path", 1, "", Fate::refused, "the tokenizer and the shape are the file's"},
-    {server, "--enable-auto-tool-choice", 0, "", Fate::refused, "the server calls no tools"},
     {talkers, "-cl --cache-list --list-devices --completion-bash", 0, "", Fate::refused, "quire has no such list"},
     {talkers, "-sp --special", 0, "", Fate::refused, "special tokens are not shown"},
     {talkers, "-r --reverse-prompt", 1, "", Fate::refused, "stop strings come with a request to the server"},
