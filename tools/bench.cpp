@@ -51,7 +51,7 @@ int run(int argc, char** argv) {
         c->add_option("--bandwidth", a.bandwidth,
                        "this machine's memory bandwidth in GB/s, to print the fraction of the limit");
         c->add_option("--tflops", a.tflops, "this machine's TFLOP/s, to print the fraction of the limit");
-        c->add_flag("--json", a.json);
+        c->add_flag("--json", a.json, "print JSON instead of a Markdown table");
         return c;
     };
     CLI::App* model_command =
@@ -61,7 +61,7 @@ int run(int argc, char** argv) {
     model_command->add_option("-d,--n-depth", a.depth, "tokens of context before the generated ones")
         ->check(CLI::Range(0, 1 << 20));
     add_number(*model_command, "-r,--repetitions", a.repetitions, 1, 1000);
-    model_command->add_flag("--no-warmup", a.no_warmup);
+    model_command->add_flag("--no-warmup", a.no_warmup, "measure the first run, too");
     model_command->add_flag("--explain", a.explain,
                             "print the model's program and the kernels chosen for each kind of step, then exit");
     model_command->add_flag("!--no-fusion", a.engine.fusion, "on a GPU: run every operation in a kernel of its own");

@@ -268,10 +268,11 @@ int run(int argc, char** argv) {
     CLI::App  app{
         "Shows the KV memory: block tables, sharing, copies, swaps.\n"
          "  block-viz -m MODEL -p PROMPT [-p PROMPT …]   runs the prompts together\n"
-         "  block-viz --demo                             plays the examples of the documents"};
+         "  block-viz --demo                             plays the examples of the documents",
+        "block-viz"};
     app.add_option("-m,--model", a.model, "GGUF file; default: the toy model");
     app.add_option("-p,--prompt", a.prompts, "prompt of a request; give several to run them together");
-    app.add_option("--trace", a.trace_file, "show a recorded run");
+    app.add_option("--trace", a.trace_file, "show the run that --record wrote to this file");
     app.add_option("--url", a.url, "show a running server: http://HOST:PORT");
     app.add_option("--demo", a.demo, "play all worked examples, or one of fig6, fig8, fig9, lesson, swap")
         ->expected(0, 1)
@@ -283,7 +284,9 @@ int run(int argc, char** argv) {
     app.add_option("--step", a.step, "show this step, counted from 1; default: the last one that uses blocks")
         ->check(CLI::Range(1, 100'000));
     app.add_flag("--all", a.all, "show every step");
-    app.add_option("--color", a.color)->check(CLI::IsMember({"auto", "on", "off"}))->capture_default_str();
+    app.add_option("--color", a.color, "colours; auto: on a terminal")
+        ->check(CLI::IsMember({"auto", "on", "off"}))
+        ->capture_default_str();
     app.add_option("-n,--tokens", a.n_tokens, "tokens to generate")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
@@ -291,7 +294,7 @@ int run(int argc, char** argv) {
     app.add_option("--best-of", a.best_of, "answers to sample; the best ones are returned")->check(CLI::Range(0, 1024));
     app.add_option("--beam", a.beam, "beam search of this width")->check(CLI::Range(0, 1024));
     app.add_option("--temp", a.temperature)->check(CLI::Range(0.0, 100.0))->capture_default_str();
-    app.add_option("-s,--seed", a.seed)->capture_default_str();
+    app.add_option("-s,--seed", a.seed, "random seed")->capture_default_str();
     app.add_option("--priority", a.priorities, "priority of each prompt; lower runs first");
     app.add_option("--pin", a.pin, "a prefix of all prompts, to be pinned");
     app.add_option("--pin-file", a.pin_file, "the same, from a file")->excludes("--pin");

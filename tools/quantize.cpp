@@ -54,7 +54,7 @@ std::string list_of_types() {
 }
 
 int run(int argc, char** argv) {
-    CLI::App app{"Writes a GGUF file with its matrices in another type."};
+    CLI::App app{"Writes a GGUF file with its matrices in another type.", "quantize"};
     app.footer(list_of_types);
     ConvertOptions o;
     std::string    type;

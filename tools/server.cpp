@@ -548,7 +548,9 @@ int run(Arguments& a, int argc, char** argv) {
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    if (a.pool.many) log.say(cat(models.names().size(), " models: GET /models lists them"));
+    if (a.pool.many)
+        log.say(cat(models.names().size(), models.names().size() == 1 ? " model" : " models", "; GET /models lists ",
+                    models.names().size() == 1 ? "it" : "them"));
     else
         log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
                     from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
@@ -587,7 +589,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
                    "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
     add_block_size_flag(app, o);
     app.add_option("--kv-blocks,--num-gpu-blocks-override", o.kv_blocks,
-                   "number of KV blocks; 0: as many as fit into memory")
+                   "number of KV blocks; 0: what fits into memory, at most a full context for each sequence")
         ->check(within(0, 1 << 24));
     app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(within(-1, 1 << 24));

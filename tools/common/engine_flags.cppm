@@ -144,7 +144,7 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
         ->default_str("f16");
     app.add_option("--tune", options.tune,
                    "on or off: on a CPU, measure at the first start how weights are best prefetched")
-        ->capture_default_str();
+        ->default_str(options.tune ? "on" : "off");
 }
 
 void add_block_size_flag(CLI::App& app, EngineOptions& options) {
@@ -301,6 +301,7 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
            "--spec-draft-n-max", [&drafts](double most) { drafts.most = clamped_drafts("--spec-draft-n-max", most); },
            cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
         ->check(within(1, 1e6))
+        ->type_name("INT")
         ->default_str(cat(drafts.most));
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "with fewer guessed tokens a step checks none");
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,
