@@ -36,7 +36,7 @@ struct DraftOptions {
 inline constexpr int most_ngram = 8;
 inline constexpr int least_rest = 128; // steps without a guess of a model that does not pay
 
-// What is wrong with the options, in one sentence; "": nothing.
+// The fault in the options, in one sentence; "": none.
 std::string fault_of(const DraftOptions& options);
 
 // Appends to `guess` at most n tokens that have to come next in a sequence.
@@ -62,7 +62,7 @@ public:
     virtual double seconds(int n_texts) const = 0;
 };
 
-// What a step costs by the number of its rows, in seconds; between measured numbers on a straight line.
+// The cost of a step by the number of its rows, in seconds; between measured numbers on a straight line.
 class StepCost {
 public:
     // A step of n_rows rows has taken so long. Single slow steps are forgiven.

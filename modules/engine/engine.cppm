@@ -649,7 +649,7 @@ void Engine::Impl::measure_moves() {
     scheduler.set_costs(stats.costs);
 }
 
-// What a step costs by its rows, from steps on empty pools.
+// The cost of a step by its rows, from steps on empty pools.
 void Engine::Impl::measure_steps() {
     if (!drafting.on() || options.drafts.always) return;
     if (draft_model) draft_model->measure();

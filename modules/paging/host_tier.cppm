@@ -22,7 +22,7 @@ import quire.paging.block_pool;
 
 export namespace quire {
 
-// What is copied to host memory as soon as it enters the prefix cache, to be written to files: nothing, the shared namespace, all.
+// The units that are copied to host memory as soon as they enter the prefix cache, for files: none, the shared namespace's, all.
 enum class ForFiles : std::uint8_t { none, shared, all };
 
 struct HostTierOptions {
@@ -294,7 +294,7 @@ void HostTier::enter(const HostUnit& read, const CacheNamespace& space, const Pr
     log(read.unit, true);
 }
 
-// What comes back with an entry is in the files: it was written, or read.
+// A unit that comes back with an entry is in the files: the unit was written, or read.
 void HostTier::give_back(BlockId unit) {
     const auto at = std::ranges::find(lent_, unit);
     check(at != lent_.end(), "a unit came back that was not lent");

@@ -40,7 +40,7 @@ std::optional<ApiError> error_in(const Parsed<T>& parsed) {
     return parsed ? std::nullopt : std::optional(parsed.error());
 }
 
-// What a route is for; of one with a body, an example and the function that reads it.
+// The purpose of a route; of one with a body, an example and the function that reads it.
 struct RouteRow {
     std::string_view path; // without /v1
     std::string_view summary;

@@ -26,7 +26,7 @@ struct FetchProgress {
     double       rate = 0;            // bytes in a second, since this process began
 };
 
-// What a fetch says while it runs.
+// The reports of a fetch while it runs.
 struct FetchReport {
     std::function<void(const FetchProgress&)> progress; // some times in a second, and with done = size at the end
     std::function<void(const std::string&)>   note;     // one sentence

@@ -10,7 +10,7 @@ export import quire.tools.hub.fetch;
 
 export namespace quire {
 
-// What the flags say of a model that is not named by a file here.
+// The words of the flags about a model that is not named by a file here.
 struct HubModel {
     std::string repo;            // USER/NAME or USER/NAME:TAG; "": none
     std::string file;            // of the repository; "": by the tag

@@ -477,7 +477,7 @@ bool RegexPool::compare_ends(const Node& n) const {
     return relation == 0 ? (n.c & 2) != 0 : (relation == 2) == ((n.c & 1) != 0);
 }
 
-// It is greater or less, whatever follows.
+// The number is greater or less, whatever follows.
 RegexId RegexPool::decided(const Node& n, int relation) {
     if ((relation == 2) != ((n.c & 1) != 0)) return nothing;
     ByteSet rest = ByteSet::range('0', '9');

@@ -15,7 +15,7 @@ export namespace quire {
 // The pieces of memory that something is in, one behind the other.
 using Pieces = std::span<const std::span<std::byte>>;
 
-// What it takes besides the key to read an encrypted text: random bytes of its own, and a checksum that no one can make without the key.
+// An encrypted text is read with this and the key: random bytes of its own, and a checksum that no one can make without the key.
 struct Seal {
     std::array<unsigned char, 12> nonce{};
     std::array<unsigned char, 16> tag{};

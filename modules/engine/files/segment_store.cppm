@@ -86,7 +86,7 @@ public:
     // computed again, is known by that one from now on. False: the unit is there already, or the disk is full.
     bool append(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
                 std::span<const Token> tokens, Pieces payload);
-    // What is damaged is forgotten.
+    // A damaged record is forgotten.
     void read(std::span<UnitRead> units);
 
     std::uint64_t       bytes() const { return bytes_; } // of all segments

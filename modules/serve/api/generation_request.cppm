@@ -33,7 +33,7 @@ struct ConstraintField {
     std::string    param; // the field that it came from
 };
 
-// What surrounds a text that the answer is to continue, beside the text before it.
+// The surroundings of a text that the answer is to continue, beside the text before it.
 struct Infill {
     std::string                                      suffix; // behind the gap
     std::vector<std::pair<std::string, std::string>> files;  // others: their names and texts

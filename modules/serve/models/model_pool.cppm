@@ -160,7 +160,7 @@ private:
     Relisting         relisting_;
 
     mutable std::mutex mutex_; // of all below, and of the entries
-    // Those that are removed stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
+    // Removed entries stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
     std::vector<std::shared_ptr<Entry>> entries_;
     std::condition_variable             changed_, work_;
     std::uint64_t                       last_use_ = 0, last_ticket_ = 0;
