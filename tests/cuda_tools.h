@@ -1,4 +1,4 @@
-// What the tests of kernels share: a GPU context, vectors in its memory, random values. To be included last, below the imports.
+// The common parts of the tests of kernels: a GPU context, vectors in its memory, random values. To be included last, below the imports.
 #pragma once
 
 #include <catch2/catch_test_macros.hpp>

@@ -87,7 +87,7 @@ inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& reque
     return answers;
 }
 
-// The same bits: tokens, logits of the last prompt position, log-probabilities of every step.
+// Equal bits: tokens, logits of the last prompt position, log-probabilities of every step.
 inline bool identical(const Answer& a, const Answer& b) {
     auto same = [](const std::vector<PositionLogprobs>& x, const std::vector<PositionLogprobs>& y) {
         return std::ranges::equal(x, y, [](const PositionLogprobs& p, const PositionLogprobs& q) {

@@ -16,7 +16,7 @@
 
 namespace quire::testing {
 
-// What the bytes a program writes leave on a screen: letters, newlines, wrapping, and the few sequences that move the cursor
+// The screen that a program's bytes leave: letters, newlines, wrapping, and the few sequences that move the cursor
 // or clear. As some terminals do, resize() cuts rows, or, with `reflow`, wraps them anew.
 class Screen {
 public:
@@ -137,7 +137,7 @@ public:
     Pty(const Pty&)            = delete;
     Pty& operator=(const Pty&) = delete;
 
-    // What came since the last call, up to and with `mark`; false after a minute without any, or at the end.
+    // The text since the last call, up to and with `mark`; false after a minute without any, or at the end.
     bool until(const std::string& mark) {
         seen.clear();
         for (pollfd p{terminal, POLLIN, 0}; seen.find(mark) == std::string::npos;) {

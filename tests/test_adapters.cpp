@@ -49,7 +49,7 @@ Request request(std::vector<Token> prompt, int n, std::vector<AdapterUse> adapte
 
 const std::string llama = "models/llama3-gqa-F16.gguf";
 
-// What Engine::load() says of a model with this file as an adapter.
+// The error of Engine::load() for a model with this file as an adapter.
 std::string refusal(const std::string& path, const std::string& model = llama) {
     EngineOptions o;
     o.device                    = "cpu";

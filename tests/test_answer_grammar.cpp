@@ -208,7 +208,7 @@ TEST_CASE("a required call is one that the reader finds and the schema accepts",
         INFO(name_of(form.kind) << ": " << shown(*text));
         CHECK(parts.content.find_first_not_of(" \t\r\n") == std::string::npos);
         REQUIRE(!parts.calls.empty());
-        // The same in pieces, as they come.
+        // The answer in pieces, as they come.
         AnswerParser            parser({.form = form, .tools = tools(), .in_pieces = true});
         std::vector<AnswerPart> all;
         for (const char byte : shown(*text)) append(all, parser.push({&byte, 1}));

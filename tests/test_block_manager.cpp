@@ -484,7 +484,7 @@ TEST_CASE("a block is not found behind another prefix of the same hash") {
     m.close_table(third);
     m.drop_cache();
 
-    // Who still has all of it brings it back with the next block that is full.
+    // A table that still has all of it brings it back with the next block that is full.
     m.publish(second, a, 12);
     CHECK(found(m, a) == 12);
     CHECK(found(m, b) == 0);

@@ -16,7 +16,7 @@ using namespace quire;
 
 namespace {
 
-// What a slot holds: the hash of all tokens up to its own. Equal exactly when K and V would be.
+// The content of a slot: the hash of all tokens up to its own. Equal exactly when K and V would be.
 using Content = std::uint64_t;
 
 struct Live {

@@ -84,7 +84,7 @@ bool accepts(const CallForm& form, std::string_view text, bool required) {
     return state.accept_bytes(text) && state.may_end();
 }
 
-// What a template writes between the question and the end of the message is one call, or two.
+// Checks that a template writes one call, or two, between the question and the end of the message.
 void check_template(const ChatTemplate& t, const CallForm& form) {
     const auto content = rendered(t, 0), one = rendered(t, 1);
     REQUIRE(content);

@@ -527,7 +527,7 @@ TEST_CASE("a new size while a line is typed", "[chat]") {
             c.expect("\x1b[6n"); // where is the cursor?
             screen.feed(c.seen);
             screen.resize(columns, reflow);
-            // Who wraps anew says where it is now, who does not need not answer.
+            // A terminal that wraps anew says where the cursor is now; another one need not answer.
             if (reflow) c.type("\x1b[9;" + std::to_string(screen.column() + 1) + "R");
             c.expect("\x1b[J");
             screen.feed(c.seen);

@@ -413,7 +413,7 @@ TEST_CASE("a tensor that is missing or of another shape is refused with both sha
 }
 
 TEST_CASE("malformed files are refused in no time and without the memory that they claim", "[config]") {
-    // What is wrong with these is the vocabulary, which is read elsewhere.
+    // The fault in these is the vocabulary, which is read elsewhere.
     const std::set<std::string> vocabulary{"missing_tokenizer_ggml_tokens.gguf",
                                            "type_tokens_scalar.gguf",
                                            "scores_too_short.gguf",

@@ -79,7 +79,7 @@ void on_small_stack(const std::function<void()>& body) {
     pthread_attr_destroy(&attributes);
 }
 
-// What is wrong with it; "": its first masks are made.
+// The fault in it; "": its first masks are made.
 std::string error_of(const ConstraintSpec& spec, const GrammarLimits& limits) {
     const auto made = compile_constraint(spec, limits);
     if (!made) return made.error().message;

@@ -122,7 +122,7 @@ TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
             const double miss = std::sqrt(squares / double(want[i].prompt_logits.size()));
             if (miss >= 0.05 && may_turn-- > 0) continue;
             CHECK(miss < 0.05);
-            // The same token wherever the choice is not close.
+            // Equal tokens wherever the choice is not close.
             for (std::size_t k = 0; k < want[i].tokens.size(); k++) {
                 if (want[i].tokens[k] == got[i].tokens[k]) continue;
                 const auto& top = want[i].logprobs[k].top;
@@ -356,7 +356,7 @@ TEST_CASE("GPU: KV caches of codes answer as on the CPU, at all head sizes", "[c
 
 namespace {
 
-// What run() does, without assertions: they are for one thread only. Empty where a request is refused.
+// As run(), without assertions: they are for one thread only. Empty where a request is refused.
 std::vector<std::vector<Token>> tokens_of(Engine& engine, const std::vector<Request>& requests) {
     std::map<RequestId, std::size_t> index;
     std::vector<std::vector<Token>>  tokens(requests.size());

@@ -363,7 +363,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                                      norm_a   = floats_of(random_fp16(std::size_t(hidden), random)),
                                      norm_b   = floats_of(random_fp16(std::size_t(hidden), random)),
                                      bias     = floats_of(random_fp16(std::size_t(hidden), random));
-            // What the parts of a layer make of it, rounded where they hand fp16 on.
+            // The result of the parts of a layer, rounded where they hand fp16 on.
             Rows       sum(residual.begin(), residual.end());
             const auto normed = [&](const Rows& more, const std::vector<float>& weight) {
                 Rows out;

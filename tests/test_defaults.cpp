@@ -83,7 +83,7 @@ TEST_CASE("requests that say nothing are sampled as in chat and llama.cpp", "[se
         CHECK((p["repeat_last_n"] == 64 && p["repeat_penalty"] == 1 && p["presence_penalty"] == 0));
     }
     CHECK(has(s.errors(), "sampled with temperature 0.8, top_k 40, top_p 0.95, min_p 0.05\n"));
-    // What the request says counts, each by itself.
+    // The values of the request count, each by itself.
     const Plain own = settings_of(s, {{"temperature", 1}, {"top_k", 0}});
     CHECK((own["temperature"] == 1 && own["top_k"] == 0 && own["top_p"] == 0.95));
     CHECK(s.ask("/v1/responses", {{"input", "a"}, {"max_output_tokens", 1}})["temperature"] == 0.8);

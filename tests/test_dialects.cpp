@@ -623,7 +623,7 @@ TEST_CASE("text between two texts", "[server][dialects]") {
         CHECK(one["content"] == two["choices"][0]["text"]);
         CHECK(s.ask("/completion", {{"prompt", ids}, {"n_predict", 4}, {"temperature", 0}})["content"] ==
               one["content"]);
-        // What does not fit is left out of /infill, and refused elsewhere.
+        // Text that does not fit is left out of /infill, and refused elsewhere.
         Plain long_one           = asked;
         long_one["input_prefix"] = std::string(1000, 'a') + "Once ";
         CHECK(s.ask("/infill", long_one)["tokens_evaluated"] == 60);

@@ -227,7 +227,7 @@ TEST_CASE("an answer that fills the context goes on without its middle", "[engin
         const Answer got       = run(engine, {shifting})[0];
         CHECK(got.finish == FinishReason::length);
         CHECK(got.tokens.size() == 100);
-        // The same by hand: a new request with what is left.
+        // By hand: a new request with the tokens that are left.
         const int          kept = std::min({n_keep < 0 ? 20 : n_keep, 20, 24});
         const int          drop = n_discard > 0 ? std::min(n_discard, 48 - kept - 1) : (48 - kept) / 2;
         std::vector<Token> text = r.prompt, want;

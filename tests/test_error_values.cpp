@@ -1,4 +1,4 @@
-// What a client sent does not come back at length: neither in an error nor in the log, whatever was wrong and where.
+// The values of a client do not come back at length: neither in an error nor in the log, whatever was wrong and where.
 #include <catch2/catch_test_macros.hpp>
 
 #include <nlohmann/json.hpp>

@@ -57,7 +57,7 @@ std::string file_with(const std::string& text) {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// What to try behind a flag; "": nothing.
+// The values to try behind a flag; "": none.
 std::vector<std::string> values_of(const std::string& name) {
     static const std::map<std::string, std::string> known{
         {"--grammar-file", file_with("root ::= \"a\"\n")},

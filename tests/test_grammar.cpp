@@ -273,7 +273,7 @@ TEST_CASE("integers are generated as such, and checked by their value", "[gramma
     CHECK(accepts(numbers, "[12345678910111213141516171819202122232425262728293031,0,7.500]"));
     CHECK_FALSE(accepts(numbers, "[1e-3]"));
     CHECK_FALSE(accepts(numbers, "[1,1,-7.5]"));
-    // What is no integer is not written as one in another way.
+    // A number that is no integer is not written as one in another way.
     const ConstraintSpec without = schema(R"({"type":"number","not":{"anyOf":[{"type":"integer"},{"const":2.5}]}})");
     CHECK(accepts(without, "12.5"));
     CHECK_FALSE(accepts(without, "12.0"));

@@ -198,7 +198,7 @@ TEST_CASE("a model comes from a hub into the cache", "[hub]") {
     CHECK(done == std::int64_t(TestHub::contents(second).size()));
     CHECK(hub.ranges() == std::vector<std::string>{"", "bytes=5000-"});
     CHECK_FALSE(hub.token_leaked());
-    // What is there is not fetched again; nothing is asked with --offline.
+    // A file that is there is not fetched again; nothing is asked with --offline.
     CHECK(hub_file(model, report));
     model.offline = true;
     CHECK(hub_file(model, report));

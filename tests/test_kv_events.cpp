@@ -37,7 +37,7 @@ Json events_of(const KvBatch& batch) {
     return all[1];
 }
 
-// What a consumer knows after some batches: each block's tokens from the beginning of its prompt.
+// The knowledge of a consumer after some batches: each block's tokens from the beginning of its prompt.
 struct Consumer {
     std::map<std::uint64_t, std::vector<Token>> blocks;
     void                                        take(const Json& events) {
@@ -194,7 +194,7 @@ TEST_CASE("KV events of an engine tell a consumer exactly which blocks the cache
         Consumer fresh; // learns it from what is kept alone
         for (const KvBatch& batch : log.from(0, 0)) fresh.take(events_of(batch));
         CHECK(fresh.blocks == consumer.blocks);
-        // What the consumer thinks is cached is found by a request that begins so.
+        // A request finds the blocks that the consumer thinks are cached.
         std::size_t        longest = 0;
         std::vector<Token> prefix;
         for (const auto& [hash, tokens] : consumer.blocks)

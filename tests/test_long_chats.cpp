@@ -54,7 +54,7 @@ TEST_CASE("a chat that is too long loses its oldest turns where that is asked fo
     Json         body{{"messages", conversation(12)}, {"max_tokens", 8}, {"temperature", 0}};
     const Json   got = s.ask("/v1/chat/completions", body);
     CHECK(got["usage"]["prompt_tokens"].get<int>() <= 120);
-    // The same as without the turns that were left out.
+    // Equal to the answer without the turns that were left out.
     bool found = false;
     for (std::size_t n = 1; n < 12 && !found; n++) {
         Json shorter = body;

@@ -309,7 +309,7 @@ TEST_CASE("models are loaded and unloaded by hand, and changes are seen", "[mode
     CHECK(s.post("/v1/completions", completion("llama")).status == 200);
     CHECK(s.post("/v1/completions?autoload=true", completion("qwen")).status == 200);
 
-    // What runs goes on to its end; then the model goes.
+    // A running answer goes on to its end; then the model goes.
     CHECK(s.ask("/models/load", {{"model", "chat"}})["success"] == true);
     until_status(s, "chat", "loaded");
     Client running = begin_stream(s, "chat", 300);

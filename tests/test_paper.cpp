@@ -166,7 +166,7 @@ TEST_CASE("simulation: latencies of a few requests, by hand") {
     CHECK(run(two, small(System::orca_oracle), one_second).mean_latency == Approx(quire.mean_latency));
     // Request-level: the second waits until the first is over.
     CHECK(run(two, small(System::faster_transformer), one_second).mean_latency == Approx((3.0 / 3 + 3.75 / 1) / 2));
-    // Those of a batch come back together, at 4.
+    // The requests of a batch come back together, at 4.
     const paper::Trace batch = trace_of({{0, 4, 1}, {0, 4, 4}});
     CHECK(run(batch, small(System::faster_transformer), one_second).mean_latency == Approx((4.0 / 1 + 4.0 / 4) / 2));
     CHECK(run(batch, small(System::orca_max), one_second).mean_latency == Approx((1.0 / 1 + 4.0 / 4) / 2));

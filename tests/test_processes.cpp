@@ -336,7 +336,7 @@ TEST_CASE("processes that do not fit together say so", "[ranks]") {
     CHECK(engine.error().message == "rank 1 has --kv-blocks 41, and rank 0 has --kv-blocks 30");
     CHECK(theirs == engine.error().message);
 
-    // The same weights with other metadata are another model.
+    // Equal weights with other metadata are another model.
     std::string bytes = slurp(path);
     const auto  key   = bytes.find("rope.freq_base");
     REQUIRE(key != std::string::npos);

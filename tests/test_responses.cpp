@@ -125,7 +125,7 @@ TEST_CASE("responses become a chat", "[dialects]") {
     const auto text = responses(R"("input":"Hello")");
     REQUIRE(text.has_value());
     CHECK(text->generation.conversation.input.messages[0]["content"] == "Hello");
-    // What the assistant said last is not continued.
+    // The last message of the assistant is not continued.
     CHECK(!responses(R"("input":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])")
                ->generation.conversation.continue_final);
 }

@@ -51,7 +51,7 @@ std::vector<std::pair<Token, int>> repetitions(std::vector<Token> tokens, int le
     return found;
 }
 
-// What DRY takes from each token that it penalises.
+// The penalty of each token that DRY penalises.
 std::map<Token, float> dry_penalties(const std::vector<Token>& history, const DryParams& dry, int vocab = 16) {
     Sampler        sampler(vocab);
     SamplingParams params;
@@ -229,7 +229,7 @@ TEST_CASE("DRY takes more from a token the longer the repetition that it continu
     dry            = {};
     dry.multiplier = 1, dry.base = 100, dry.last_n = -1;
     CHECK(std::isfinite(dry_penalties(std::vector<Token>(500, 3), dry).at(3)));
-    // It is one of the logits processors: greedy sampling has it too.
+    // DRY is one of the logits processors: greedy sampling has it too.
     Sampler        sampler(16);
     SamplingParams greedy;
     greedy.temperature = 0;

@@ -178,7 +178,7 @@ TEST_CASE("a step that was planned ahead is the one that would have been schedul
         StepPlan  plan_a, plan_b, next;
         bool      prepared = false;
         RequestId id       = 0;
-        // What a sequence says is a matter of its own, so that both schedulers see the same.
+        // The tokens of a sequence are a matter of its own, so that both schedulers see the same.
         const auto token = [&](const Scheduled& item) {
             std::mt19937 own(unsigned(item.group->id * 1000 + item.sequence->tokens.size()) + seed * 100'000);
             return Token(own() % 12); // 0: an end

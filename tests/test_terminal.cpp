@@ -16,7 +16,7 @@ using quire::testing::Screen;
 
 namespace {
 
-// What stands on a screen after the keys, with the cursor's place marked by '_'.
+// The screen after the keys, with the cursor's place marked by '_'.
 struct Typing {
     LineEditor editor;
     Screen     screen;

@@ -45,7 +45,7 @@ struct Target {
         server->start();
     }
 
-    // What comes back to `text`, up to the end of the connection.
+    // The answer to `text`, up to the end of the connection.
     std::string ask(std::string_view text) const {
         const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         check(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "nobody is there");

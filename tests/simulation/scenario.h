@@ -35,7 +35,7 @@ struct Task {
     int           cancel_answer = -1, cancel_answer_after = 0;
 };
 
-// What the draft tokens are that run before their sequence has them.
+// The kinds of draft tokens, which run before their sequence has them.
 // `paying`: mixed, and only as many as save time. `adversarial`: right but for the last one, end tokens, or one token again and again.
 enum class Guesses : std::uint8_t { right, wrong, mixed, paying, random, adversarial };
 constexpr int kinds_of_guesses = 6;
