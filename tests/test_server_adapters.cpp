@@ -80,7 +80,9 @@ TEST_CASE("a server with adapters", "[server][adapters]") {
     const auto says = [&](const std::string& path, const Json& body) {
         const Reply r = s.post(path, body);
         CHECK(r.status == 400);
-        return Json::parse(r.body)["error"]["message"].get<std::string>();
+        const Json error = Json::parse(r.body)["error"];
+        if (body.contains("lora")) CHECK(error["param"] == "lora");
+        return error["message"].get<std::string>();
     };
     CHECK(says("/lora-adapters", Json::object()) ==
           "the body has to be a list of adapters, each with its id and its scale");

@@ -550,6 +550,9 @@ Result<RequestId> Engine::submit(Request request) {
 }
 
 std::optional<FieldFault> Engine::find_fault(const Request& request) const {
+    if (request.adapters)
+        if (auto all = in_order(*request.adapters, impl_->adapter_files.size()); !all)
+            return FieldFault{"lora", std::move(all.error())};
     return impl_->scheduler.find_fault(request);
 }
 
