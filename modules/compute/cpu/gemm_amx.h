@@ -59,8 +59,8 @@ INLINE void shape_tiles(int tokens) {
     __builtin_ia32_tile_loadconfig(&shapes);
 }
 
-// 16 rows × 32 columns as bytes: vector i has columns 4i .. 4i + 3 of each row. So that tiles of 64 bytes can be read which multiply one half of the
-// tokens' bytes by zero, there are zeros before and behind them. Wide: 8 vectors of zeros, of high bytes, of low bytes, of zeros.
+// 16 rows × 32 columns as bytes: vector i has columns 4i .. 4i + 3 of each row. Zeros stand before and behind them: a tile that takes 8 vectors of
+// zeros multiplies one half of each token's bytes by zero. Wide: 8 vectors of zeros, of high bytes, of low bytes, of zeros.
 struct alignas(64) WeightBytes {
     i32x16 row[32] = {};
 };
