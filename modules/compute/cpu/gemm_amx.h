@@ -8,10 +8,6 @@
 // Whether so many tokens are multiplied by AMX. Fewer are as in gemm_integer.h, which reads x as int16.
 INLINE bool by_amx(const QuantisedRows& x) { return x.m >= (x.for_wide ? 32 : 12); }
 
-#define FOUR(at) at, at + 2, at + 1, at + 3
-#define SWAPPED(v) \
-    __builtin_shufflevector(v, v, FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20), FOUR(24), FOUR(28))
-
 // x for AMX, in place of QuantisedRows::integers: for each tile of 32 columns and each token 32 low bytes, then 32 high bytes.
 INLINE void split_bytes(const QuantisedRows& x, std::int64_t first, std::int64_t last) {
     for (std::int64_t tile = 0; tile < x.k / 32; tile++)
@@ -19,7 +15,7 @@ INLINE void split_bytes(const QuantisedRows& x, std::int64_t first, std::int64_t
             std::int16_t* at = x.integers + 32 * (tile * x.m + t);
             i16x32        v;
             LOAD16(v, at);
-            v                = SWAPPED(v);
+            v                = SWAP_MIDDLE(v);
             const i8x32 low  = __builtin_convertvector(v, i8x32),
                         high = __builtin_convertvector((v + 128) >> 8, i8x32); // max_activation() leaves room
             STORE16(at, low);
@@ -32,12 +28,9 @@ INLINE void joined_bytes(const std::int16_t* bytes, std::int16_t* out) {
     LOAD16(low, bytes);
     LOAD16(high, bytes + 16);
     i16x32 v = __builtin_convertvector(low, i16x32) + (__builtin_convertvector(high, i16x32) << 8);
-    v        = SWAPPED(v);
+    v        = SWAP_MIDDLE(v);
     STORE16(out, v);
 }
-
-#undef SWAPPED
-#undef FOUR
 
 void quantise_rows_amx(const float* x, const QuantisedRows& to, std::int64_t first, std::int64_t last) {
     for (std::int64_t t = first; t < last; t += quantised_together) { // while they are in a cache
@@ -82,43 +75,37 @@ struct alignas(64) TileSums {
     i32x16 low[16], high[16], mixed[16];
 };
 
-template <int R>
-INLINE void multiply_narrow(const std::int16_t* bytes, TileSums* out) {
+// The tile of tokens × that of weights in register `Weights`.
+template <int Sum, int Weights>
+INLINE void multiply_tile() {
+    __builtin_ia32_tilezero(Sum);
+    __builtin_ia32_tdpbssd(Sum, 3, Weights);
+}
+template <int R, bool Wide>
+INLINE void multiply_tiles(const std::int16_t* bytes, TileSums* out) {
     __builtin_ia32_tileloadd64(3, bytes, 64);
-    __builtin_ia32_tilezero(0);
-    __builtin_ia32_tilezero(1);
-    __builtin_ia32_tdpbssd(0, 3, 4);
-    __builtin_ia32_tdpbssd(1, 3, 5);
+    multiply_tile<0, 4>();
+    multiply_tile<1, 5>();
+    if constexpr (Wide) multiply_tile<2, 6>();
     __builtin_ia32_tilestored64(0, out[0].low, 64);
-    __builtin_ia32_tilestored64(1, out[0].high, 64);
+    __builtin_ia32_tilestored64(1, Wide ? out[0].mixed : out[0].high, 64);
+    if constexpr (Wide) __builtin_ia32_tilestored64(2, out[0].high, 64);
     if constexpr (R == 2) {
-        __builtin_ia32_tilezero(0);
-        __builtin_ia32_tilezero(1);
-        __builtin_ia32_tdpbssd(0, 3, 6);
-        __builtin_ia32_tdpbssd(1, 3, 7);
+        multiply_tile<0, 6>();
+        multiply_tile<1, 7>();
         __builtin_ia32_tilestored64(0, out[1].low, 64);
         __builtin_ia32_tilestored64(1, out[1].high, 64);
     }
 }
-INLINE void multiply_wide(const std::int16_t* bytes, TileSums* out) {
-    __builtin_ia32_tileloadd64(3, bytes, 64);
-    __builtin_ia32_tilezero(0);
-    __builtin_ia32_tilezero(1);
-    __builtin_ia32_tilezero(2);
-    __builtin_ia32_tdpbssd(0, 3, 4);
-    __builtin_ia32_tdpbssd(1, 3, 5);
-    __builtin_ia32_tdpbssd(2, 3, 6);
-    __builtin_ia32_tilestored64(0, out->low, 64);
-    __builtin_ia32_tilestored64(1, out->mixed, 64);
-    __builtin_ia32_tilestored64(2, out->high, 64);
-}
 
-// R groups of 16 rows × n tokens from `first` on, so many at a time as the tiles have rows; n is at least as large.
+// R groups of 16 rows × n tokens from `first` on, in tiles of the same number of tokens.
 template <class Format, bool Repacked, int R>
 [[gnu::noinline]] void k_loop_amx(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
-                                  std::int64_t tokens, f32x16 (*total)[max_tokens_per_pass]) {
+                                  f32x16 (*total)[max_tokens_per_pass]) {
     constexpr bool wide = Format::two_scales;
     static_assert(R == 1 || !wide);
+    const std::int64_t n_tiles = (n + 15) / 16, tokens = (n + n_tiles - 1) / n_tiles;
+    shape_tiles(int(tokens));
     for (int r = 0; r < R; r++)
         for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
     Tokens at{x.integers, x.scales, x.sums, x.products};
@@ -150,15 +137,13 @@ template <class Format, bool Repacked, int R>
         }
         // The last tile may have tokens of the one before it.
         const auto multiply = [&](std::int64_t done, TileSums* to) __attribute__((always_inline)) {
-            const std::int16_t* bytes = at.integers + 32 * std::min(done, n - tokens);
-            if constexpr (wide) multiply_wide(bytes, to);
-            else multiply_narrow<R>(bytes, to);
+            multiply_tiles<R, wide>(at.integers + 32 * std::min(done, n - tokens), to);
         };
         const auto add = [&](std::int64_t done, const TileSums* from) __attribute__((always_inline)) {
             const std::int64_t begin = std::min(done, n - tokens);
             for (std::int64_t t = done; t < begin + tokens; t++) {
-                f32x16
-                    sum[R]; // all are read before one is written: their addresses are equal but for a multiple of 4096
+                // All are read before one is written: their addresses are equal but for a multiple of 4096.
+                f32x16 sum[R];
                 for (int r = 0; r < R; r++) {
                     i32x16 products = from[r].low[t - begin];
                     if constexpr (wide) products += (from[r].mixed[t - begin] << 8) + (from[r].high[t - begin] << 16);
@@ -182,38 +167,22 @@ template <class Format, bool Repacked, int R>
 }
 
 void integer_gemm_amx(const GemmTask& task) {
-    const TensorView&    w = *task.weight;
-    const QuantisedRows& x = *task.quantised;
+    const DType          type = task.weight->type;
+    const QuantisedRows& x    = *task.quantised;
     if (!by_amx(x)) return integer_gemm<false>(task);
-    const std::size_t  stride = row_bytes(w.type, w.cols);
-    const std::int64_t most = max_tokens_per_pass / 2, passes = (x.m + most - 1) / most;
-    const std::int64_t at_once = (x.m + passes - 1) / passes;
-    for (std::int64_t first = 0; first < x.m; first += at_once) {
-        const std::int64_t n = std::min(at_once, x.m - first), n_tiles = (n + 15) / 16;
-        const std::int64_t tokens = (n + n_tiles - 1) / n_tiles;
-        shape_tiles(int(tokens));
-        for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
-            const auto group = [&](std::int64_t at) {
-                return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
-                                std::min<std::int64_t>(16, w.rows - at), task.prefetch};
-            };
-            const RowGroup two[2] = {group(row), group(row + 16)};
-            f32x16         total[2][max_tokens_per_pass];
-            groups = !wide_integers(w.type) && row + 16 < task.last ? 2 : 1;
-            switch (w.type) {
+    in_passes(task, max_tokens_per_pass / 2, wide_integers(type) ? never : 0,
+              [&](const RowGroup* group, std::int64_t groups, std::int64_t first, std::int64_t n,
+                  f32x16(*total)[max_tokens_per_pass]) __attribute__((always_inline)) {
+                  switch (type) {
 #define K_LOOP(T)                                                                                                \
     case DType::T:                                                                                               \
-        if (groups == 1) k_loop_amx<Format##T, repacked_at_load(DType::T), 1>(two, x, first, n, tokens, total);  \
-        else                                                                                                     \
-            k_loop_amx<Format##T, repacked_at_load(DType::T), wide_integers(DType::T) ? 1 : 2>(two, x, first, n, \
-                                                                                               tokens, total);   \
-        break;
-                EACH_INTEGER_FORMAT(K_LOOP)
+        return groups == 1 ? k_loop_amx<Format##T, repacked_at_load(DType::T), 1>(group, x, first, n, total)     \
+                           : k_loop_amx<Format##T, repacked_at_load(DType::T), wide_integers(DType::T) ? 1 : 2>( \
+                                 group, x, first, n, total);
+                      EACH_INTEGER_FORMAT(K_LOOP)
 #undef K_LOOP
-                default: break;
-            }
-            for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
-        }
-    }
+                      default: return;
+                  }
+              });
     __builtin_ia32_tilerelease();
 }

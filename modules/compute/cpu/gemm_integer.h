@@ -336,11 +336,7 @@ INLINE void split_activations(const QuantisedRows& x, std::int64_t groups, std::
             STORE16(out + 64, odd);
             continue;
         }
-#define FOUR(at) at, at + 2, at + 1, at + 3
-        for (int t = 0; t < 2; t++)
-            v[t] = __builtin_shufflevector(v[t], v[t], FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20),
-                                           FOUR(24), FOUR(28));
-#undef FOUR
+        for (int t = 0; t < 2; t++) v[t] = SWAP_MIDDLE(v[t]);
         if constexpr (SPLIT_BYTES) {
             for (int t = 0; t < 2; t++) {
                 const auto low  = __builtin_convertvector(v[t] & 255, u8x32),
@@ -444,24 +440,19 @@ INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x,
     }
 }
 
-// Passes of so many tokens that their x stays in the L2 while the rows of the task change.
-template <bool Pairs>
-void integer_gemm(const GemmTask& task) {
-    const TensorView&    w      = *task.weight;
-    const QuantisedRows& x      = *task.quantised;
-    const std::size_t    stride = row_bytes(w.type, w.cols);
-    if (x.m == 1 && !repacked_at_load(w.type) && gemv_scratch(x.k) <= gemm_scratch) {
-        const bool l1 = task.prefetch == Prefetch::l1;
-        if (w.type == DType::Q8_0)
-            return l1 ? gemv_rows<FormatQ8_0, Prefetch::l1>(task) : gemv_rows<FormatQ8_0, Prefetch::l2>(task);
-        return l1 ? gemv_rows<FormatQ6_K, Prefetch::l1>(task) : gemv_rows<FormatQ6_K, Prefetch::l2>(task);
-    }
-    // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
-    const std::int64_t winograd_from = w.type == DType::Q6_K ? 64 : 24;
-    const std::int64_t most = max_tokens_per_pass / (Pairs ? 1 : 2), passes = (x.m + most - 1) / most;
-    const std::int64_t at_once = (x.m + passes - 1) / passes;
-    for (std::int64_t first = 0; first < x.m; first += at_once) {
-        const std::int64_t n = std::min(at_once, x.m - first);
+constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
+// Passes of at most `most` tokens, so few that their x stays in the L2 while the rows of the task change. In each multiply(groups, n_groups,
+// first, n, total) for one group of 16 rows after the other, or for two where n is at least `pairs_from`, × n tokens from `first` on.
+template <class Multiply>
+INLINE void in_passes(const GemmTask& task, std::int64_t most, std::int64_t pairs_from, const Multiply& multiply) {
+    const TensorView&  w       = *task.weight;
+    const std::size_t  stride  = row_bytes(w.type, w.cols);
+    const std::int64_t m       = task.quantised->m;
+    const std::int64_t passes  = (m + most - 1) / most;
+    const std::int64_t at_once = (m + passes - 1) / passes;
+    for (std::int64_t first = 0; first < m; first += at_once) {
+        const std::int64_t n = std::min(at_once, m - first);
         for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
             const auto group = [&](std::int64_t at) {
                 return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
@@ -469,16 +460,36 @@ void integer_gemm(const GemmTask& task) {
             };
             const RowGroup two[2] = {group(row), group(row + 16)};
             f32x16         total[2][max_tokens_per_pass];
-            groups = Pairs && n >= winograd_from && row + 16 < task.last ? 2 : 1;
-            if (Pairs && groups == 2) k_loop_of<1, Pairs ? 2 : 1, false>(w.type, two, x, first, n, total);
-            else if (x.m == 1 && w.type == DType::Q4_K)
-                (task.prefetch == Prefetch::l1 ? gemv_repacked<FormatQ4_K, Prefetch::l1>
-                                               : gemv_repacked<FormatQ4_K, Prefetch::l2>)(two[0].p, x, total[0][0]);
-            else if (DOT_TOKENS > 1 && w.type == DType::Q4_K && n > 1 && n <= few_repacked_tokens)
-                few_repacked<FormatQ4_K>(two[0].p, x, first, n, task.prefetch, total[0]);
-            else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, two, x, first, n, total);
-            else k_loop_of<1, 1, true>(w.type, two, x, first, 1, total);
+            groups = n >= pairs_from && row + 16 < task.last ? 2 : 1;
+            multiply(two, groups, first, n, total);
             for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
         }
     }
+}
+
+template <bool Pairs>
+void integer_gemm(const GemmTask& task) {
+    const TensorView&    w = *task.weight;
+    const QuantisedRows& x = *task.quantised;
+    if (x.m == 1 && !repacked_at_load(w.type) && gemv_scratch(x.k) <= gemm_scratch) {
+        const bool l1 = task.prefetch == Prefetch::l1;
+        if (w.type == DType::Q8_0)
+            return l1 ? gemv_rows<FormatQ8_0, Prefetch::l1>(task) : gemv_rows<FormatQ8_0, Prefetch::l2>(task);
+        return l1 ? gemv_rows<FormatQ6_K, Prefetch::l1>(task) : gemv_rows<FormatQ6_K, Prefetch::l2>(task);
+    }
+    // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
+    const std::int64_t winograd_from = !Pairs ? never : w.type == DType::Q6_K ? 64 : 24;
+    in_passes(task, max_tokens_per_pass / (Pairs ? 1 : 2), winograd_from,
+              [&](const RowGroup* group, std::int64_t groups, std::int64_t first, std::int64_t n,
+                  f32x16(*total)[max_tokens_per_pass]) __attribute__((always_inline)) {
+                  if (Pairs && groups == 2) k_loop_of<1, Pairs ? 2 : 1, false>(w.type, group, x, first, n, total);
+                  else if (x.m == 1 && w.type == DType::Q4_K)
+                      (task.prefetch == Prefetch::l1
+                           ? gemv_repacked<FormatQ4_K, Prefetch::l1>
+                           : gemv_repacked<FormatQ4_K, Prefetch::l2>)(group->p, x, total[0][0]);
+                  else if (DOT_TOKENS > 1 && w.type == DType::Q4_K && n > 1 && n <= few_repacked_tokens)
+                      few_repacked<FormatQ4_K>(group->p, x, first, n, task.prefetch, total[0]);
+                  else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, group, x, first, n, total);
+                  else k_loop_of<1, 1, true>(w.type, group, x, first, 1, total);
+              });
 }

@@ -89,11 +89,8 @@ INLINE void quantise_tiles(const float* x, std::int64_t cols, const QuantisedRow
 #define JOIN(a, b)                                                                                                  \
     __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, \
                             23, 24, 25, 26, 27, 28, 29, 30, 31)
-#define FOUR(at) at, at + 2, at + 1, at + 3
-        const i16x32 v = JOIN(natural[0], natural[1]);
-        const i16x32 reordered =
-            __builtin_shufflevector(v, v, FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20), FOUR(24), FOUR(28));
-#undef FOUR
+        const i16x32 v         = JOIN(natural[0], natural[1]);
+        const i16x32 reordered = SWAP_MIDDLE(v);
 #undef JOIN
         STORE16(to.integers + (tile + t) * 32, reordered);
         DOT(sum[t], v, i16x32{} + 1);

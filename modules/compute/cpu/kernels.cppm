@@ -61,8 +61,10 @@ const CpuKernels* cpu_kernels(std::string_view name) {
     // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two.
     if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd"))))
         return gfni ? &tables.gfni_pairs : &tables.vnni_pairs;
-    static const bool amx = gfni && amx_granted();
-    if (amx && (name.empty() || name == "amx")) return &tables.amx;
+    if (gfni && (name.empty() || name == "amx")) {
+        static const bool granted = amx_granted();
+        if (granted) return &tables.amx;
+    }
     if (gfni && (name.empty() || name == "avx512gfni")) return &tables.gfni;
     if (vnni && (name.empty() || name == "avx512vnni")) return &tables.vnni;
     if (avx512 && (name.empty() || name == "avx512")) return &tables.avx512;

@@ -87,6 +87,10 @@ constexpr auto sign_masks = [] {
     return out;
 }();
 
+// 32 numbers: of each four the second and the third change places.
+#define SWAP_MIDDLE(v)                                                                                              \
+    __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15, 16, 18, 17, 19, 20, 22, 21, \
+                            23, 24, 26, 25, 27, 28, 30, 29, 31)
 // Two int16 in every 32 bits of a vector.
 #define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
 // A product of bytes by two of int16, for targets without one.
