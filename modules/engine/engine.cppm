@@ -9,6 +9,7 @@ import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
+import quire.engine.adapter_list;
 import quire.engine.draft_model;
 import quire.engine.eagle_draft;
 import quire.engine.executor;
@@ -19,7 +20,6 @@ import quire.engine.mtp_guesses;
 export import quire.engine.options;
 import quire.engine.ranks.process_executors;
 import quire.engine.step_pace;
-import quire.model_file.adapter;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -251,19 +251,6 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
                o.block_size, "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens,
                " tokens\nhas steps of ", o.max_sequences, " sequences\n",
                o.deterministic ? "is deterministic" : "is not deterministic");
-}
-
-Result<std::vector<Adapter>> read_adapters(const EngineOptions& o, const Gguf& model) {
-    std::vector<Adapter> adapters;
-    for (const AdapterOption& one : o.adapters) {
-        if (!std::isfinite(one.scale)) return fail(one.path, ": the scale of an adapter has to be a finite number");
-        Result<Adapter> adapter = read_adapter(one.path, model);
-        if (!adapter) return std::unexpected(adapter.error());
-        adapters.push_back(std::move(*adapter));
-    }
-    if (!adapters.empty() && o.processes.n > 1)
-        return fail(adapters[0].file.path(), ": adapters are for a model that runs in one process");
-    return adapters;
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
@@ -501,26 +488,8 @@ std::vector<AdapterOption> Engine::adapters() const {
     return all;
 }
 
-// In ascending order, without scales of 0. Error: what is wrong with them.
-Result<std::vector<AdapterUse>> in_order(std::span<const AdapterUse> uses, std::size_t n) {
-    std::vector<AdapterUse> all(uses.begin(), uses.end());
-    std::ranges::sort(all, {}, &AdapterUse::adapter);
-    for (std::size_t i = 0; i < all.size(); i++) {
-        const auto& [adapter, scale] = all[i];
-        if (adapter < 0 || std::size_t(adapter) >= n)
-            return fail("there is no adapter ", adapter,
-                        n == 0   ? "; the server has none (--lora)"
-                        : n == 1 ? "; the only one is 0"
-                                 : cat("; they are 0 to ", n - 1));
-        if (i > 0 && all[i - 1].adapter == adapter) return fail("adapter ", adapter, " is named twice");
-        if (!std::isfinite(scale)) return fail("the scale of adapter ", adapter, " is not a finite number");
-    }
-    std::erase_if(all, [](const AdapterUse& use) { return use.scale == 0; });
-    return all;
-}
-
 Result<void> Engine::set_adapters(std::span<const AdapterUse> uses) {
-    Result<std::vector<AdapterUse>> all = in_order(uses, impl_->adapter_files.size());
+    Result<std::vector<AdapterUse>> all = checked_uses(uses, impl_->adapter_files.size());
     if (!all) return std::unexpected(all.error());
     const std::scoped_lock lock(impl_->mutex);
     impl_->usual_adapters = std::move(*all);
@@ -538,7 +507,7 @@ Result<RequestId> Engine::submit(Request request) {
     }
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
     if (request.adapters) {
-        Result<std::vector<AdapterUse>> all = in_order(*request.adapters, impl_->adapter_files.size());
+        Result<std::vector<AdapterUse>> all = checked_uses(*request.adapters, impl_->adapter_files.size());
         if (!all) return std::unexpected(all.error());
         request.adapters = std::move(*all);
     }
@@ -551,7 +520,7 @@ Result<RequestId> Engine::submit(Request request) {
 
 std::optional<FieldFault> Engine::find_fault(const Request& request) const {
     if (request.adapters)
-        if (auto all = in_order(*request.adapters, impl_->adapter_files.size()); !all)
+        if (auto all = checked_uses(*request.adapters, impl_->adapter_files.size()); !all)
             return FieldFault{"lora", std::move(all.error())};
     return impl_->scheduler.find_fault(request);
 }
