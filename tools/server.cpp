@@ -548,9 +548,8 @@ int run(Arguments& a, int argc, char** argv) {
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    if (a.pool.many)
-        log.say(cat(models.names().size(), models.names().size() == 1 ? " model" : " models", "; GET /models lists ",
-                    models.names().size() == 1 ? "it" : "them"));
+    if (const std::size_t n = models.names().size(); a.pool.many)
+        log.say(cat(n, n == 1 ? " model; GET /models lists it" : " models; GET /models lists them"));
     else
         log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
                     from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));

@@ -10,7 +10,7 @@ export namespace quire {
 class ModelEvents {
 public:
     void add(Json event);
-    // Those behind the one with the number `serial`, which is set to that of the last one. None: there were none in time, or no more come.
+    // Waits for events with numbers above `serial`, which is set to the number of the last one. None: none came in time, or no more come.
     std::vector<std::string> next(std::uint64_t& serial, double seconds);
     std::uint64_t            last() const; // the number of the last one
     // A client begins to wait in next() again and again, until unlisten(). False: too many do.

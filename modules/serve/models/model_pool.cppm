@@ -3,9 +3,9 @@
 export module quire.serve.models.model_pool;
 
 import quire.core.base;
-export import quire.serve.models.model_card;
 export import quire.serve.models.model_events;
 export import quire.serve.models.model_host;
+export import quire.serve.models.model_view;
 import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
 import quire.serve.models.file_stamp;
@@ -14,9 +14,6 @@ import quire.serve.models.memory_share;
 import quire.serve.models.relisting;
 
 export namespace quire {
-
-enum class ModelStatus : std::uint8_t { unloaded, loading, loaded, sleeping };
-std::string_view name_of(ModelStatus status); // as llama.cpp names it
 
 struct PoolOptions {
     bool        many     = false; // requests choose a model by name; false: there is one, which answers to any name
@@ -32,21 +29,6 @@ struct PoolOptions {
     std::function<std::string(const ApiContext& api)> describe = [](const ApiContext&) { return std::string(); };
     // Lists the models again, on any thread; where there are many.
     std::function<Result<std::vector<ModelSetup>>()> list = [] { return std::vector<ModelSetup>(); };
-};
-
-// A model as lists show it.
-struct ModelView {
-    std::string                        id;
-    std::vector<std::string>           names;    // the id, its aliases, then its adapters
-    std::map<std::string, std::string> adapters; // names and files
-    ModelStatus                        status = ModelStatus::unloaded;
-    std::string                        failure;       // why the last load failed, or the engine; "": it did not
-    std::string                        file;          // without the folder
-    int                                in_flight = 0; // requests in the engine
-    std::string                        asleep;        // of a model that sleeps: its description
-    std::string                        device;        // of a loaded model
-    std::optional<double>              sleeps_in;     // seconds, if no request asks a loaded model; nothing: it stays
-    std::shared_ptr<const ModelCard>   card;          // null: not known so far
 };
 
 // A request for a model.
@@ -208,11 +190,6 @@ std::string log_name(const std::string& id) {
 struct LoadCancelled : std::runtime_error {
     LoadCancelled() : std::runtime_error("the load was cancelled") {}
 };
-
-std::string_view name_of(ModelStatus status) {
-    constexpr std::string_view names[] = {"unloaded", "loading", "loaded", "sleeping"};
-    return names[std::size_t(status)];
-}
 
 // -- leases
 
