@@ -7,6 +7,7 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "arrivals.cuh"
 #include "epilogue.cuh"
 #include "fp8.cuh"
 #include "kernels.h"
@@ -488,38 +489,64 @@ __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) 
         *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
 }
 
-// -- argmax: a CTA for each row
+// -- argmax: the CTAs of a row look for the best token of a part each; the last one to arrive compares these
 
-__global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64_t cols) {
-    wait_for_inputs();
-    const float* row  = logits + blockIdx.x * cols;
-    float        best = -INFINITY;
-    int          at   = 0x7fffffff;
-    bool         bad  = false;
-#pragma unroll 8
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-        const float v = row[c];
-        bad |= !(v <= FLT_MAX); // NaN is not
-        if (v > best) {
-            best = v;
-            at   = c;
-        }
+constexpr int no_token = 0x7fffffff;
+
+struct Best {
+    float value = -INFINITY;
+    int   id    = no_token;
+    bool  bad   = false; // a logit is no number
+
+    __device__ void take(float v, int at) { // of equal ones the lowest
+        if (v > value || (v == value && at < id)) value = v, id = at;
     }
+};
+
+// The best of a CTA's threads; the first thread has it.
+__device__ Best best_of_cta(Best mine) {
     __shared__ float values[32];
     __shared__ int   ids[32];
-    const auto       better = [](float a, int i, float b, int j) { return a > b || (a == b && i < j); };
     for (int step = 16; step > 0; step /= 2) {
-        const float other = __shfl_xor_sync(~0u, best, step);
-        const int   id    = __shfl_xor_sync(~0u, at, step);
-        if (better(other, id, best, at)) best = other, at = id;
+        const float value = __shfl_xor_sync(~0u, mine.value, step);
+        const int   id    = __shfl_xor_sync(~0u, mine.id, step);
+        mine.take(value, id);
     }
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, ids[threadIdx.x / 32] = at;
-    bad = __syncthreads_or(bad);
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < int(blockDim.x) / 32; w++)
-            if (better(values[w], ids[w], best, at)) best = values[w], at = ids[w];
-        out[blockIdx.x] = bad || at == 0x7fffffff ? -1 : at;
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = mine.value, ids[threadIdx.x / 32] = mine.id;
+    mine.bad = __syncthreads_or(mine.bad);
+    if (threadIdx.x == 0)
+        for (int w = 1; w < int(blockDim.x) / 32; w++) mine.take(values[w], ids[w]);
+    return mine;
+}
+
+// blockIdx.x: the row. candidates: the best of each CTA, value and id, of a bad part id -1.
+__global__ void argmax_kernel(const float* logits, std::int32_t* out, int cols, float2* candidates,
+                              std::int32_t* arrivals) {
+    wait_for_inputs();
+    const float*   row = logits + std::int64_t(blockIdx.x) * cols;
+    const unsigned n   = gridDim.y;
+    Best           best;
+#pragma unroll 8
+    for (int c = int(blockIdx.y * blockDim.x + threadIdx.x); c < cols; c += int(n * blockDim.x)) {
+        const float v = row[c];
+        best.bad |= !(v <= FLT_MAX); // NaN is not
+        if (v > best.value) best.value = v, best.id = c;
     }
+    best = best_of_cta(best);
+    if (n > 1) {
+        float2* const of_row = candidates + blockIdx.x * n;
+        if (threadIdx.x == 0) of_row[blockIdx.y] = {best.value, __int_as_float(best.bad ? -1 : best.id)};
+        if (!is_last_cta(arrivals + blockIdx.x, n)) return;
+        best = {};
+        for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
+            const float2 v  = __ldcg(of_row + i);
+            const int    id = __float_as_int(v.y);
+            best.bad |= id < 0;
+            best.take(v.x, id);
+        }
+        best = best_of_cta(best);
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = best.bad || best.id == no_token ? -1 : best.id;
 }
 
 } // namespace
@@ -684,7 +711,12 @@ void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copie
 }
 
 void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
-    run_kernel(argmax_kernel, dim3(unsigned(int(rows))), unsigned(1024), 0, gpu, logits, out, cols);
+    // Two CTAs on each SM, where that leaves each at least `least` logits.
+    constexpr std::int64_t least = 2048;
+    const std::int64_t     parts =
+        std::clamp<std::int64_t>(2 * gpu.n_sms / std::max<std::int64_t>(rows, 1), 1, (cols + least - 1) / least);
+    run_kernel(argmax_kernel, dim3(unsigned(rows), unsigned(parts)), parts > 1 ? 256u : 1024u, 0, gpu, logits, out,
+               int(cols), reinterpret_cast<float2*>(gpu.tile_partial), gpu.tile_arrivals);
 }
 
 } // namespace quire::cuda

@@ -338,3 +338,35 @@ TEST_CASE("GPU: an upload tells of an error in any of its threads, and the next 
     cuda::upload(there.data, values.data(), n, gpu);
     CHECK(there.back(gpu) == values);
 }
+
+TEST_CASE("GPU: argmax finds the lowest of the best tokens, in rows of every length, and says where there is none",
+          "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu       gpu;
+    std::mt19937    random(29);
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    for (auto [rows, cols] : {std::pair(1, 248320), std::pair(3, 128256), std::pair(70, 32001), std::pair(300, 5000),
+                              std::pair(2, 1), std::pair(7, 100)}) {
+        CAPTURE(rows, cols);
+        const auto at = [cols = cols](int r, int c) { return std::size_t(r) * std::size_t(cols) + std::size_t(c); };
+        std::vector<float>        logits(std::size_t(rows) * std::size_t(cols));
+        std::vector<std::int32_t> want;
+        for (float& v : logits) v = float(random() % 1000) / 100; // many are equal
+        for (int r = 0; r < rows; r++) {
+            const int c = int(random() % unsigned(cols));
+            if (r % 5 == 1) logits[at(r, c)] = std::numeric_limits<float>::quiet_NaN();
+            if (r % 5 == 2) logits[at(r, c)] = infinity;
+            if (r % 5 == 3) std::fill_n(logits.begin() + std::ptrdiff_t(at(r, 0)), cols, -infinity);
+            if (r % 5 == 4) logits[at(r, c)] = -infinity;
+            const auto row = logits.begin() + std::ptrdiff_t(at(r, 0));
+            want.push_back(r % 5 > 0 && r % 5 < 4 ? -1 : int(std::max_element(row, row + cols) - row));
+            if (cols == 1 && r % 5 == 4) want.back() = -1;
+        }
+        const OnDevice<float>        there(gpu, logits);
+        const OnDevice<std::int32_t> best(gpu, std::vector<std::int32_t>(std::size_t(rows), -7));
+        for (int turn = 0; turn < 2; turn++) {
+            cuda::argmax(there.data, best.data, rows, cols, gpu);
+            CHECK(best.back(gpu) == want);
+        }
+    }
+}

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "../arrivals.cuh"
 #include "experts.cuh"
 
 namespace quire::cuda {
@@ -203,26 +204,13 @@ __device__ void make_tiles(const Route& op, int n_pairs, int tile, const ExpertW
     each([&](int p, int e) { work.pairs[atomicAdd(place + e, 1)] = p; });
 }
 
-// Whether this CTA is the last of n to arrive; the last one sees all earlier writes of the others.
-__device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
-    __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = unsigned(atomicAdd(arrivals, 1)) == n - 1;
-        if (is_last) *arrivals = 0; // for the next launch
-        __threadfence();
-    }
-    __syncthreads();
-    return is_last;
-}
-
-// NT: tokens of a CTA. R: experts of a warp.
-template <int NT, int R>
-__global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
+// NT: tokens of a CTA. R: experts of a warp. Ahead: loads of a row of weights in flight.
+template <int NT, int R, int Ahead>
+__global__ void __launch_bounds__(warps * 32, Ahead > 4 ? 1
+                                              : R == 1  ? 3
+                                                        : 2)
     route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
-    constexpr int ahead = R == 1 ? 4 : 1; // loads of a row of weights in flight
-    reads_early();                        // weights
+    reads_early(); // weights
     const int    warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
     const int    first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = (int(blockIdx.x) * warps + warp) * R;
     const auto*  x = reinterpret_cast<const __half*>(op.x) + std::int64_t(first) * cols;
@@ -231,7 +219,7 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
     for (int r = 0; r < R; r++) w[r] = op.weight + std::int64_t(min(e + r, op.n_experts - 1)) * cols;
     float sum[R][NT] = {};
     if (cols % 4 == 0) {
-        float4     next[ahead][R];
+        float4     next[Ahead][R];
         uint2      next_x[NT];
         const auto load = [&](int u, int c) {
             if (c >= cols) return;
@@ -247,18 +235,18 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
             for (int t = 0; t < NT; t++) next_x[t] = x_at(t, c);
         };
 #pragma unroll
-        for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4);
+        for (int u = 0; u < Ahead; u++) load(u, u * 128 + lane * 4);
         wait_for_inputs();
         if (R > 1) load_x(lane * 4);
-        for (int base = 0; base < cols; base += ahead * 128) {
+        for (int base = 0; base < cols; base += Ahead * 128) {
 #pragma unroll
-            for (int u = 0; u < ahead; u++) {
+            for (int u = 0; u < Ahead; u++) {
                 const int c = base + u * 128 + lane * 4;
                 float4    v[R];
                 uint2     xs[NT];
 #pragma unroll
                 for (int r = 0; r < R; r++) v[r] = next[u][r];
-                load(u, c + ahead * 128);
+                load(u, c + Ahead * 128);
                 if constexpr (R > 1) {
 #pragma unroll
                     for (int t = 0; t < NT; t++) xs[t] = next_x[t];
@@ -293,9 +281,9 @@ __global__ void __launch_bounds__(warps * 32, R == 1 ? 3 : 2)
                 warp_sum(sum[r][t]) * op.score_scale + (op.bias && e + r < op.n_experts ? op.bias[e + r] : 0.0f);
             if (lane == 0 && is_one) work.scores[std::int64_t(first + t) * op.n_experts + e + r] = total;
         }
-    if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
+    if (!is_last_cta(work.arrivals + blockIdx.y, gridDim.x)) return;
     for (int i = warp; i < n; i += warps) choose_for(op, first + i, slots, work);
-    if (tile > 0 && is_last_of(work.arrivals + gridDim.y, gridDim.y)) make_tiles(op, n_tokens * op.n_used, tile, work);
+    if (tile > 0 && is_last_cta(work.arrivals + gridDim.y, gridDim.y)) make_tiles(op, n_tokens * op.n_used, tile, work);
 }
 
 // Behind score_tiles(): the choice, a warp for each token; the last CTA makes the tiles.
@@ -306,7 +294,7 @@ __global__ void __launch_bounds__(choosers * 32)
     wait_for_inputs();
     const int t = int(blockIdx.x) * choosers + int(threadIdx.x) / 32;
     if (t < n_tokens) choose_for(op, t, slots, work);
-    if (tile > 0 && is_last_of(work.arrivals, gridDim.x)) make_tiles(op, n_tokens * op.n_used, tile, work);
+    if (tile > 0 && is_last_cta(work.arrivals, gridDim.x)) make_tiles(op, n_tokens * op.n_used, tile, work);
 }
 
 // A CTA for each row.
@@ -340,15 +328,16 @@ void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, in
                    int(n_tokens), slots, tile, work);
         return;
     }
-    const auto run = [&]<int NT, int R>() {
+    const auto run = [&]<int NT, int R, int Ahead>() {
         const auto blocks = [](std::int64_t n, int each) { return unsigned((n + each - 1) / each); };
-        run_kernel(route_kernel<NT, R>, dim3(blocks(op.n_experts, warps * R), blocks(n_tokens, NT)), warps * 32, 0, gpu,
-                   op, int(n_tokens), slots, tile, work);
+        run_kernel(route_kernel<NT, R, Ahead>, dim3(blocks(op.n_experts, warps * R), blocks(n_tokens, NT)), warps * 32,
+                   0, gpu, op, int(n_tokens), slots, tile, work);
     };
-    // Of few tokens the weights come from the L2 again for each, by more CTAs.
-    if (n_tokens <= 32) run.template operator()<1, 1>();
-    else if (n_tokens < 1024) run.template operator()<8, 1>();
-    else run.template operator()<8, 4>();
+    // Of few tokens the weights come from the L2 again for each, by more CTAs; of very few all weights come before the input does.
+    if (n_tokens <= 4) run.template operator()<1, 1, 16>();
+    else if (n_tokens <= 32) run.template operator()<1, 1, 4>();
+    else if (n_tokens < 1024) run.template operator()<8, 1, 4>();
+    else run.template operator()<8, 4, 1>();
 }
 
 void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
