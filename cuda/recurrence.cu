@@ -22,11 +22,11 @@ constexpr int conv_threads = 128, conv_tokens = 32;
 
 template <int Taps> // most taps: the inputs of as many tokens stand in registers
 __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a, States states) {
-    wait_for_inputs();
+    reads_early(); // weights, the plan, and the state, which no other kernel of the step writes
     const int column = int(blockIdx.x * conv_threads + threadIdx.x), past = a.taps - 1;
     const Run run   = run_of(states, int(blockIdx.y));
     const int first = int(blockIdx.z) * conv_tokens;
-    if (column >= a.columns || first >= run.n) return;
+    if (column >= a.columns || first >= run.n) return wait_for_inputs();
     const auto  at     = [&](int t) { return (run.first + t) * a.columns + column; };
     const auto* factor = reinterpret_cast<const __half*>(a.factor ? a.factor : a.x);
     const auto  input  = [&](int t) {
@@ -45,11 +45,11 @@ __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a,
         if (first == 0 && row >= 0 && run.from)
             state[j] = *float_of(states, run.from, std::int64_t(row) * a.columns + column);
     }
-    const auto before = [&](int j) { return state[j]; };
+    const float bias = a.bias ? a.bias[column] : 0.0f;
+    wait_for_inputs();
 #pragma unroll
     for (int j = 0; j < Taps; j++)
-        window[j] = first == 0 ? before(j) : j - (Taps - past) >= 0 ? input(first - (Taps - j)) : 0.0f;
-    const float   bias = a.bias ? a.bias[column] : 0.0f;
+        window[j] = first == 0 ? state[j] : j - (Taps - past) >= 0 ? input(first - (Taps - j)) : 0.0f;
     constexpr int each = 8; // tokens whose loads are in flight
     const int     end  = min(first + conv_tokens, run.n);
     const auto*   gate = reinterpret_cast<const __half*>(a.gate ? a.gate : a.x);
@@ -112,9 +112,9 @@ template <int Groups, bool Delta>
 __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence a, States states, bool in_chunks) {
     constexpr int           rows = Groups * 16, stride = scan_floats(rows);
     extern __shared__ float tokens[]; // [scan_tile][stride]
-    wait_for_inputs();
+    reads_early();                    // weights, the plan, and the state, which no other kernel of the step writes
     const Run run = run_of(states, int(blockIdx.z));
-    if (run.n == 0 || (in_chunks && run.n >= least_chunked)) return;
+    if (run.n == 0 || (in_chunks && run.n >= least_chunked)) return wait_for_inputs();
     const int     lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, p = lane / 8;
     const int     h = int(blockIdx.y), N = a.key_dim, d = a.value_dim;
     const int     first_column = int(blockIdx.x) * scan_columns, column = first_column + warp * 8 + lane % 8;
@@ -124,9 +124,9 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
     const bool    mine = column < d;
 
     // A float of the matrix: one address and a distance where all of the head's matrix lies in one block.
-    const std::int64_t matrix  = a.state_at + std::int64_t(h) * N * d;
-    const bool         is_near = (states.offset + matrix) / states.block_floats ==
-                         (states.offset + matrix + std::int64_t(N) * d - 1) / states.block_floats;
+    const std::int64_t matrix = a.state_at + std::int64_t(h) * N * d;
+    const auto block_of = [&](std::int64_t at) { return unsigned(states.offset + at) / unsigned(states.block_floats); };
+    const bool is_near  = block_of(matrix) == block_of(matrix + std::int64_t(N) * d - 1);
     const auto each_row = [&](const std::int32_t* unit, auto&& body) {
         float* const base = is_near ? float_of(states, unit, matrix) : nullptr;
 #pragma unroll
@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
     };
     float S[Groups * 4] = {};
     if (run.from) each_row(run.from, [&](int r, const float* at) { S[r] = *at; });
+    wait_for_inputs();
 
     for (int begin = 0; begin < run.n; begin += scan_tile) {
         const int n_tokens = min(scan_tile, run.n - begin);
