@@ -20,8 +20,28 @@ namespace {
 
 constexpr int warps = 8; // of a CTA
 
-// Rows of gate, and as many of up, that a warp takes.
+// Rows of gate, and as many of up, that a warp takes; and of down. Few CTAs with many loads each are all on the device at once.
 constexpr __host__ __device__ int gated_rows(Kind k) { return k == kind_f16 ? 1 : 2; }
+constexpr __host__ __device__ int combined_rows(Kind k) { return k == kind_f16 ? 2 : 8; }
+
+// Shared memory of prepared_x(): whole warps quantise it.
+constexpr __host__ __device__ int padded(int cols) { return (cols + 255) / 256 * 256; }
+constexpr __host__ __device__ int prepared_bytes(Kind k, int cols) {
+    return k == kind_f16 ? 0 : x_bytes(k, padded(cols));
+}
+constexpr int most_prepared_bytes = 36 << 10; // with static shared memory less than a kernel has unasked
+
+// x as it is multiplied with rows of K: fp16, or quantised into `memory` by n threads, of which this is thread i.
+template <Kind K>
+__device__ auto prepared_x(const __half* x, int cols, unsigned char* memory, int i, int n) {
+    if constexpr (K == kind_f16) return x;
+    else {
+        const QuantisedX to = quantised_x_in(memory, K, padded(cols));
+        for (int g = i; g < padded(cols) / 8; g += n)
+            quantise_x<K>(g, 8 * g < cols ? reinterpret_cast<const uint4*>(x)[g] : make_uint4(0, 0, 0, 0), to);
+        return to;
+    }
+}
 
 // activation(gate) · up, or activation(gate) where there is no up.
 __device__ float activated_pair(const ExpertGemm& op, float gate, float up) {
@@ -30,16 +50,16 @@ __device__ float activated_pair(const ExpertGemm& op, float gate, float up) {
 
 // Grid: pairs, so that neighbours that chose the same expert read the same rows; then rows.
 template <Kind K>
-__global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kernel(ExpertGemm op, int rows) {
+__global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 2) gated_kernel(ExpertGemm op, int rows) {
     constexpr int R = gated_rows(K);
     using Rows      = RowsOf<1, K, R>;
+    extern __shared__ __align__(16) unsigned char xs[];
     wait_for_inputs();
     const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
     const int e = expert_of(op, t, int(pair % op.n_used)), row = (int(blockIdx.y) * warps + int(threadIdx.x) / 32) * R;
-    if (e < 0 || row >= rows) return;
-    const int          cols = int(op.gate.weight.cols);
+    if (e < 0) return;
+    const int          cols = row < rows ? int(op.gate.weight.cols) : 0; // 0: nothing to multiply
     const std::int64_t at = first_row_of_gate(op, e, rows) + row, up_at = first_row_of_up(op, e, rows) + row;
-    const auto*        x       = reinterpret_cast<const __half*>(op.x) + t * cols;
     float              g[R][1] = {}, u[R][1] = {};
     Rows               gate, up;
     const bool         two = op.up.weight.data != nullptr;
@@ -48,6 +68,10 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
         gate.load(op.gate.weight, at, 0, cols, i);
         if (two) up.load(op.up.weight, up_at, 0, cols, i);
     }
+    const int  x_cols = int(op.gate.weight.cols);
+    const auto x      = prepared_x<K>(reinterpret_cast<const __half*>(op.x) + t * x_cols, x_cols, xs, int(threadIdx.x),
+                                      int(blockDim.x));
+    __syncthreads();
     for (int base = 0; base < cols; base += Rows::step)
 #pragma unroll
         for (int i = 0; i < Rows::ahead; i++) {
@@ -57,6 +81,7 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
             up.add(x, base, cols, i, u);
             up.load(op.up.weight, up_at, base + Rows::step, cols, i);
         }
+    if (cols == 0) return;
     const float weight = weight_of_x(op, t, int(pair % op.n_used));
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -67,26 +92,36 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
     }
 }
 
-// A CTA's warps divide its rows and a token's slots: `at_once` warps take the slots of the same two rows in turn. Their sums meet in
+// A CTA's warps divide its rows and a token's slots: `at_once` warps take the slots of the same R rows in turn. Their sums meet in
 // shared memory and are added in the order of the slots.
 template <Kind K>
-__global__ void __launch_bounds__(warps * 32, 3) combine_kernel(ExpertGemm op, int rows, int at_once) {
-    constexpr int R = 2;
+__global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 3 : 2)
+    combine_kernel(ExpertGemm op, int rows, int at_once) {
+    constexpr int R = combined_rows(K);
     using Rows      = RowsOf<1, K, R>;
-    __shared__ float sums[warps][most_experts_used][R];
+    extern __shared__ __align__(16) unsigned char xs[]; // of at_once slots
+    __shared__ float                              sums[warps][most_experts_used][R];
     wait_for_inputs();
-    const int          warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = warp / at_once;
-    const std::int64_t t = blockIdx.x;
-    const int row = (int(blockIdx.y) * (warps / at_once) + group) * R, cols = int(op.gate.weight.cols), k = op.n_used;
-    for (int slot = warp % at_once; slot < k && row < rows; slot += at_once) {
-        const int e = expert_of(op, t, slot);
-        if (e < 0) continue;
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = warp / at_once, mine = warp % at_once;
+    const std::int64_t t   = blockIdx.x;
+    const int          row = (int(blockIdx.y) * (warps / at_once) + group) * R, k = op.n_used;
+    if (expert_of(op, t, 0) < 0) { // the token only fills up a step
+        if (mine == 0 && row < rows && lane < R)
+            static_cast<__half*>(op.gate.out)[t * rows + row + lane] = __half(0.0f);
+        return;
+    }
+    const int x_cols = int(op.gate.weight.cols), bytes = prepared_bytes(K, x_cols);
+    for (int first = 0; first < k; first += at_once) {
+        const int          slot = min(first + mine, k - 1), e = expert_of(op, t, slot);
+        const int          cols      = first + mine < k && row < rows ? x_cols : 0; // 0: nothing to multiply
         const std::int64_t at        = std::int64_t(e) * rows + row;
-        const auto*        x         = reinterpret_cast<const __half*>(op.x) + (t * k + slot) * cols;
         float              sum[R][1] = {};
         Rows               down;
 #pragma unroll
         for (int i = 0; i < Rows::ahead; i++) down.load(op.gate.weight, at, 0, cols, i);
+        const auto x = prepared_x<K>(reinterpret_cast<const __half*>(op.x) + (t * k + slot) * x_cols, x_cols,
+                                     xs + mine * bytes, group * 32 + lane, warps / at_once * 32);
+        __syncthreads();
         for (int base = 0; base < cols; base += Rows::step)
 #pragma unroll
             for (int i = 0; i < Rows::ahead; i++) {
@@ -95,15 +130,15 @@ __global__ void __launch_bounds__(warps * 32, 3) combine_kernel(ExpertGemm op, i
             }
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            const float v = warp_sum(sum[r][0]) + (op.gate.bias ? op.gate.bias[at + r] : 0.0f);
-            if (lane == 0) sums[group][slot][r] = weight_of(op, t, slot) * v;
+            const float all = warp_sum(sum[r][0]);
+            if (cols == 0 || lane != 0) continue;
+            sums[group][slot][r] = weight_of(op, t, slot) * (all + (op.gate.bias ? op.gate.bias[at + r] : 0.0f));
         }
+        __syncthreads(); // x may be replaced, and all sums are there
     }
-    __syncthreads();
-    if (row >= rows || warp % at_once != 0 || lane >= R) return;
+    if (row >= rows || mine != 0 || lane >= R) return;
     float total = 0;
-    if (expert_of(op, t, 0) >= 0)
-        for (int slot = 0; slot < k; slot++) total += sums[group][slot][lane];
+    for (int slot = 0; slot < k; slot++) total += sums[group][slot][lane];
     static_cast<__half*>(op.gate.out)[t * rows + row + lane] = to_finite(total * op.scale);
 }
 
@@ -165,25 +200,32 @@ void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu
     const unsigned pairs = unsigned(n_tokens * op.n_used);
     const auto     grid  = [&](int of_cta) { return dim3(pairs, unsigned((rows + of_cta - 1) / of_cta)); };
     const Weight & gate = op.gate.weight, &up = op.up.weight.data ? op.up.weight : gate;
-    if (rows % 2 != 0 || !is_regular(gate) || !is_regular(up) || kind_of(gate) != kind_of(up)) {
+    const Kind     kind  = kind_of(gate);
+    const int      bytes = prepared_bytes(kind, int(gate.cols));
+    if (rows % gated_rows(kind) != 0 || !is_regular(gate) || !is_regular(up) || kind != kind_of(up) ||
+        bytes > most_prepared_bytes) {
         run_kernel(gated_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
         return;
     }
-    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
-        run_kernel(gated_kernel<K>, grid(warps * gated_rows(K)), warps * 32, 0, gpu, op, rows);
+    with_kind(kind, [&]<Kind K>() {
+        run_kernel(gated_kernel<K>, grid(warps * gated_rows(K)), warps * 32, std::size_t(bytes), gpu, op, rows);
     });
 }
 
 void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu) {
-    const int  rows = int(op.gate.weight.rows / op.n_experts);
-    const auto grid = [&](int of_cta) { return dim3(unsigned(n_tokens), unsigned((rows + of_cta - 1) / of_cta)); };
-    if (rows % 2 != 0 || !is_regular(op.gate.weight)) {
+    const int  rows  = int(op.gate.weight.rows / op.n_experts);
+    const auto grid  = [&](int of_cta) { return dim3(unsigned(n_tokens), unsigned((rows + of_cta - 1) / of_cta)); };
+    const Kind kind  = kind_of(op.gate.weight);
+    const int  bytes = prepared_bytes(kind, int(op.gate.weight.cols)); // of a slot
+    if (rows % combined_rows(kind) != 0 || !is_regular(op.gate.weight) || bytes > most_prepared_bytes) {
         run_kernel(combine_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
         return;
     }
-    const int at_once = op.n_used >= 8 ? 8 : op.n_used >= 4 ? 4 : op.n_used >= 2 ? 2 : 1;
-    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
-        run_kernel(combine_kernel<K>, grid(warps / at_once * 2), warps * 32, 0, gpu, op, rows, at_once);
+    int at_once = op.n_used >= 8 ? 8 : op.n_used >= 4 ? 4 : op.n_used >= 2 ? 2 : 1;
+    while (at_once * bytes > most_prepared_bytes) at_once /= 2;
+    with_kind(kind, [&]<Kind K>() {
+        run_kernel(combine_kernel<K>, grid(warps / at_once * combined_rows(K)), warps * 32,
+                   std::size_t(at_once * bytes), gpu, op, rows, at_once);
     });
 }
 

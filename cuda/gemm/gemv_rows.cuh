@@ -6,6 +6,7 @@
 #include "../kernels.h"
 #include "../warp.cuh"
 #include "gemv.cuh"
+#include "quantised_x.cuh"
 
 namespace quire::cuda {
 
@@ -23,7 +24,7 @@ __device__ inline void as_floats(std::uint32_t q, float* f) {
 // Register pipeline of a warp for R neighbouring rows: `ahead` words of each row are in flight. load(u) loads word u of the
 // `step` columns from `base` on, add(u) multiplies it with x into sum[r][t], t a token; then the word `step` columns further is
 // loaded in its place. Lanes take neighbouring words; the R rows share the words of x, read and converted once. Columns are ints: no
-// 64-bit arithmetic in the loops.
+// 64-bit arithmetic in the loops. With x as integers a word takes a third of the instructions.
 
 template <int NT, int R>
 struct RowsF16 {
@@ -58,7 +59,7 @@ struct RowsF16 {
 
 template <int NT, int R, int Group, bool FloatScales, bool Mins>
 struct RowsI8 {
-    static constexpr int ahead = NT <= 2 ? 4 / R : 1, step = 512 * ahead;
+    static constexpr int ahead = NT <= 2 && R < 4 ? 4 / R : 1, step = 512 * ahead;
     uint4                v[R][ahead];
     float                scale[R][ahead], min[R][ahead];
 
@@ -105,13 +106,20 @@ struct RowsI8 {
             }
         }
     }
+    __device__ void add(const QuantisedX& x, int base, int cols, int u, float (&sum)[R][1]) const {
+        const int c = column(base, u);
+        if (c >= cols) return;
+        const XOfI8 words(x, c);
+#pragma unroll
+        for (int r = 0; r < R; r++) sum[r][0] += words.times<Mins>(v[r][u], scale[r][u], min[r][u]);
+    }
 };
 
 // Eight lanes share a superblock; each has 16 bytes of it: 16 weights of an even sub-block in the low nibbles, 16 of the odd
 // one after it in the high ones.
 template <int NT, int R>
 struct RowsQ4K {
-    static constexpr int ahead = NT <= 1 ? 4 / R : 1, step = 4 * 256 * ahead;
+    static constexpr int ahead = NT <= 1 && R < 4 ? 4 / R : 1, step = 4 * 256 * ahead;
     uint4                head[R][ahead], v[R][ahead];
 
     __device__ static int superblock(int base, int u) { return base / 256 + int(threadIdx.x) % 32 / 8 + u * 4; }
@@ -188,6 +196,13 @@ struct RowsQ4K {
                 }
             }
         }
+    }
+    __device__ void add(const QuantisedX& x, int base, int cols, int u, float (&sum)[R][1]) const {
+        const int s = superblock(base, u);
+        if (s >= cols / 256) return;
+        const XOfQ4K words(x, s * 256, threadIdx.x % 8);
+#pragma unroll
+        for (int r = 0; r < R; r++) sum[r][0] += words.times(head[r][u], v[r][u]);
     }
 };
 
