@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int rotated = slot < 0 ? a.n_heads : stored;
     // Where K or V of head h goes.
     const auto cache_row = [&](void* cache, int h) {
-        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.block_stride, a.block_size) * D;
+        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.block_rows, a.block_size) * D;
     };
     const auto source = [&](int head) {
         return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * a.q_dim + a.q_first
@@ -474,7 +474,7 @@ __global__ void store_kernel(RopeStore a, Plan plan) {
     if (bias) add_bias(v, bias + 8 * w, 1);
     const int head = 8 * w / D;
     auto*     row  = reinterpret_cast<__half*>(is_k ? a.cache_k : a.cache_v) +
-                kv_row_of_slot(slot, head, a.block_stride, a.block_size) * D;
+                kv_row_of_slot(slot, head, a.block_rows, a.block_size) * D;
     *reinterpret_cast<uint4*>(row + (8 * w - head * D)) = v;
 }
 

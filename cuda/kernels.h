@@ -225,11 +225,11 @@ enum class KvType : int { f16, i8, e4m3 };
 // K or V of a layer where some of them are codes. `rows` as paged_kv.cuh says; scales: [block][kv_head][offset][parts]. A latent row has two
 // parts: its first value_dim numbers, and the rest.
 struct KvArray {
-    void*  rows    = nullptr;
-    float* scales  = nullptr; // null: fp16
-    KvType type    = KvType::f16;
-    int row_stride = 0, scale_stride = 0; // from a block to the next, in block_size rows; in block_size · parts scales
-    int parts = 1;
+    void*  rows       = nullptr;
+    float* scales     = nullptr; // null: fp16
+    KvType type       = KvType::f16;
+    int    block_rows = 0, block_scales = 0; // from a block to the next, in rows; in `parts` scales
+    int    parts = 1;
 };
 
 struct RopeStore {
@@ -237,7 +237,7 @@ struct RopeStore {
     Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
     const float* inv_freq = nullptr;               // [n_pairs]
     int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
-    int          block_stride = 0; // paged_kv.cuh; n_kv_heads where a block has no other arrays
+    int          block_rows = 0; // paged_kv.cuh; n_kv_heads · block_size where a block has no other arrays
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
@@ -357,13 +357,13 @@ struct Attention {
                *cache_v  = nullptr; // latent: cache_v is null, the value begins K's row
     Half*        out     = nullptr; // [T × heads·value_dim]
     int          n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, block_size = 0;
-    int          block_stride = 0; // paged_kv.cuh; n_kv_heads where a block has no other arrays
-    float        scale        = 1;
-    int          window       = 0; // sliding window of prefill; 0: none. In decoding the items begin where it does
-    int          chunk        = 0; // prefill sees only the chunk of so many positions that a tile lies in; 0: all
-    float        softcap      = 0; // 0: none
-    const float* sinks        = nullptr; // [heads] scores without a value that take part in the softmax, or null
-    bool         coded        = false;   // K and V have codes: k_array and v_array in place of cache_k and cache_v
+    int          block_rows = 0; // paged_kv.cuh; n_kv_heads · block_size where a block has no other arrays
+    float        scale      = 1;
+    int          window     = 0;       // sliding window of prefill; 0: none. In decoding the items begin where it does
+    int          chunk      = 0;       // prefill sees only the chunk of so many positions that a tile lies in; 0: all
+    float        softcap    = 0;       // 0: none
+    const float* sinks      = nullptr; // [heads] scores without a value that take part in the softmax, or null
+    bool         coded      = false;   // K and V have codes: k_array and v_array in place of cache_k and cache_v
     KvArray      k_array, v_array;
     bool         latent() const { return coded ? v_array.rows == nullptr : cache_v == nullptr; }
 };

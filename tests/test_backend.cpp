@@ -422,7 +422,7 @@ TEST_CASE("layers of several shapes, layers that share K and V, and states lie i
     CHECK(layout.groups[2].layer.state == 1024);
     CHECK(layout.parts().back() == 0);
     CHECK(layout.blocks_per_unit() == 1);
-    CHECK(layout.block_bytes % (16 * 512 * 2) == 0);
+    CHECK(layout.block_bytes % (512 * 2) == 0); // whole rows
     CHECK(layout.waste() <= 0.02);
     auto backend = make_cpu_backend(1);
     REQUIRE(backend);

@@ -83,24 +83,24 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             cases.push_back({D, 4, 2, 16, context, queries, 256, 0, queries == 1, 0, true});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
-        const int  V      = c.value_dim > 0 ? c.value_dim : c.D;
-        const bool sinks  = random() % 2 == 0;
-        const int  stride = c.kv_heads + int(random() % 2) * 3; // tiles of a block; some are other layers'
+        const int  V     = c.value_dim > 0 ? c.value_dim : c.D;
+        const bool sinks = random() % 2 == 0;
+        // Rows of a block: some are other layers', and need not be whole tiles.
+        const int rows = c.kv_heads * c.block + int(random() % 2 * (random() % 100));
         CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap,
-                c.decodes, stride);
+                c.decodes, rows);
         const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
         std::shuffle(ids.begin(), ids.end(), random);
-        const auto n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(stride) * std::size_t(c.D);
+        const auto n_cache = std::size_t(n_blocks) * std::size_t(rows) * std::size_t(c.D);
         auto       k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
         const std::vector<float> sink = floats_of(random_fp16(std::size_t(c.heads), random, 3));
         const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
         const float scale = 1 / std::sqrt(float(c.D));
         auto        at    = [&](int position, int head, int d) {
-            return ((std::size_t(ids[std::size_t(position / c.block)]) * std::size_t(stride) + std::size_t(head)) *
-                        std::size_t(c.block) +
-                    std::size_t(position % c.block)) *
+            return (std::size_t(ids[std::size_t(position / c.block)]) * std::size_t(rows) +
+                    std::size_t(head * c.block + position % c.block)) *
                        std::size_t(c.D) +
                    std::size_t(d);
         };
@@ -165,7 +165,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
         a.window = c.chunked ? 0 : c.window, a.chunk = c.chunked ? c.window : 0, a.softcap = c.softcap, a.value_dim = V,
-        a.block_stride = stride;
+        a.block_rows = rows;
         const OnDevice<float> there_sinks(gpu, sink);
         if (sinks) a.sinks = there_sinks.data;
         if (c.value_dim > 0) a.cache_v = nullptr;
@@ -174,11 +174,11 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             v_codes(gpu, has_codes[1] ? codes[1].codes : none_of);
         const OnDevice<float> k_scales(gpu, codes[0].scales), v_scales(gpu, codes[1].scales);
         a.coded   = coded;
-        a.k_array = has_codes[0] ? cuda::KvArray{k_codes.data, k_scales.data, types[0], stride, stride, parts}
-                                 : cuda::KvArray{dk.data, nullptr, cuda::KvType::f16, stride};
+        a.k_array = has_codes[0] ? cuda::KvArray{k_codes.data, k_scales.data, types[0], rows, rows, parts}
+                                 : cuda::KvArray{dk.data, nullptr, cuda::KvType::f16, rows};
         a.v_array = c.value_dim > 0 ? cuda::KvArray{}
-                    : has_codes[1]  ? cuda::KvArray{v_codes.data, v_scales.data, types[1], stride, stride, parts}
-                                    : cuda::KvArray{dv.data, nullptr, cuda::KvType::f16, stride};
+                    : has_codes[1]  ? cuda::KvArray{v_codes.data, v_scales.data, types[1], rows, rows, parts}
+                                    : cuda::KvArray{dv.data, nullptr, cuda::KvType::f16, rows};
         if (coded) a.cache_k = a.cache_v = nullptr;
         const int tile = cuda::prefill_tile(gpu, c.D, V);
         if (c.decodes && tile > 0) {
@@ -244,7 +244,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 cuda::unpack_codes(a, plan, reinterpret_cast<const cuda::UnpackedBlocks*>(there_unpack.data), 1,
                                    unpack[2], unpacked_k.data, unpacked_v.data, gpu);
                 plan.block_tables = there_identity.data;
-                a.coded = false, a.cache_k = unpacked_k.data, a.cache_v = unpacked_v.data, a.block_stride = c.kv_heads;
+                a.coded = false, a.cache_k = unpacked_k.data, a.cache_v = unpacked_v.data;
+                a.block_rows = c.kv_heads * c.block;
             }
             cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
                                     int(tiles.size() / 3), gpu);
@@ -286,7 +287,7 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
           Shape{7, 3, 1, 27, 3, 17, 11, 21, false}}) {
         CAPTURE(s.n, s.heads, s.kv_heads, s.D, s.n_pairs, s.q_dim, s.q_first, s.value_dim, s.neox);
         const bool latent = s.value_dim != s.D;
-        const int  k_dim = latent ? s.D - s.value_dim : s.D, block = 4, stride = s.kv_heads + s.n % 2;
+        const int  k_dim = latent ? s.D - s.value_dim : s.D, block = 4, rows = s.kv_heads * block + s.n % 2;
         const auto q    = random_fp16(std::size_t(s.n * s.heads * s.q_dim), random),
                    k    = random_fp16(std::size_t(s.n * s.kv_heads * k_dim), random),
                    v    = random_fp16(std::size_t(s.n * s.kv_heads * s.value_dim), random);
@@ -302,7 +303,7 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         for (int i = 0; i < s.n_pairs; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / (2 * s.n_pairs))));
         for (int t = 0; t < s.n; t++) positions.push_back(13 * t + 1), slots.push_back(t + 1 == s.n ? -1 : 2 + 2 * t);
         frequencies.push_back(0); // never an empty buffer
-        const auto cache = std::vector<std::uint16_t>(std::size_t((2 * s.n + 8) * stride * s.D), fp16_nan);
+        const auto cache = std::vector<std::uint16_t>(std::size_t((s.n / 2 + 2) * rows * s.D), fp16_nan);
         const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache),
             cache_v(gpu, cache);
         const OnDevice<float>        there_frequencies(gpu, frequencies);
@@ -314,7 +315,7 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         a.cache_v = latent ? nullptr : cache_v.data, a.inv_freq = there_frequencies.data, a.n_pairs = s.n_pairs;
         a.n_heads = s.heads, a.n_kv_heads = s.kv_heads, a.head_dim = s.D, a.block_size = block, a.q_dim = s.q_dim;
         a.q_first = s.q_first, a.value_dim = s.value_dim, a.scale = 1.25f, a.neox = s.neox;
-        a.block_stride = stride;
+        a.block_rows = rows;
         if (s.biased) {
             REQUIRE(cuda::can_add_biases(a));
             a.q_bias = there_q_bias.data, a.k_bias = there_k_bias.data, a.v_bias = there_v_bias.data;
@@ -353,7 +354,7 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
                     for (int d = 0; d < dim; d++) {
                         const int slot = slots[std::size_t(t)];
                         got.push_back(f16_to_f32(
-                            all[std::size_t(((slot / block * stride + h) * block + slot % block) * s.D + first + d)]));
+                            all[std::size_t((slot / block * rows + h * block + slot % block) * s.D + first + d)]));
                         wanted.push_back(double(want[std::size_t((t * s.kv_heads + h) * dim + d)]));
                     }
             CHECK(relative_error(got, wanted) < 1e-3);
@@ -519,8 +520,8 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
              reinterpret_cast<const cuda::SharedQuery*>(there_queries.data), work.n_shared, work.n_shared_queries}};
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
-        a.n_heads = c.heads, a.n_kv_heads = a.block_stride = c.kv_heads, a.head_dim = a.value_dim = c.D,
-        a.block_size = c.block;
+        a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = a.value_dim = c.D, a.block_size = c.block;
+        a.block_rows = c.kv_heads * c.block;
         a.scale = scale, a.softcap = c.softcap, a.sinks = sinks ? there_sinks.data : nullptr;
         for (int again = 0; again < 2; again++) cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
         CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);

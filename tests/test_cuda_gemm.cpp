@@ -197,7 +197,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                     rope.v                = static_cast<cuda::Half*>(ops[0].projection[2].out);
                     rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                     rope.n_pairs = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
-                    rope.block_stride = rope.n_kv_heads;
+                    rope.block_rows = rope.n_kv_heads * block_size;
                     rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rope_neox;
                     rope.q_dim = rope.value_dim = D;
                 }
@@ -465,7 +465,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                 rope.q = out_q.data, rope.k = out_k.data, rope.v = out_vh.data;
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                 rope.n_pairs = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
-                rope.block_stride = rope.n_kv_heads;
+                rope.block_rows = rope.n_kv_heads * 4;
                 rope.block_size = 4, rope.neox = mode == 2, rope.q_dim = rope.value_dim = D;
             }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch

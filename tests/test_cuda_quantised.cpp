@@ -88,7 +88,7 @@ public:
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = frequencies.data;
                 rope.n_pairs = w_.D / 2, rope.n_heads = w_.q / w_.D, rope.n_kv_heads = w_.kv / w_.D;
                 rope.head_dim = rope.q_dim = rope.value_dim = w_.D;
-                rope.block_stride                           = rope.n_kv_heads;
+                rope.block_rows                             = rope.n_kv_heads * 4;
                 rope.block_size = 4, rope.neox = mode_ == 2;
             }
             return std::pair(cuda::run_layer_kernel(ops.data(), int(ops.size()), n, plan, gpu_), int(ops.size()));

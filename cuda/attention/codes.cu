@@ -34,7 +34,7 @@ __device__ void spread(float* x, int n, int size, int lane) {
 __device__ void store_row(const float* x, int n, const KvArray& a, int slot, int kv_head, int block_size, int cols,
                           int first, int part, int lane) {
     const int  block = slot / block_size, offset = slot % block_size;
-    const auto at = kv_row(block, kv_head, offset, a.row_stride, block_size) * cols + first;
+    const auto at = kv_row(block, kv_head, offset, a.block_rows, block_size) * cols + first;
     if (!a.scales) {
         for (int i = lane; i < n; i += 32) static_cast<__half*>(a.rows)[at + i] = __float2half(x[i]);
         return;
@@ -42,7 +42,7 @@ __device__ void store_row(const float* x, int n, const KvArray& a, int slot, int
     float most = 0;
     for (int i = lane; i < n; i += 32) most = max_or_nan(most, fabsf(x[i]));
     const RowCode code(warp_max_or_nan(most), a.type);
-    if (lane == 0) a.scales[kv_row(block, kv_head, offset, a.scale_stride, block_size) * a.parts + part] = code.scale;
+    if (lane == 0) a.scales[kv_row(block, kv_head, offset, a.block_scales, block_size) * a.parts + part] = code.scale;
     for (int i = lane; i < n; i += 32) static_cast<unsigned char*>(a.rows)[at + i] = code.of(x[i]);
 }
 

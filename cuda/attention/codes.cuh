@@ -99,8 +99,8 @@ struct KvRow {
 
     __device__ KvRow(const KvArray& a, int block, int kv_head, int offset, int block_size, int cols)
         : row(static_cast<const unsigned char*>(a.rows) +
-              kv_row(block, kv_head, offset, a.row_stride, block_size) * cols * (a.scales ? 1 : 2)),
-          scales(a.scales ? a.scales + kv_row(block, kv_head, offset, a.scale_stride, block_size) * a.parts : nullptr),
+              kv_row(block, kv_head, offset, a.block_rows, block_size) * cols * (a.scales ? 1 : 2)),
+          scales(a.scales ? a.scales + kv_row(block, kv_head, offset, a.block_scales, block_size) * a.parts : nullptr),
           type(a.type) {}
 
     // Eight numbers as fp16, from `first` on, a multiple of eight. `part`: which scale is theirs.

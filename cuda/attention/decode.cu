@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             } else if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
-                    kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
+                    kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size) * D +
                     in * 8;
 #pragma unroll
                 for (int w = 0; w < words; w++) {
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const BlockOf block_of{a.block_size};
     const auto    row_of = [&](int position) { // of this KV head
         const int block = block_of(position);
-        return kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size);
+        return kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
@@ -309,11 +309,11 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
     }
     __syncwarp();
     const auto rows_of = [&](const KvArray& array, const Half* fp16) {
-        return Coded ? HeadRows(array.rows, kv_head, array.row_stride, a.block_size, Tiles::row_bytes)
-                     : HeadRows(fp16, kv_head, a.block_stride, a.block_size, Tiles::row_bytes);
+        return Coded ? HeadRows(array.rows, kv_head, array.block_rows, a.block_size, Tiles::row_bytes)
+                     : HeadRows(fp16, kv_head, a.block_rows, a.block_size, Tiles::row_bytes);
     };
     const auto scales_of = [&](const KvArray& array) {
-        return HeadRows(array.scales, kv_head, array.scale_stride, a.block_size, sizeof(float));
+        return HeadRows(array.scales, kv_head, array.block_scales, a.block_size, sizeof(float));
     };
     const HeadRows k_rows = rows_of(a.k_array, a.cache_k), v_rows = rows_of(a.v_array, a.cache_v),
                    k_scales = scales_of(a.k_array), v_scales = scales_of(a.v_array);

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(warps * 32, 1)
                 continue;
             }
             const std::int64_t at = valid ? kv_row_of_position(position, block, plan.block_tables[item.table + block],
-                                                                  0, a.block_stride, a.block_size) *
+                                                                  0, a.block_rows, a.block_size) *
                                                 D
                                              : 0;
             for (int w = lane; w < D / 8; w += 32)

@@ -29,8 +29,8 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
     const int         lane = threadIdx.x % 32, D = a.head_dim, V = a.value_dim, head = blockIdx.x,
               kv_head   = head / (a.n_heads / a.n_kv_heads);
     const auto*   table = plan.block_tables + plan.table_start[tile.sequence];
-    const KvArray fp16_k{const_cast<Half*>(a.cache_k), nullptr, KvType::f16, a.block_stride},
-        fp16_v{const_cast<Half*>(a.cache_v), nullptr, KvType::f16, a.block_stride};
+    const KvArray fp16_k{const_cast<Half*>(a.cache_k), nullptr, KvType::f16, a.block_rows},
+        fp16_v{const_cast<Half*>(a.cache_v), nullptr, KvType::f16, a.block_rows};
     const KvArray &         k_array = a.coded ? a.k_array : fp16_k, &v_array = a.coded ? a.v_array : fp16_v;
     extern __shared__ float memory[]; // per warp: q, then acc
     float *                 q = memory + threadIdx.x / 32 * 2 * D, *acc = q + D;
@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
             const bool         valid = position <= last && position >= low;
             const int          block = valid ? block_of(position) : 0;
             const std::int64_t at =
-                valid ? kv_row_of_position(position, block, table[block], kv_head, a.block_stride, a.block_size) * D +
-                            w * 8
-                         : 0;
+                valid
+                       ? kv_row_of_position(position, block, table[block], kv_head, a.block_rows, a.block_size) * D + w * 8
+                       : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             if (const int c = w * 8 - v_first; V == D || (c >= 0 && c < V))
                 cp_async(v + n * v_stride + c, reinterpret_cast<const __half*>(a.cache_v) + at, valid);

@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(384, 1)
                     const int block = position / a.block_size;
                     return table[block] < 0 ? -1
                                                     : kv_row<int>(table[block], head, position - block * a.block_size,
-                                                                  a.block_stride, a.block_size);
+                                                                  a.block_rows, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * stage_bytes;
@@ -423,10 +423,11 @@ __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// The first `columns` of a layer's cache, [rows × D] fp16, as [rows / 8][columns / 64][8][64], contiguous from the right. The number of
-// rows is left open: block tables only name blocks that exist.
+// The first `columns` of a layer's cache, [rows × D] fp16, as [rows / 8][columns / 64][8][64], contiguous from the right. A copy may begin at
+// any row: then it reads eight rows from there on, so that the dimension of 8 counts more. The number of rows is left open: block tables only
+// name blocks that exist.
 bool encode_cache(CUtensorMap& map, const Half* cache, int D, int columns, int tma_rows) {
-    return encode_tensor_map<4>(map, cache, {64, 8, columns / 64, std::int64_t(1) << 31}, {D, 64, 8 * D},
+    return encode_tensor_map<4>(map, cache, {64, 16, columns / 64, std::int64_t(1) << 31}, {D, 64, 8 * D},
                                 {64, 8, columns / 64, std::max(tma_rows, min_tma_rows) / 8});
 }
 

@@ -57,7 +57,7 @@ __device__ void attend_shared(const Attention& a, const Plan& plan, int nth_tile
                 continue;
             }
             const std::int64_t at =
-                valid ? kv_row_of_position(position, block, segment[block], kv_head, a.block_stride, a.block_size) * D +
+                valid ? kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size) * D +
                             w * 8
                       : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);

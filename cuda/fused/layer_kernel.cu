@@ -162,7 +162,7 @@ struct StepTokens {
         const int        t = int(threadIdx.x);
         if (t < params.n_tokens && a.block_size > 0) {
             const int          slot = params.plan.slots[t];
-            const std::int64_t at   = kv_row_of_slot(slot, 0, a.block_stride, a.block_size) * a.head_dim;
+            const std::int64_t at   = kv_row_of_slot(slot, 0, a.block_rows, a.block_size) * a.head_dim;
             row[t]                  = slot < 0 ? -1 : at;
             position[t]             = float(params.plan.positions[t]);
         }

@@ -89,15 +89,15 @@ struct PagedHead {
 
     __device__ bool visible(int position) const { return position >= item.begin && position < item.end; }
     __device__ bool cached(int position) const { return visible(position) && position != newest; }
-    __device__ std::int64_t index(int position, int stride) const {
+    __device__ std::int64_t index(int position, int block_rows) const {
         const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size is a power of two
-        return kv_row(block, kv_head, position & (a.block_size - 1), stride, PowerOfTwo{shift});
+        return kv_row(block, kv_head, position & (a.block_size - 1), block_rows, a.block_size);
     }
     __device__ const unsigned char* row_at(const CacheArray& array, int position) const {
-        return array.rows + index(position, a.k_array.row_stride) * Shared::row_bytes;
+        return array.rows + index(position, a.k_array.block_rows) * Shared::row_bytes;
     }
     __device__ const float* scale_at(const CacheArray& array, int position) const {
-        return array.scales + index(position, a.k_array.scale_stride);
+        return array.scales + index(position, a.k_array.block_scales);
     }
     // From the cache: K of positions from .. from + 15, and the scales of K and V; V.
     __device__ void load_k(int from, KvOfLane<D, Type>& to) const {
@@ -243,7 +243,7 @@ __device__ void rotate_and_store(const Instruction& op, const Program& program, 
     if (has_newest && unit.is_first && threadIdx.x < D) {
         const int        d  = int(threadIdx.x);
         const Attention& a  = program.attend;
-        const auto       at = kv_row_of_slot(step.slot, unit.kv_head, a.k_array.row_stride, a.block_size) * D + d;
+        const auto       at = kv_row_of_slot(step.slot, unit.kv_head, a.k_array.block_rows, a.block_size) * D + d;
         reinterpret_cast<__half*>(op.cache_k.rows)[at] = k[d];
         reinterpret_cast<__half*>(op.cache_v.rows)[at] = v[d];
     }
@@ -295,13 +295,13 @@ __device__ void rotate_and_encode(const Instruction& op, const Program& program,
     for (int r = 0; r < each; r++) to[lane + 32 * r] = code.of(x[r]);
     if (lane == 0) (is_v ? s.v_scale : s.k_scale) = code.scale;
     if (!unit.is_first) return;
-    const CacheArray& cache = is_v ? op.cache_v : op.cache_k;
-    const Attention&  a     = program.attend;
-    const auto row_of       = [&](int stride) { return kv_row_of_slot(step.slot, unit.kv_head, stride, a.block_size); };
-    unsigned char* const at = cache.rows + row_of(a.k_array.row_stride) * D;
+    const CacheArray&    cache  = is_v ? op.cache_v : op.cache_k;
+    const Attention&     a      = program.attend;
+    const auto           row_of = [&](int rows) { return kv_row_of_slot(step.slot, unit.kv_head, rows, a.block_size); };
+    unsigned char* const at     = cache.rows + row_of(a.k_array.block_rows) * D;
 #pragma unroll
     for (int r = 0; r < each; r++) at[lane + 32 * r] = code.of(x[r]);
-    if (lane == 0) cache.scales[row_of(a.k_array.scale_stride)] = code.scale;
+    if (lane == 0) cache.scales[row_of(a.k_array.block_scales)] = code.scale;
 }
 
 // One attention instruction. wait(): until q, k and v are there.

@@ -55,7 +55,7 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
     bool             fresh   = false;                 // no GEMV has read that norm yet
     const auto array_of = [](const KvArray& a) { return CacheArray{static_cast<unsigned char*>(a.rows), a.scales}; };
     const auto same     = [](const KvArray& a, const KvArray& b) {
-        return a.type == b.type && a.row_stride == b.row_stride && a.scale_stride == b.scale_stride;
+        return a.type == b.type && a.block_rows == b.block_rows && a.block_scales == b.block_scales;
     };
     const auto fp16 = [](const void* p) { return static_cast<const Half*>(p); };
     for (int t = 0; t < n; t++) {

@@ -118,7 +118,7 @@ __device__ void finish_tile(float (&sum)[Size], const PrefillResults& results, i
             const RopeStore& a = results.rope;
             if (slot < 0) return nullptr;
             return reinterpret_cast<__half*>(projection == 1 ? a.cache_k : a.cache_v) +
-                   kv_row_of_slot(slot, col / D, a.block_stride, a.block_size) * D + col % D;
+                   kv_row_of_slot(slot, col / D, a.block_rows, a.block_size) * D + col % D;
         };
 #pragma unroll
         for (int c = 0; c < (is_gated(E) ? Width / 2 : Width); c += 32) {

@@ -43,16 +43,15 @@ struct KvLayer {
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
-    std::size_t stride   = 0;  // on a GPU a multiple of every array's bytes of a KV head in a block
+    std::size_t stride   = 0;  // on a GPU a multiple of 256 and of a row of every array
     DType       v_type   = DType::F16;
     std::byte * k_scales = nullptr, *v_scales = nullptr; // float32, not aligned; null: numbers
 
     bool latent() const { return v == nullptr; }
     // The largest power of two up to 256 that divides head_dim; 1: nothing is rotated, because the value is a part of K's row.
     int rotation() const { return latent() ? 1 : std::min(256, 1 << std::countr_zero(unsigned(head_dim))); }
-    // Of K: of a KV head in a block; of all in a block.
-    std::size_t tile_bytes() const { return std::size_t(block_size) * row_bytes(type, head_dim); }
-    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * tile_bytes(); }
+    // Of K in a block.
+    std::size_t block_bytes() const { return std::size_t(n_kv_heads * block_size) * row_bytes(type, head_dim); }
 };
 
 // Into so many arrays at most a pool is cut whose blocks are contiguous.

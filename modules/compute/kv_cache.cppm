@@ -124,7 +124,7 @@ std::vector<BlockArray> arrays_of(const CacheLayout& layout, std::size_t block_b
                                   std::byte* memory, int n_blocks, bool on_host) {
     const bool contiguous = layout.block_bytes > 0;
     int        n          = contiguous ? most_block_pieces : n_kv_arrays;
-    while (contiguous && block_bytes % (std::size_t(n) * 256) != 0) n /= 2;
+    while (contiguous && block_bytes % (std::size_t(n) * 256) != 0) n--;
     const std::size_t       bytes = block_bytes / std::size_t(n);
     std::vector<BlockArray> arrays;
     for (std::size_t i = 0; i < std::size_t(n); i++)

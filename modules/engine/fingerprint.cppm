@@ -122,6 +122,7 @@ std::string basis_of_kv(std::uint64_t weights, bool long_rope, const EngineOptio
     std::string text = cat(weights, ", ", build_numerics, ", ", numerics, ", ", name_of(o.kv_type), ", ranks ",
                            o.tensor_parallel, o.deterministic ? ", exact" : "", long_rope ? ", long" : "",
                            o.fp8_rows > 0 ? cat(", fp8 from ", o.fp8_rows, " rows") : std::string());
+    if (o.layout.block_bytes > 0) text += cat(", blocks of ", o.layout.block_bytes);
     for (const CacheGroup& g : o.layout.groups) {
         text += cat("; ", g.window, " ", g.blocks, " ", g.layers_per_block, ":");
         for (int layer : g.layers) text += cat(" ", layer);

@@ -187,12 +187,12 @@ bool divide(CacheLayout& layout, std::size_t block_bytes, int block_size) {
 
 // Blocks for groups whose layers have arrays of different shapes, or a state: of the sizes that some layers of a group fill.
 void divide_shapes(CacheLayout& layout, int block_size) {
-    // A tile of a KV head, which kernels count in, and 256 bytes, on which they rely.
+    // A row of each array, which kernels count in, and 256 bytes, on which they rely.
     std::size_t unit = 256;
     for (const CacheGroup& g : layout.tables())
         for (const CacheArray& a : g.layer.arrays) {
-            const std::size_t tile = std::size_t(block_size) * row_bytes(a.type, a.width);
-            unit                   = unit / std::gcd(unit, tile) * tile;
+            const std::size_t row = row_bytes(a.type, a.width);
+            unit                  = unit / std::gcd(unit, row) * row;
         }
     std::vector<std::size_t> sizes;
     for (const CacheGroup& g : layout.tables())

@@ -75,13 +75,13 @@ double decode_seconds(Gpu& gpu, const DecodeShape& d) {
         t.out = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
         if (t.coded = coded; coded) { // any codes, all scales 0
             for (cuda::KvArray* array : {&t.k_array, &t.v_array})
-                *array = {gpu.fp16(n / 2), static_cast<float*>(gpu.zeros(n / D * 4)), d.type, K, K};
+                *array = {gpu.fp16(n / 2), static_cast<float*>(gpu.zeros(n / D * 4)), d.type, K * d.size, K * d.size};
         } else {
             t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
             t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
         }
-        t.n_heads = H, t.n_kv_heads = t.block_stride = K, t.head_dim = t.value_dim = D, t.block_size = d.size,
-        t.scale = 0.088f;
+        t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = d.size, t.scale = 0.088f;
+        t.block_rows = K * d.size;
         all.push_back(t);
     }
     auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(room.launch) * std::size_t(H) * (D + 2) * 4));
@@ -155,8 +155,8 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         cuda::Attention   t;
         t.q = static_cast<cuda::Half*>(gpu.fp16(n)), t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
-        t.n_heads = t.n_kv_heads = t.block_stride = H, t.head_dim = t.value_dim = D, t.block_size = block,
-        t.scale = 0.088f;
+        t.n_heads = t.n_kv_heads = H, t.head_dim = t.value_dim = D, t.block_size = block, t.scale = 0.088f;
+        t.block_rows = H * block;
         const double s =
             gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
         kernel_line("prefill attention", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
@@ -191,9 +191,9 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
                 t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S * H * row)));
                 t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S * H * value) * 2));
                 t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * L * row));
-                t.n_heads = H, t.n_kv_heads = t.block_stride = 1, t.head_dim = row, t.value_dim = value,
-                t.block_size = block;
-                t.scale      = 0.07f;
+                t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value;
+                t.block_size = t.block_rows = block;
+                t.scale                     = 0.07f;
                 all.push_back(t);
             }
             auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(S * n * H) * (value + 2) * 4));
@@ -221,8 +221,8 @@ void latent_attention(Gpu& gpu, const Arguments& a) {
             t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * std::size_t(H * row)));
             t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(T) * std::size_t(H * value) * 2));
             t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * row));
-            t.n_heads = H, t.n_kv_heads = t.block_stride = 1, t.head_dim = row, t.value_dim = value,
-            t.block_size = block, t.scale = 0.07f;
+            t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value;
+            t.block_size = t.block_rows = block, t.scale = 0.07f;
             const double s =
                 gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
             kernel_line("latent prefill", cat(T, ", heads ", H), s, 0, flop * T * T / 2, a);
@@ -332,8 +332,8 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             cuda::RopeStore r;
             r.q = fp16(T * hidden), r.k = fp16(T * hidden), r.v = fp16(T * hidden);
             r.cache_k = fp16((T + block) * hidden), r.cache_v = fp16((T + block) * hidden);
-            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = r.block_stride = int(heads);
-            r.head_dim = r.q_dim = r.value_dim = int(D), r.block_size = int(block);
+            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
+            r.head_dim = r.q_dim = r.value_dim = int(D), r.block_size = int(block), r.block_rows = int(heads * block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
         }

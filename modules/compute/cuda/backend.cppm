@@ -603,7 +603,7 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
         if (!fp16.coded || fp16.latent()) return cuda::attention_prefill(fp16, plan, tiles, n, *gpu_);
         cuda::unpack_codes(fp16, plan, unpacks, launch.n_unpacks, launch.most_entries, unpacked_k_, unpacked_v_, *gpu_);
         fp16.coded   = false;
-        fp16.cache_k = unpacked_k_, fp16.cache_v = unpacked_v_, fp16.block_stride = fp16.n_kv_heads;
+        fp16.cache_k = unpacked_k_, fp16.cache_v = unpacked_v_, fp16.block_rows = fp16.n_kv_heads * fp16.block_size;
         cuda::attention_prefill(fp16, step_.unpacked_plan(op.tables, op.items), tiles, n, *gpu_);
     });
 }

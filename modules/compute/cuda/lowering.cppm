@@ -205,7 +205,7 @@ public:
         args.n_kv_heads         = stores ? cache.n_kv_heads : 0;
         args.head_dim           = cache.head_dim;
         args.block_size         = cache.block_size;
-        args.block_stride       = int(cache.stride / cache.tile_bytes());
+        args.block_rows         = int(cache.stride / row_bytes(cache.type, cache.head_dim));
         args.scale              = rope.scale;
         args.neox               = rope.neox;
         args.coded              = coded;
@@ -229,7 +229,7 @@ public:
         args.n_kv_heads        = cache.n_kv_heads;
         args.head_dim          = cache.head_dim;
         args.block_size        = cache.block_size;
-        args.block_stride      = int(cache.stride / cache.tile_bytes());
+        args.block_rows        = int(cache.stride / row_bytes(cache.type, cache.head_dim));
         args.scale             = op.scale;
         args.window            = op.chunked ? 0 : op.window;
         args.chunk             = op.chunked ? op.window : 0;
@@ -394,17 +394,17 @@ private:
     void*                device_of(ValueId id) const { return values_.at(id, {}).data; }
     void*                device_or_null(ValueId id) const { return id == none ? nullptr : device_of(id); }
     static cuda::KvArray array_of(const KvLayer& cache, void* rows, DType type, std::byte* scales) {
-        const int         parts      = cache.latent() ? 2 : 1;
-        const std::size_t tile       = std::size_t(cache.block_size) * row_bytes(type, cache.head_dim),
-                          scale_tile = std::size_t(cache.block_size) * std::size_t(parts) * sizeof(float);
-        check(scales == nullptr || cache.stride % tile == 0, "KV codes: the stride of blocks is no multiple of a row");
+        const int         parts = cache.latent() ? 2 : 1;
+        const std::size_t row = row_bytes(type, cache.head_dim), row_scales = std::size_t(parts) * sizeof(float);
+        check(scales == nullptr || (cache.stride % row == 0 && cache.stride % row_scales == 0),
+              "KV codes: the stride of blocks is no multiple of a row");
         return {rows,
                 reinterpret_cast<float*>(scales),
                 type == DType::I8   ? cuda::KvType::i8
                 : type == DType::F8 ? cuda::KvType::e4m3
                                     : cuda::KvType::f16,
-                int(cache.stride / tile),
-                int(cache.stride / scale_tile),
+                int(cache.stride / row),
+                int(cache.stride / row_scales),
                 parts};
     }
     static cuda::KvArray k_array(const KvLayer& c) { return array_of(c, c.k, c.type, c.k_scales); }
