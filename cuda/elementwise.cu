@@ -372,8 +372,9 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int          stored = a.n_heads + a.n_kv_heads, all = stored + a.n_kv_heads; // where v begins, and ends
     // Tokens that only fill up a graph have no slot, and are not stored.
     const int rotated = slot < 0 ? a.n_heads : stored;
+    const int v_slot  = a.v_slots == 0 ? slot : plan.slots[t + a.v_slots];
     // Where K or V of head h goes.
-    const auto cache_row = [&](void* cache, int h) {
+    const auto cache_row = [&](void* cache, int slot, int h) {
         return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.block_rows, a.block_size) * D;
     };
     const auto source = [&](int head) {
@@ -383,8 +384,8 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     };
     const auto target = [&](int head) {
         return head < a.n_heads ? source(head)
-               : head < stored  ? cache_row(a.cache_k, head - a.n_heads) + (Latent ? v_dim : 0)
-                                : cache_row(Latent ? a.cache_k : a.cache_v, head - stored);
+               : head < stored  ? cache_row(a.cache_k, slot, head - a.n_heads) + (Latent ? v_dim : 0)
+                                : cache_row(Latent ? a.cache_k : a.cache_v, v_slot, head - stored);
     };
     const float position = float(plan.positions[t]);
     for (int pair = lane * W; pair < a.n_pairs && first < rotated; pair += 32 * W) {
@@ -473,8 +474,9 @@ __global__ void store_kernel(RopeStore a, Plan plan) {
     const float* bias = is_k ? a.k_bias : a.v_bias;
     if (bias) add_bias(v, bias + 8 * w, 1);
     const int head = 8 * w / D;
-    auto*     row  = reinterpret_cast<__half*>(is_k ? a.cache_k : a.cache_v) +
-                kv_row_of_slot(slot, head, a.block_rows, a.block_size) * D;
+    auto*     row =
+        reinterpret_cast<__half*>(is_k ? a.cache_k : a.cache_v) +
+        kv_row_of_slot(is_k || a.v_slots == 0 ? slot : plan.slots[t + a.v_slots], head, a.block_rows, a.block_size) * D;
     *reinterpret_cast<uint4*>(row + (8 * w - head * D)) = v;
 }
 

@@ -238,6 +238,7 @@ struct RopeStore {
     const float* inv_freq = nullptr;               // [n_pairs]
     int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
     int          block_rows = 0; // paged_kv.cuh; n_kv_heads · block_size where a block has no other arrays
+    int          v_slots    = 0; // from Plan::slots, which are those of K, to those of V; 0: one block has both
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
@@ -358,6 +359,7 @@ struct Attention {
     Half*        out     = nullptr; // [T × heads·value_dim]
     int          n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, block_size = 0;
     int          block_rows = 0; // paged_kv.cuh; n_kv_heads · block_size where a block has no other arrays
+    int          v_tables   = 0; // from Plan::block_tables, which lead to K, to those of V; 0: one block has both
     float        scale      = 1;
     int          window     = 0;       // sliding window of prefill; 0: none. In decoding the items begin where it does
     int          chunk      = 0;       // prefill sees only the chunk of so many positions that a tile lies in; 0: all

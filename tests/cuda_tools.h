@@ -64,6 +64,18 @@ inline std::vector<std::uint16_t> random_fp16(std::size_t n, std::mt19937& rando
     return out;
 }
 
+// The slots of a step for K, and behind them other ones for V: those of K in reverse order.
+inline std::vector<std::int32_t> with_v_slots(std::vector<std::int32_t> slots) {
+    std::vector<std::int32_t> stored;
+    for (const std::int32_t slot : slots)
+        if (slot >= 0) stored.push_back(slot);
+    for (std::size_t t = 0, n = slots.size(); t < n; t++) {
+        slots.push_back(slots[t] < 0 ? -1 : stored.back());
+        if (slots[t] >= 0) stored.pop_back();
+    }
+    return slots;
+}
+
 inline double relative_error(const std::vector<float>& got, const std::vector<double>& want) {
     double d = 0, all = 0;
     for (std::size_t i = 0; i < want.size(); i++) {

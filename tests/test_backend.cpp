@@ -316,7 +316,7 @@ TEST_CASE("codes and scales of every layer have a place of their own in a block"
             }
 }
 
-// A layer's K and V among those of other layers in contiguous blocks: the same bits as in memory of its own, also after moves.
+// A layer's K and V among those of other layers in contiguous blocks, or in two of them: the same bits as in memory of its own, also after moves.
 TEST_CASE("attention over contiguous blocks gives the bits of attention over a layer's own arrays") {
     ModelConfig c;
     c.n_layers = 3, c.n_heads = 4;
@@ -325,15 +325,24 @@ TEST_CASE("attention over contiguous blocks gives the bits of attention over a l
     auto          backend = make_cpu_backend(2);
     REQUIRE(backend);
     Backend& b = **backend;
-    for (DType type : {DType::F16, DType::F32}) {
+    for (DType type : {DType::F16, DType::F32, DType::I8}) { // codes are in contiguous blocks in any case
         std::vector<std::vector<float>> results;
-        for (const bool contiguous : {false, true}) {
+        for (const int halves : {0, 6, 3, 1}) { // of a contiguous block: all; K0 V0 K1, V1 K2 V2; each alone
             CacheLayout layout = cache_layout(c, type, 64, block);
             REQUIRE(layout.groups.size() == 1);
-            if (contiguous) layout.block_bytes = KvCache::block_bytes(c, type, layout, block);
-            auto cache = KvCache::create(b, c, type, 16, block, 16, layout);
+            // Whole rows and 256 bytes.
+            const std::size_t all = KvCache::block_bytes(c, type, layout, block) / 6 * std::size_t(halves);
+            if (halves > 0) layout.block_bytes = (all + 767) / 768 * 768;
+            CacheGroup& group = layout.groups[0];
+            if (halves % 6 > 0) group.blocks = 6 / halves, group.layers_per_block = halves, group.halves = true;
+            auto cache = KvCache::create(b, c, type, 96, block, 96, layout);
             REQUIRE(cache);
-            CHECK(cache->bytes() == 16 * KvCache::block_bytes(c, type, layout, block));
+            CHECK(cache->bytes() == 96 * KvCache::block_bytes(c, type, layout, block));
+            for (int i = 0; i < 3; i++) {
+                const KvLayer& l = cache->layers()[std::size_t(i)];
+                CHECK(l.part == (group.halves ? 2 * i / halves : 0));
+                CHECK(l.v_part == (group.halves ? (2 * i + 1) / halves : 0));
+            }
             std::mt19937                    random(7);
             std::normal_distribution<float> normal;
             StepPlan                        plan;
@@ -343,8 +352,18 @@ TEST_CASE("attention over contiguous blocks gives the bits of attention over a l
                 plan.tokens.push_back(0), plan.positions.push_back(t);
                 tables.parts[0].slots.push_back(ids[std::size_t(t / block)] * block + t % block);
             }
+            const auto add_parts = [&] { // each in the 16 blocks behind
+                tables.parts.resize(1);
+                for (int n = 1; n < group.blocks; n++) {
+                    GroupPlan::Part part = tables.parts.back();
+                    for (BlockId& id : part.tables) id += 16;
+                    for (std::int32_t& slot : part.slots) slot += 16 * block;
+                    tables.parts.push_back(std::move(part));
+                }
+            };
             plan.token_start = {0, n_tokens}, plan.context_lens = {n_tokens}, plan.readable = {0};
             tables.table_start = {0, int(ids.size())}, tables.first_entry = {0}, tables.parts[0].tables = ids;
+            add_parts();
             const auto fill = [&](float* x, int n) {
                 for (int i = 0; i < n; i++) x[i] = normal(random);
             };
@@ -360,9 +379,13 @@ TEST_CASE("attention over contiguous blocks gives the bits of attention over a l
             out.swap_out = {{9, 3}, {2, 0}, {14, 5}, {0, 1}, {7, 2}};
             in.swap_in   = {{3, 1}, {0, 11}, {5, 4}, {1, 9}, {2, 3}};
             in.copies    = {{4, 15}};
+            for (std::vector<BlockCopy>* moves : {&out.swap_out, &in.swap_in, &in.copies})
+                for (std::size_t i = 0, n = moves->size(); i + n < n * std::size_t(group.blocks); i++)
+                    moves->push_back({(*moves)[i].from + 16, (*moves)[i].to + 16});
             cache->move_blocks(b, out);
             cache->move_blocks(b, in);
-            tables.parts[0].tables     = {1, 11, 15, 9, 3};
+            tables.parts[0].tables = {1, 11, 15, 9, 3};
+            add_parts();
             std::vector<float>& result = results.emplace_back();
             for (int layer = 0; layer < 3; layer++) {
                 OneOperation  attend;
@@ -373,7 +396,7 @@ TEST_CASE("attention over contiguous blocks gives the bits of attention over a l
                 result.insert(result.end(), attend.data(to), attend.data(to) + n_tokens * cols);
             }
         }
-        CHECK(results[0] == results[1]);
+        for (const std::vector<float>& result : results) CHECK(result == results[0]);
     }
 }
 

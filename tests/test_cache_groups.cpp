@@ -167,6 +167,62 @@ TEST_CASE("a layout puts layers with equal caches together and wastes at most 2 
     CHECK(gemma.blocks_at_once(32768, 16, true) == 2048 * 6);
 }
 
+// Blocks are contiguous where layers have several shapes, or codes. Of K and V of different types K is the larger one, and a layer is never cut.
+TEST_CASE("a block of several shapes of layers wastes at most 2 % of the pool", "[blocks]") {
+    struct Layers {
+        int n, window, kv_heads, head_dim;
+    };
+    struct Expected {
+        std::vector<Layers> groups;
+        KvTypes             types;
+        std::size_t         block;      // bytes
+        std::vector<int>    blocks;     // of the entries
+        int                 halved = 0; // layers with K and V in two blocks
+        double              waste  = 0.02;
+    };
+    const std::vector<Layers> gemma4{{5, 0, 2, 512}, {25, 1024, 8, 256}}, // 26B-A4B
+        gemma3_1b{{4, 0, 1, 256}, {22, 512, 1, 256}}, gemma3_4b{{5, 0, 4, 256}, {29, 1024, 4, 256}},
+        gemma3_12b{{8, 0, 8, 256}, {40, 1024, 8, 256}}, gemma3_27b{{10, 0, 16, 128}, {52, 1024, 16, 128}},
+        gpt_oss{{12, 0, 8, 64}, {12, 128, 8, 64}}, llama{{32, 0, 8, 128}};
+    const KvTypes mixed{DType::F16, DType::I8};
+    for (const Expected& e :
+         {Expected{gemma4, DType::F16, 320 << 10, {1, 10}, 5}, Expected{gemma4, DType::I8, 650 * 256, {1, 10}, 5},
+          Expected{gemma4, DType::F8, 650 * 256, {1, 10}, 5}, Expected{gemma4, mixed, 1160 * 256, {1, 9}, 0, 0.171},
+          Expected{gemma3_1b, DType::I8, 65 * 256, {2, 11}}, Expected{gemma3_1b, mixed, 98 * 256, {2, 11}},
+          Expected{gemma3_4b, DType::I8, 130 * 256, {5, 29}}, Expected{gemma3_12b, DType::I8, 2080 * 256, {1, 5}},
+          Expected{gemma3_27b, DType::I8, 528 * 256, {5, 26}}, Expected{gpt_oss, DType::I8, 816 * 256, {1, 1}},
+          Expected{llama, DType::I8, 4224 * 256, {1}}}) {
+        CAPTURE(e.groups[0].n, e.groups[0].kv_heads, e.groups[0].head_dim, int(e.types.k), int(e.types.v));
+        std::vector<LayerCache> layers;
+        for (const Layers& l : e.groups) {
+            std::vector<CacheArray> arrays{{e.types.k, l.kv_heads, l.head_dim}, {e.types.v, l.kv_heads, l.head_dim}};
+            for (const DType type : {e.types.k, e.types.v})
+                if (has_scales(type)) arrays.push_back({DType::F32, l.kv_heads, 1});
+            for (int i = 0; i < l.n; i++) layers.push_back({l.window, arrays});
+        }
+        const CacheLayout made = make_cache_layout(layers, 131072, 16);
+        CHECK(made.block_bytes == e.block);
+        CHECK(made.parts() == e.blocks);
+        CHECK(made.waste() <= e.waste);
+        int halved = 0;
+        for (const CacheGroup& g : made.groups) {
+            std::set<std::pair<int, int>> places;
+            for (std::size_t i = 0; i < g.layers.size(); i++) {
+                const auto k = g.place(i), v = g.place(i, true);
+                halved += k.block != v.block;
+                for (const auto& p : {k, v}) {
+                    CHECK((p.block < g.blocks && p.nth < g.layers_per_block));
+                    places.emplace(p.block, p.nth);
+                }
+            }
+            CHECK(places.size() == g.layers.size() * (g.halves ? 2 : 1));
+            const std::size_t of_place = g.layer.bytes(16) / (g.halves ? 2 : 1);
+            CHECK(std::size_t(g.layers_per_block) * of_place <= made.block_bytes);
+        }
+        CHECK(halved == e.halved);
+    }
+}
+
 // A state counts with the blocks of 512 tokens; a layer of K and V is never cut.
 TEST_CASE("K and V and states take blocks of one size and waste at most 2 % of the pool", "[blocks]") {
     struct Expected {
@@ -174,16 +230,19 @@ TEST_CASE("K and V and states take blocks of one size and waste at most 2 % of t
         std::size_t floats; // of a layer's state
         std::size_t block;  // KiB
         int         unit;   // blocks
+        DType       type = DType::F16;
     };
     for (const Expected& e : {Expected{16, 4, 256, 48, 3 * 10240 + 48 * 128 * 128, 1024, 150}, // Qwen3.5 27B
                               Expected{10, 2, 256, 30, 3 * 8192 + 32 * 128 * 128, 320, 201},   // Qwen3.5 35B-A3B
-                              Expected{6, 8, 64, 10, 2 * 1024, 192, 1},                        // LFM2 350M
-                              Expected{4, 8, 128, 27, 3 * 12288 + 10240 * 128, 256, 556},      // Nemotron Nano 9B
-                              Expected{0, 0, 0, 64, 3 * 5376 + 5120 * 128, 167872, 1}}) {      // Mamba-2 2.7B
+                              Expected{16, 4, 256, 48, 3 * 10240 + 48 * 128 * 128, 520, 295, DType::I8},
+                              Expected{6, 8, 64, 10, 2 * 1024, 192, 1},                   // LFM2 350M
+                              Expected{4, 8, 128, 27, 3 * 12288 + 10240 * 128, 256, 556}, // Nemotron Nano 9B
+                              Expected{0, 0, 0, 64, 3 * 5376 + 5120 * 128, 167872, 1}}) { // Mamba-2 2.7B
         CAPTURE(e.full, e.recurrent);
         std::vector<LayerCache> layers;
-        const CacheArray        array{DType::F16, e.kv_heads, e.head_dim};
-        for (int i = 0; i < e.full; i++) layers.push_back({0, {array, array}, 0});
+        std::vector<CacheArray> arrays(2, {e.type, e.kv_heads, e.head_dim});
+        if (has_scales(e.type)) arrays.resize(4, {DType::F32, e.kv_heads, 1});
+        for (int i = 0; i < e.full; i++) layers.push_back({0, arrays, 0});
         for (int i = 0; i < e.recurrent; i++) layers.push_back({0, {}, e.floats * 4});
         const CacheLayout made = make_cache_layout(layers, 131072, 16);
         CHECK(made.block_bytes == e.block * 1024);

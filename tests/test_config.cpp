@@ -8,6 +8,7 @@
 #include "process.h"
 #include "reference.h"
 
+import quire.compute.kv_cache;
 import quire.core.base;
 import quire.model_file.config;
 import quire.model_file.family;
@@ -187,6 +188,11 @@ TEST_CASE("layers have heads, widths, windows and caches of their own", "[config
         CHECK(l.ff_size == (i < 5 ? 128 : 256));
         CHECK(l.kv_source == (i < 5 ? -1 : window ? 3 : 4)); // the last of its kind that has K and V
     }
+    // Layers that see all have K and V in two blocks: so engines are tested with that, too.
+    const CacheLayout layout = cache_layout(c, DType::F16, 512);
+    CHECK(layout.parts() == std::vector<int>{4, 3});
+    CHECK(layout.groups[0].halves);
+    CHECK(layout.waste() == 0);
 }
 
 TEST_CASE("hyper-parameters that make no sense are refused by name and value", "[config]") {

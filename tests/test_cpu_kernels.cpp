@@ -363,7 +363,7 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                         for (const CpuKernels* k : all_kernels()) {
                             CAPTURE(k->name, D, block_size, window, int(k_type), int(v_type), first, n);
                             std::vector<float>  out(q.size(), 1e9f), scratch(attention_scratch(n * heads, D));
-                            const AttentionPart part{q.data(), out.data(), n, first, table.data()};
+                            const AttentionPart part{q.data(), out.data(), n, first, table.data(), table.data()};
                             AttentionTask       task;
                             task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
                             task.n_heads = heads;
@@ -399,7 +399,7 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             CAPTURE(k->name, D, heads, window, int(k_type), int(v_type), first);
                             const auto q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
                             std::vector<float>  out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
-                            const AttentionPart part{q.data(), out.data(), 1, first, table.data()};
+                            const AttentionPart part{q.data(), out.data(), 1, first, table.data(), table.data()};
                             AttentionPart       other = part;
                             other.out                 = again.data();
                             AttentionTask task;
@@ -453,7 +453,7 @@ TEST_CASE("attention over a latent cache of codes has the bits of attention over
             std::iota(table.rbegin(), table.rend(), 0);
             const auto         q = noise(2 * heads * D, 21);
             std::vector<float> out(2 * heads * Dv), want(out.size()), scratch(attention_scratch(2 * heads, D));
-            AttentionPart      part{q.data(), out.data(), 2, context - 2, table.data()};
+            AttentionPart      part{q.data(), out.data(), 2, context - 2, table.data(), table.data()};
             AttentionTask      task;
             task.parts = std::span(&part, 1), task.q_stride = heads * D, task.out_stride = heads * Dv;
             task.n_heads = heads, task.head_dim = D, task.value_dim = Dv, task.scale = 0.3f, task.latent = true;

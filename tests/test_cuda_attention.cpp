@@ -89,17 +89,21 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         const int rows = c.kv_heads * c.block + int(random() % 2 * (random() % 100));
         CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap,
                 c.decodes, rows);
-        const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
+        const int n_blocks = (c.context + c.block - 1) / c.block + 3;
+        // The blocks of K, and behind them those of V, which are other ones or the same.
+        const bool                apart = c.value_dim == 0 && random() % 3 == 0;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
         std::shuffle(ids.begin(), ids.end(), random);
+        ids.insert(ids.end(), ids.begin(), ids.begin() + n_blocks);
+        if (apart) std::shuffle(ids.begin() + n_blocks, ids.end(), random);
         const auto n_cache = std::size_t(n_blocks) * std::size_t(rows) * std::size_t(c.D);
         auto       k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
         const std::vector<float> sink = floats_of(random_fp16(std::size_t(c.heads), random, 3));
         const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
         const float scale = 1 / std::sqrt(float(c.D));
-        auto        at    = [&](int position, int head, int d) {
-            return (std::size_t(ids[std::size_t(position / c.block)]) * std::size_t(rows) +
+        auto        at    = [&](int position, int head, int d, bool of_v) {
+            return (std::size_t(ids[std::size_t(position / c.block + (of_v ? n_blocks : 0))]) * std::size_t(rows) +
                     std::size_t(head * c.block + position % c.block)) *
                        std::size_t(c.D) +
                    std::size_t(d);
@@ -115,15 +119,15 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             if (has_codes[i]) codes[i] = random_codes(i == 0 ? k : v, c.D, parts, V, types[i], random);
         }
         if (c.value_dim > 0) v = k;
-        CAPTURE(coded, has_codes[0], has_codes[1], int(types[0]), int(types[1]));
+        CAPTURE(apart, coded, has_codes[0], has_codes[1], int(types[0]), int(types[1]));
         for (int position = c.context; position < n_blocks * c.block; position++) // nobody may read what is not written
             for (int head = 0; head < c.kv_heads; head++) {
-                for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = fp16_nan;
+                for (int d = 0; d < c.D; d++)
+                    k[at(position, head, d, false)] = v[at(position, head, d, true)] = fp16_nan;
                 for (std::size_t i = 0; i < 2; i++)
                     for (int part = 0; part < parts && has_codes[i]; part++)
-                        codes[i]
-                            .scales[at(position, head, 0) / std::size_t(c.D) * std::size_t(parts) + std::size_t(part)] =
-                            std::numeric_limits<float>::quiet_NaN();
+                        codes[i].scales[at(position, head, 0, i == 1) / std::size_t(c.D) * std::size_t(parts) +
+                                        std::size_t(part)] = std::numeric_limits<float>::quiet_NaN();
             }
         std::vector<double> want;
         for (int t = 0; t < c.n_queries; t++) {
@@ -141,7 +145,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                         s += double(f16_to_f32(
                                  q[(std::size_t(t) * std::size_t(c.heads) + std::size_t(h)) * std::size_t(c.D) +
                                    std::size_t(d)])) *
-                             double(f16_to_f32(k[at(j, kv, d)]));
+                             double(f16_to_f32(k[at(j, kv, d, false)]));
                     s *= double(scale);
                     p.push_back(c.softcap > 0 ? double(c.softcap) * std::tanh(s / double(c.softcap)) : s);
                     limit = std::max(limit, p.back());
@@ -151,7 +155,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 for (int d = 0; d < V; d++) {
                     double o = 0;
                     for (int j = first; j <= last; j++)
-                        o += p[std::size_t(j - first)] * double(f16_to_f32(v[at(j, kv, d)]));
+                        o += p[std::size_t(j - first)] * double(f16_to_f32(v[at(j, kv, d, true)]));
                     want.push_back(o / sum);
                 }
             }
@@ -165,7 +169,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
         a.window = c.chunked ? 0 : c.window, a.chunk = c.chunked ? c.window : 0, a.softcap = c.softcap, a.value_dim = V,
-        a.block_rows = rows;
+        a.block_rows = rows, a.v_tables = apart ? n_blocks : 0;
         const OnDevice<float> there_sinks(gpu, sink);
         if (sinks) a.sinks = there_sinks.data;
         if (c.value_dim > 0) a.cache_v = nullptr;
@@ -245,7 +249,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                                    unpack[2], unpacked_k.data, unpacked_v.data, gpu);
                 plan.block_tables = there_identity.data;
                 a.coded = false, a.cache_k = unpacked_k.data, a.cache_v = unpacked_v.data;
-                a.block_rows = c.kv_heads * c.block;
+                a.block_rows = c.kv_heads * c.block, a.v_tables = 0;
             }
             cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
                                     int(tiles.size() / 3), gpu);
@@ -302,7 +306,9 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         std::vector<std::int32_t> positions, slots;
         for (int i = 0; i < s.n_pairs; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / (2 * s.n_pairs))));
         for (int t = 0; t < s.n; t++) positions.push_back(13 * t + 1), slots.push_back(t + 1 == s.n ? -1 : 2 + 2 * t);
-        frequencies.push_back(0); // never an empty buffer
+        slots             = with_v_slots(slots);
+        const int v_slots = latent ? 0 : s.heads % 2 * s.n; // K and V in other blocks, or not
+        frequencies.push_back(0);                           // never an empty buffer
         const auto cache = std::vector<std::uint16_t>(std::size_t((s.n / 2 + 2) * rows * s.D), fp16_nan);
         const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache),
             cache_v(gpu, cache);
@@ -315,7 +321,7 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         a.cache_v = latent ? nullptr : cache_v.data, a.inv_freq = there_frequencies.data, a.n_pairs = s.n_pairs;
         a.n_heads = s.heads, a.n_kv_heads = s.kv_heads, a.head_dim = s.D, a.block_size = block, a.q_dim = s.q_dim;
         a.q_first = s.q_first, a.value_dim = s.value_dim, a.scale = 1.25f, a.neox = s.neox;
-        a.block_rows = rows;
+        a.block_rows = rows, a.v_slots = v_slots;
         if (s.biased) {
             REQUIRE(cuda::can_add_biases(a));
             a.q_bias = there_q_bias.data, a.k_bias = there_k_bias.data, a.v_bias = there_v_bias.data;
@@ -345,14 +351,14 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
               1e-3);
         const std::vector<double> ks = rotated(plus(k, k_bias), s.kv_heads, k_dim, 0);
         const std::vector<float>  vs = plus(v, v_bias);
-        const auto stored            = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
+        const auto stored = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want, int at) {
             const std::vector<std::uint16_t> all = from.back(gpu);
             std::vector<float>               got;
             std::vector<double>              wanted;
             for (int t = 0; t + 1 < s.n; t++)
                 for (int h = 0; h < s.kv_heads; h++)
                     for (int d = 0; d < dim; d++) {
-                        const int slot = slots[std::size_t(t)];
+                        const int slot = slots[std::size_t(t + at)];
                         got.push_back(f16_to_f32(
                             all[std::size_t((slot / block * rows + h * block + slot % block) * s.D + first + d)]));
                         wanted.push_back(double(want[std::size_t((t * s.kv_heads + h) * dim + d)]));
@@ -361,8 +367,8 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
             return std::ranges::count_if(all, [](std::uint16_t h) { return h != fp16_nan; });
         };
         const auto all = std::ptrdiff_t((s.n - 1) * s.kv_heads * s.D); // and nothing else
-        CHECK(stored(cache_k, latent ? s.value_dim : 0, k_dim, ks) == all);
-        CHECK(stored(latent ? cache_k : cache_v, 0, s.value_dim, vs) == all);
+        CHECK(stored(cache_k, latent ? s.value_dim : 0, k_dim, ks, 0) == all);
+        CHECK(stored(latent ? cache_k : cache_v, 0, s.value_dim, vs, v_slots) == all);
     }
 }
 
@@ -424,8 +430,8 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
     for (const Shape& c : {Shape{64, 8, 2, 16, 40}, Shape{128, 8, 2, 16, 70}, Shape{128, 4, 4, 16, 130},
                            Shape{128, 7, 1, 8, 9}, Shape{256, 8, 1, 16, 21}, Shape{192, 4, 2, 16, 17},
                            Shape{80, 6, 3, 24, 33, 2.5f}, Shape{96, 4, 4, 32, 5}, Shape{64, 40, 1, 16, 6}}) {
-        const bool sinks = random() % 2 == 0, rounded = random() % 2 == 0;
-        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.sequences, sinks, rounded);
+        const bool sinks = random() % 2 == 0, rounded = random() % 2 == 0, apart = random() % 2 == 0;
+        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.sequences, sinks, rounded, apart);
         // Three beginnings, of which the second goes on in two ways; some sequences share nothing.
         std::vector<std::vector<BlockId>> stems(5), tables;
         std::vector<int>                  lengths;
@@ -455,16 +461,19 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
         const auto q     = random_fp16(std::size_t(c.sequences * c.heads * c.D), random);
         const auto sink  = floats_of(random_fp16(std::size_t(c.heads), random, 3));
         const auto scale = float(1 / std::sqrt(double(c.D)));
-        const auto at    = [&](std::size_t s, int position, int head) {
-            const BlockId block = tables[s][std::size_t(position / c.block)];
+        // V of a block, if not in the block, is as far from the last one.
+        const auto block_of_v = [&](BlockId block) { return apart ? n_blocks - 1 - block : block; };
+        const auto at         = [&](std::size_t s, int position, int head, bool of_v) {
+            BlockId block = tables[s][std::size_t(position / c.block)];
+            if (of_v) block = block_of_v(block);
             return std::size_t(((block * c.kv_heads + head) * c.block + position % c.block) * c.D);
         };
         for (std::size_t s = 0; s < tables.size(); s++) // nobody may read what is not written
             for (int position = lengths[s]; position < int(tables[s].size()) * c.block; position++)
                 for (int head = 0; head < c.kv_heads; head++)
                     for (int d = 0; d < c.D; d++)
-                        k[at(s, position, head) + std::size_t(d)] = v[at(s, position, head) + std::size_t(d)] =
-                            fp16_nan;
+                        k[at(s, position, head, false) + std::size_t(d)] =
+                            v[at(s, position, head, true) + std::size_t(d)] = fp16_nan;
         const std::vector<float> ks = floats_of(k), vs = floats_of(v), qs = floats_of(q);
         std::vector<double>      want;
         for (std::size_t s = 0; s < tables.size(); s++)
@@ -475,7 +484,7 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
                     float dot = 0;
                     for (int d = 0; d < c.D; d++)
                         dot += qs[(s * std::size_t(c.heads) + std::size_t(h)) * std::size_t(c.D) + std::size_t(d)] *
-                               ks[at(s, j, h / (c.heads / c.kv_heads)) + std::size_t(d)];
+                               ks[at(s, j, h / (c.heads / c.kv_heads), false) + std::size_t(d)];
                     const double x = double(dot * scale), cap = double(c.softcap);
                     p.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
                     most = std::max(most, p.back());
@@ -484,8 +493,8 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
                 if (sinks) sum += std::exp(double(sink[std::size_t(h)]) - most);
                 for (int j = 0; j < lengths[s]; j++)
                     for (int d = 0; d < c.D; d++)
-                        o[std::size_t(d)] +=
-                            p[std::size_t(j)] / sum * double(vs[at(s, j, h / (c.heads / c.kv_heads)) + std::size_t(d)]);
+                        o[std::size_t(d)] += p[std::size_t(j)] / sum *
+                                             double(vs[at(s, j, h / (c.heads / c.kv_heads), true) + std::size_t(d)]);
                 want.insert(want.end(), o.begin(), o.end());
             }
 
@@ -503,8 +512,10 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
         REQUIRE(work.n_tiles == 0);
         const OnDevice<std::uint16_t> dk(gpu, k), dv(gpu, v), dq(gpu, q),
             out(gpu, std::vector<std::uint16_t>(want.size(), fp16_nan));
+        std::vector<BlockId> both = step.groups[0].parts[0].tables; // of K, then of V
+        for (std::size_t i = 0, n = both.size(); i < n; i++) both.push_back(block_of_v(both[i]));
         const OnDevice<std::int32_t> there_items(gpu, items), there_shared(gpu, shared), there_queries(gpu, queries),
-            there_tables(gpu, step.groups[0].parts[0].tables), there_positions(gpu, step.positions),
+            there_tables(gpu, both), there_positions(gpu, step.positions),
             arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.sequences * c.heads), 0));
         const OnDevice<float> there_sinks(gpu, sink),
             partial(gpu, std::vector<float>(std::size_t(room.launch * c.heads * (c.D + 2)),
@@ -521,7 +532,7 @@ TEST_CASE("GPU: sequences that share their beginning attend to it together", "[c
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = a.value_dim = c.D, a.block_size = c.block;
-        a.block_rows = c.kv_heads * c.block;
+        a.block_rows = c.kv_heads * c.block, a.v_tables = apart ? int(both.size() / 2) : 0;
         a.scale = scale, a.softcap = c.softcap, a.sinks = sinks ? there_sinks.data : nullptr;
         for (int again = 0; again < 2; again++) cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
         CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);

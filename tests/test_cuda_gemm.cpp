@@ -180,6 +180,8 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                 std::vector<std::int32_t> positions, slots;
                 for (int t = 0; t < n; t++)
                     positions.push_back(37 * t), slots.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
+                slots                      = with_v_slots(slots);
+                const int          v_slots = n % 2 * n; // K and V in other blocks, or not
                 std::vector<float> frequencies;
                 for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
                 const OnDevice<std::int32_t>  there_positions(gpu, positions), there_slots(gpu, slots);
@@ -199,7 +201,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                     rope.n_pairs = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
                     rope.block_rows = rope.n_kv_heads * block_size;
                     rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rope_neox;
-                    rope.q_dim = rope.value_dim = D;
+                    rope.q_dim = rope.value_dim = D, rope.v_slots = v_slots;
                 }
                 if (cuda::match_prefill_gemm(ops, 1, gpu) == 0) break;
                 // In fp8: what the codes say is multiplied, and the codes are near the values.
@@ -284,7 +286,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                         std::size_t                n_written = 0;
                         for (int t = 0; t < n; t++)
                             for (int r = 0; r < others; r++) {
-                                const int slot = slots[std::size_t(t)];
+                                const int slot = slots[std::size_t(k == 1 ? t : t + v_slots)];
                                 const int at =
                                     ((slot / block_size * (others / D) + r / D) * block_size + slot % block_size) * D +
                                     r % D;
@@ -393,6 +395,8 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
             std::vector<std::int32_t> positions, slots;
             for (int t = 0; t < n; t++)
                 positions.push_back(37 * t), slots.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
+            slots                      = with_v_slots(slots);
+            const int          v_slots = n % 2 * n; // K and V in other blocks, or not
             std::vector<float> frequencies;
             for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
             const auto pair_at = [&](int i) {
@@ -466,7 +470,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                 rope.n_pairs = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
                 rope.block_rows = rope.n_kv_heads * 4;
-                rope.block_size = 4, rope.neox = mode == 2, rope.q_dim = rope.value_dim = D;
+                rope.block_size = 4, rope.neox = mode == 2, rope.q_dim = rope.value_dim = D, rope.v_slots = v_slots;
             }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
                 cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float), gpu);
@@ -497,7 +501,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                 const auto         total = std::ranges::count_if(got[which], [](float x) { return !std::isnan(x); });
                 for (int t = 0; t < n; t++)
                     for (int c = 0; c < kv && slots[std::size_t(t)] >= 0; c++) {
-                        const int slot = slots[std::size_t(t)];
+                        const int slot = slots[std::size_t(t + which * v_slots)];
                         wanted.push_back(want[std::size_t(t * kv + c)]);
                         stored.push_back(
                             got[which][std::size_t(((slot / 4 * (kv / D) + c / D) * 4 + slot % 4) * D + c % D)]);

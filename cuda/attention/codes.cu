@@ -79,7 +79,9 @@ __global__ void __launch_bounds__(row_warps * 32) rope_store_codes_kernel(RopeSt
     if (is_q)
         for (int i = lane; i < n; i += 32) from[i] = to_finite(x[i]);
     else if (is_k) store_row(x, n, a.k_array, slot, kv_head, a.block_size, D, latent ? v_dim : 0, latent ? 1 : 0, lane);
-    else store_row(x, n, latent ? a.k_array : a.v_array, slot, kv_head, a.block_size, D, 0, 0, lane);
+    else
+        store_row(x, n, latent ? a.k_array : a.v_array, a.v_slots == 0 ? slot : plan.slots[t + a.v_slots], kv_head,
+                  a.block_size, D, 0, 0, lane);
 }
 
 // A CTA for an entry of a sequence's block table.
@@ -88,14 +90,16 @@ __global__ void unpack_kernel(Attention a, Plan plan, const UnpackedBlocks* item
     const UnpackedBlocks item  = items[blockIdx.y];
     const int            entry = int(blockIdx.x), D = a.head_dim;
     if (entry >= item.n) return;
-    const int          block = plan.block_tables[plan.table_start[item.sequence] + item.first + entry];
+    const auto* const  id    = plan.block_tables + plan.table_start[item.sequence] + item.first + entry;
+    const int          block = *id, v_block = a.v_tables == 0 ? block : id[a.v_tables];
     const int          rows = a.n_kv_heads * a.block_size, step = D % 8 == 0 ? 8 : 1, words = D / step;
     const std::int64_t to = std::int64_t(item.at + entry) * rows * D;
     for (int i = int(threadIdx.x); i < 2 * rows * words; i += int(blockDim.x)) {
         const bool  is_k = i < rows * words;
         const int   in = is_k ? i : i - rows * words, row = in / words, first = in % words * step;
         __half*     at = (is_k ? k : v) + to + std::int64_t(row) * D + first;
-        const KvRow from(is_k ? a.k_array : a.v_array, block, row / a.block_size, row % a.block_size, a.block_size, D);
+        const KvRow from(is_k ? a.k_array : a.v_array, is_k ? block : v_block, row / a.block_size, row % a.block_size,
+                         a.block_size, D);
         // A block that was given back lies before the window: its weights are 0, but not every number times 0 is.
         if (step == 8) *reinterpret_cast<uint4*>(at) = block < 0 ? make_uint4(0, 0, 0, 0) : from.eight(first);
         else *at = block < 0 ? __half(0.0f) : to_finite(from.number(first));

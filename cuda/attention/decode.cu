@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const bool active = in < D / 8 / words;
     const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    TableSegment segment(plan.block_tables + item.table, begin, end, a.block_size);
+    TableSegment segment(plan.block_tables + item.table, begin, end, a);
     float        q[G][8 * words], acc[G][8 * words], row_max[G], row_sum[G];
 #pragma unroll
     for (int g = 0; g < G; g++) {
@@ -92,21 +92,22 @@ __global__ void __launch_bounds__(decode_warps * 32)
             if (Coded && valid[u] && active) {
                 const int   block = position / a.block_size, offset = position - block * a.block_size;
                 const KvRow k_row(a.k_array, segment[block], kv_head, offset, a.block_size, D),
-                    v_row(a.v_array, segment[block], kv_head, offset, a.block_size, D);
+                    v_row(a.v_array, segment.v(block), kv_head, offset, a.block_size, D);
 #pragma unroll
                 for (int w = 0; w < words; w++) {
                     k[u][w] = k_row.eight((w * lanes + in) * 8);
                     v[u][w] = v_row.eight((w * lanes + in) * 8);
                 }
             } else if (valid[u] && active) {
-                const int          block = position / a.block_size;
-                const std::int64_t at =
-                    kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size) * D +
-                    in * 8;
+                const int  block = position / a.block_size;
+                const auto at_in = [&](int id) {
+                    return kv_row_of_position(position, block, id, kv_head, a.block_rows, a.block_size) * D + in * 8;
+                };
+                const std::int64_t at = at_in(segment[block]), v_at = a.v_tables == 0 ? at : at_in(segment.v(block));
 #pragma unroll
                 for (int w = 0; w < words; w++) {
                     k[u][w] = *reinterpret_cast<const uint4*>(keys + at + w * lanes * 8);
-                    v[u][w] = *reinterpret_cast<const uint4*>(values + at + w * lanes * 8);
+                    v[u][w] = *reinterpret_cast<const uint4*>(values + v_at + w * lanes * 8);
                 }
             }
         }
@@ -191,13 +192,14 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
     const int begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    TableSegment  segment(plan.block_tables + item.table, begin, end, a.block_size);
+    TableSegment  segment(plan.block_tables + item.table, begin, end, a);
     std::uint32_t q[D / 8];
     MmaHeads<D>::template load_q<false>(query_of<D>(a, item, head0), n_heads, q);
     const BlockOf block_of{a.block_size};
-    const auto    row_of = [&](int position) { // of this KV head
+    const auto    row_of = [&](int position, bool v) { // of this KV head
         const int block = block_of(position);
-        return kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size);
+        return kv_row_of_position(position, block, v ? segment.v(block) : segment[block], kv_head, a.block_rows,
+                                     a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int  position = from + i + 8 * h;
-            const auto at       = seen(position) ? row_of(position) * D : 0;
+            const auto at       = seen(position) ? row_of(position, false) * D : 0;
 #pragma unroll
             for (int w = 0; w < MmaHeads<D>::k_words; w++)
                 k[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(keys + at + (j + 4 * w) * 8) : zero;
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int  position = from + 2 * j + h % 2 + h / 2 * 8;
-            const auto at       = seen(position) ? row_of(position) * D + i * (D / 8) : 0;
+            const auto at       = seen(position) ? row_of(position, true) * D + i * (D / 8) : 0;
 #pragma unroll
             for (int w = 0; w < MmaHeads<D>::v_words; w++)
                 v[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(values + at + w * 8) : zero;
@@ -327,17 +329,21 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
         const int      position = from + lane % 16, offset = block_of.offset(position);
         unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
         const bool     mine = lane / 16 == t % 2 && seen(position);
+        // Few layers have V in other blocks than K: registers do not hold its ids ahead.
+        const std::int32_t v_block =
+            a.v_tables != 0 && mine ? plan.block_tables[item.table + a.v_tables + block_of(position)] : block;
         if constexpr (Coded) { // by each lane: a bulk copy of 64 bytes costs as much as one of 2 KB
             auto* scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + lane % 16;
             if (mine)
-                cp_async_word(scale, k_scales.at(block, offset)), cp_async_word(scale + 16, v_scales.at(block, offset));
+                cp_async_word(scale, k_scales.at(block, offset)),
+                    cp_async_word(scale + 16, v_scales.at(v_block, offset));
             cp_async_mbarrier_arrive(b);
         }
         if (mine && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * Tiles::row_bytes;
             unsigned char* to    = tile + lane % 16 * Tiles::row_bytes;
             tma_copy_bulk(to, k_rows.at(block, offset), bytes, b, policy);
-            tma_copy_bulk(to + Tiles::v_at, v_rows.at(block, offset), bytes, b, policy);
+            tma_copy_bulk(to + Tiles::v_at, v_rows.at(v_block, offset), bytes, b, policy);
         }
         if (t % 2 == 1) block = next_block, next_block = id_of(t + 3);
     };

@@ -16,8 +16,8 @@ class TableSegment {
 public:
     static constexpr int length = fixed_split_length;
 
-    __device__ TableSegment(const std::int32_t* table, int begin, int end, int block_size)
-        : table_(table), begin_(begin), end_(end), block_size_(block_size) {}
+    __device__ TableSegment(const std::int32_t* table, int begin, int end, const Attention& a)
+        : table_(table), begin_(begin), end_(end), block_size_(a.block_size), v_tables_(a.v_tables) {}
     // By all threads, at multiples of a divisor of `length` from the first position on: loads the ids of `position` and of the positions
     // after it.
     __device__ void move_to(int position) {
@@ -30,6 +30,8 @@ public:
         __syncthreads();
     }
     __device__ std::int32_t operator[](int block) const { return ids()[block - first_block_]; }
+    // Of V. Few layers have it in other blocks than K: their ids do not come through shared memory.
+    __device__ std::int32_t v(int block) const { return v_tables_ == 0 ? (*this)[block] : table_[block + v_tables_]; }
 
 private:
     static __device__ std::int32_t* ids() {
@@ -38,7 +40,7 @@ private:
     }
 
     const std::int32_t* table_;
-    int                 begin_, end_, block_size_, first_block_ = 0, next_ = 0;
+    int                 begin_, end_, block_size_, v_tables_, first_block_ = 0, next_ = 0;
 };
 
 __device__ inline float rescale_of(float row_max, float new_max) {

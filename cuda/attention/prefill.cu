@@ -44,9 +44,10 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
         __syncwarp();
         float row_max = a.sinks ? a.sinks[head] : -INFINITY, row_sum = row_max > -INFINITY ? 1 : 0;
         for (int position = first_seen(a, last); position <= last; position++) {
-            const int   block = table[position / a.block_size], offset = position % a.block_size;
+            const int   nth = position / a.block_size, block = table[nth], offset = position % a.block_size;
+            const int   v_block = a.v_tables == 0 ? block : table[nth + a.v_tables];
             const KvRow k(k_array, block, kv_head, offset, a.block_size, D);
-            const KvRow v     = v_array.rows ? KvRow(v_array, block, kv_head, offset, a.block_size, D) : k;
+            const KvRow v     = v_array.rows ? KvRow(v_array, v_block, kv_head, offset, a.block_size, D) : k;
             float       score = 0;
             for (int d = lane; d < D; d += 32) score += q[d] * k.number(d, d >= V ? k_array.parts - 1 : 0);
             score               = softcapped(warp_sum(score), a.softcap);
@@ -89,16 +90,17 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * v_stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
-            const int          n = i / words, w = i % words, position = begin + t * N + n;
-            const bool         valid = position <= last && position >= low;
-            const int          block = valid ? block_of(position) : 0;
-            const std::int64_t at =
-                valid
-                       ? kv_row_of_position(position, block, table[block], kv_head, a.block_rows, a.block_size) * D + w * 8
-                       : 0;
+            const int  n = i / words, w = i % words, position = begin + t * N + n;
+            const bool valid = position <= last && position >= low;
+            const int  block = valid ? block_of(position) : 0;
+            const auto at_in = [&](int id) {
+                return kv_row_of_position(position, block, id, kv_head, a.block_rows, a.block_size) * D + w * 8;
+            };
+            const std::int64_t at   = valid ? at_in(table[block]) : 0,
+                               v_at = valid && a.v_tables != 0 ? at_in(table[block + a.v_tables]) : at;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             if (const int c = w * 8 - v_first; V == D || (c >= 0 && c < V))
-                cp_async(v + n * v_stride + c, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
+                cp_async(v + n * v_stride + c, reinterpret_cast<const __half*>(a.cache_v) + v_at, valid);
         }
     };
     for (int i = threadIdx.x; i < M * (D / 8); i += Warps * 32) {

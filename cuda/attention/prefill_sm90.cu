@@ -189,14 +189,14 @@ __global__ void __launch_bounds__(384, 1)
             const int              bytes = warp == 0 ? row_bytes : v_row_bytes; // of a row of the tile
             if (lane == 0) tma_prefetch(warp == 0 ? maps.k : maps.v[0]);
             for_each_tile([&](const QueryTile& w) {
-                const CUtensorMap& map   = warp == 0 ? maps.k : maps.v[w.part % parts];
-                const auto*        table = plan.block_tables + plan.table_start[w.sequence];
-                const int          head = w.part / parts / (a.n_heads / a.n_kv_heads), last = last_position(w);
-                const auto         row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
+                const CUtensorMap& map = warp == 0 ? maps.k : maps.v[w.part % parts];
+                const auto* table = plan.block_tables + plan.table_start[w.sequence] + (warp == 0 ? 0 : a.v_tables);
+                const int   head = w.part / parts / (a.n_heads / a.n_kv_heads), last = last_position(w);
+                const auto  row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
                     const int block = position / a.block_size;
                     return table[block] < 0 ? -1
-                                                    : kv_row<int>(table[block], head, position - block * a.block_size,
-                                                                  a.block_rows, a.block_size);
+                                             : kv_row<int>(table[block], head, position - block * a.block_size,
+                                                           a.block_rows, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * stage_bytes;

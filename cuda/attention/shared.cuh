@@ -35,7 +35,7 @@ __device__ void attend_shared(const Attention& a, const Plan& plan, int nth_tile
     const int group = a.n_heads / a.n_kv_heads, n_rows = tile.n * group, n_tiles = (tile.end - tile.begin + N - 1) / N;
     const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     const BlockOf block_of{a.block_size};
-    TableSegment  segment(plan.block_tables + tile.table, tile.begin, tile.end, a.block_size);
+    TableSegment  segment(plan.block_tables + tile.table, tile.begin, tile.end, a);
     for (int i = int(threadIdx.x); i < tile.n; i += threads) queries[i] = plan.items.shared.queries[tile.first + i];
 
     const auto k_of = [&](int t) { return memory + t % stages * 2 * N * stride; }; // V stands behind K
@@ -47,21 +47,23 @@ __device__ void attend_shared(const Attention& a, const Plan& plan, int nth_tile
             const bool valid = position < tile.end;
             const int  block = valid ? block_of(position) : 0;
             if constexpr (Coded) {
-                const auto eight = [&](const KvArray& array) {
+                const auto eight = [&](const KvArray& array, bool v) {
                     if (!valid) return make_uint4(0, 0, 0, 0);
-                    return KvRow(array, segment[block], kv_head, position - block * a.block_size, a.block_size, D)
+                    return KvRow(array, v ? segment.v(block) : segment[block], kv_head, position - block * a.block_size,
+                                 a.block_size, D)
                         .eight(w * 8);
                 };
-                *reinterpret_cast<uint4*>(k + n * stride + w * 8)       = eight(a.k_array);
-                *reinterpret_cast<uint4*>(k + (N + n) * stride + w * 8) = eight(a.v_array);
+                *reinterpret_cast<uint4*>(k + n * stride + w * 8)       = eight(a.k_array, false);
+                *reinterpret_cast<uint4*>(k + (N + n) * stride + w * 8) = eight(a.v_array, true);
                 continue;
             }
-            const std::int64_t at =
-                valid ? kv_row_of_position(position, block, segment[block], kv_head, a.block_rows, a.block_size) * D +
-                            w * 8
-                      : 0;
+            const auto at_in = [&](int id) {
+                return kv_row_of_position(position, block, id, kv_head, a.block_rows, a.block_size) * D + w * 8;
+            };
+            const std::int64_t at   = valid ? at_in(segment[block]) : 0,
+                               v_at = valid && a.v_tables != 0 ? at_in(segment.v(block)) : at;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
-            cp_async(k + (N + n) * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
+            cp_async(k + (N + n) * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + v_at, valid);
         }
     };
     segment.move_to(tile.begin);

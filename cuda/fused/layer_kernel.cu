@@ -151,20 +151,23 @@ __device__ void for_each_token(const float (&d)[N / 2], int n_tokens, const What
                 what(token, d[4 * i + j], d[4 * i + 2 + j]);
 }
 
-// The tokens of the step, looked up once: where the row of KV head 0 is in the cache (-1: nowhere), and the position.
+// The tokens of the step, looked up once: where the rows of KV head 0 are in the cache, of K and of V (-1: nowhere), and the position.
 template <class L>
 struct StepTokens {
-    std::int64_t row[L::tokens];
-    float        position[L::tokens];
+    int   row[2][L::tokens];
+    float position[L::tokens];
 
     __device__ void init(const Params& params) { // by the team
         const RopeStore& a = params.rope;
         const int        t = int(threadIdx.x);
         if (t < params.n_tokens && a.block_size > 0) {
-            const int          slot = params.plan.slots[t];
-            const std::int64_t at   = kv_row_of_slot(slot, 0, a.block_rows, a.block_size) * a.head_dim;
-            row[t]                  = slot < 0 ? -1 : at;
-            position[t]             = float(params.plan.positions[t]);
+            const std::int32_t* const slot   = params.plan.slots + t;
+            const auto                row_of = [&](int slot) {
+                return slot < 0 ? -1 : int(kv_row_of_slot(slot, 0, a.block_rows, a.block_size));
+            };
+            row[0][t]   = row_of(*slot);
+            row[1][t]   = a.v_slots == 0 ? row[0][t] : row_of(slot[a.v_slots]);
+            position[t] = float(params.plan.positions[t]);
         }
         Team<L>::sync();
     }
@@ -186,7 +189,8 @@ __device__ void rope_epilogue(const Phase& phase, const Params& params, const St
                                                                    : a.cache_v) +
                std::int64_t(head) * (which == 0 ? 1 : kv_head_stride(a.block_size)) * D + one;
     for_each_token<L::tokens>(d, params.n_tokens, [&](int token, float v, float u) {
-        const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.row[token];
+        const std::int64_t at =
+            which == 0 ? std::int64_t(token) * r.rows : std::int64_t(tokens.row[which - 1][token]) * D;
         if (at < 0) return; // the token only fills up a graph
         float sine = 0, cosine = 1;
         if (rotated) {

@@ -96,7 +96,8 @@ __device__ inline void store_row(__half* to, int n, const std::uint32_t (&words)
 // up. D: head_dim of RoPE.
 template <Epilogue E, int D, int Width, int Size>
 __device__ void finish_tile(float (&sum)[Size], const PrefillResults& results, int projection, int first_n, int row) {
-    const int n = results.rows[projection], lane = int(threadIdx.x) % 32;
+    const int                 n = results.rows[projection], lane = int(threadIdx.x) % 32;
+    const std::int32_t* const slots = results.slots + (projection == 2 ? results.rope.v_slots : 0);
     if (const float* bias = results.bias[projection]; !is_gated(E) && bias != nullptr)
 #pragma unroll
         for (int i = 0; i < Width / 2; i++)
@@ -109,7 +110,7 @@ __device__ void finish_tile(float (&sum)[Size], const PrefillResults& results, i
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const bool is_row = row + 8 * r < results.m;
-        const int  slot   = E == Epilogue::rope_store && is_row ? results.slots[row + 8 * r] : -1;
+        const int  slot   = E == Epilogue::rope_store && is_row ? slots[row + 8 * r] : -1;
         const auto place  = [&](int col) -> __half* { // of the results
             if (!is_row) return nullptr;
             if (E != Epilogue::rope_store || projection == 0)

@@ -43,6 +43,7 @@ struct KvLayer {
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
+    int   v_part         = 0;  // likewise, to those of V and its scales: `part`, or the one behind it
     std::size_t stride   = 0;  // on a GPU a multiple of 256 and of a row of every array
     DType       v_type   = DType::F16;
     std::byte * k_scales = nullptr, *v_scales = nullptr; // float32, not aligned; null: numbers

@@ -156,7 +156,7 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, KvT
     return cache;
 }
 
-// Where each layer's memory lies: layer i of a group has place i % layers_per_block in the blocks of part i / layers_per_block.
+// Where each layer's memory lies, in the places of its group (CacheGroup::place).
 void KvCache::place(const ModelConfig& config, KvTypes types, const CacheLayout& layout, int n_blocks, int block_size) {
     auto* const memory     = static_cast<std::byte*>(memory_.data());
     const bool  contiguous = layout.block_bytes > 0;
@@ -171,26 +171,33 @@ void KvCache::place(const ModelConfig& config, KvTypes types, const CacheLayout&
                 states_[layer] = {memory, layout.block_bytes, int(g), group.offsets[i], l.state.bytes()};
                 continue;
             }
-            const auto per_block = std::size_t(group.layers_per_block);
-            KvLayer&   to        = layers_[layer];
-            to                   = {nullptr,      nullptr,    types.k,     n_blocks, block_size,
-                                    l.n_kv_heads, l.head_dim, l.value_dim, int(g),   int(i / per_block)};
-            to.v_type            = config.latent ? types.k : types.v;
-            to.stride            = contiguous ? layout.block_bytes : to.block_bytes();
-            // A layer's K, V and scales, one after the other; of one block, or of all blocks.
+            const CacheGroup::Place place = group.place(i), v_place = group.place(i, true);
+            KvLayer&                to = layers_[layer];
+            to                         = {nullptr,      nullptr,    types.k,     n_blocks, block_size,
+                                          l.n_kv_heads, l.head_dim, l.value_dim, int(g),   place.block};
+            to.v_part                  = v_place.block;
+            to.v_type                  = config.latent ? types.k : types.v;
+            to.stride                  = contiguous ? layout.block_bytes : to.block_bytes();
+            // A layer's K, V and scales, one after the other, or those of K and those of V; of one block, or of all blocks.
             const auto arrays   = arrays_of(config, l, types);
             const auto bytes_of = [&](const CacheArray& array) {
                 return array.bytes(block_size) * (contiguous ? 1 : std::size_t(n_blocks));
             };
             std::size_t layer_bytes = 0;
             for (const CacheArray& array : arrays) layer_bytes += bytes_of(array);
-            std::byte* at   = memory + i % per_block * layer_bytes;
+            const auto begin_of = [&](const CacheGroup::Place& p) {
+                return memory + std::size_t(p.nth) * layer_bytes / (group.halves ? 2 : 1);
+            };
+            std::byte *k_at = begin_of(place), *v_at = begin_of(v_place);
             auto       next = arrays.begin();
-            const auto take = [&] { return std::exchange(at, at + bytes_of(*next++)); };
-            to.k            = take();
-            if (!config.latent) to.v = take();
-            if (has_scales(to.type)) to.k_scales = take();
-            if (has_scales(to.v_type) && to.v) to.v_scales = take();
+            const auto take = [&](bool of_v) {
+                std::byte*& at = of_v && group.halves ? v_at : k_at;
+                return std::exchange(at, at + bytes_of(*next++));
+            };
+            to.k = take(false);
+            if (!config.latent) to.v = take(true);
+            if (has_scales(to.type)) to.k_scales = take(false);
+            if (has_scales(to.v_type) && to.v) to.v_scales = take(true);
         }
     }
     for (std::size_t i = 0; i < layers_.size(); i++)

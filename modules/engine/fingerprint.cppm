@@ -124,7 +124,7 @@ std::string basis_of_kv(std::uint64_t weights, bool long_rope, const EngineOptio
                            o.fp8_rows > 0 ? cat(", fp8 from ", o.fp8_rows, " rows") : std::string());
     if (o.layout.block_bytes > 0) text += cat(", blocks of ", o.layout.block_bytes);
     for (const CacheGroup& g : o.layout.groups) {
-        text += cat("; ", g.window, " ", g.blocks, " ", g.layers_per_block, ":");
+        text += cat("; ", g.window, " ", g.blocks, " ", g.layers_per_block, g.halves ? " halves:" : ":");
         for (int layer : g.layers) text += cat(" ", layer);
     }
     return text;

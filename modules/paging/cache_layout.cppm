@@ -40,6 +40,8 @@ struct LayerCache {
     bool                    operator==(const LayerCache&) const = default;
 
     std::size_t bytes(int block_size) const; // of the arrays, for a block of tokens
+    // Whether K with its scales has the bytes of V with its scales, so that one's place has room for the other.
+    bool has_halves() const { return arrays.size() > 1 && arrays[0] == arrays[1]; }
 };
 
 // Layers that see the same positions and keep arrays of the same shape. A sequence has a block table for each group. An entry of
@@ -48,14 +50,23 @@ struct LayerCache {
 // Or all layers with a recurrent state. A sequence has one state for all its tokens: a state unit of `blocks` blocks, through which its bytes run,
 // layer after layer.
 struct CacheGroup {
-    int              window = 0; // as LayerCache says; what lies behind it is given back
-    int              blocks = 1; // of the pool, in one table entry or unit
-    std::vector<int> layers; // in the order of their places: layer i stands in block i / layers_per_block of an entry
-    LayerCache       layer            = {}; // each of them; a state: its bytes in all layers
-    int              layers_per_block = 1;
-    std::vector<std::size_t> offsets  = {}; // a state: where each layer's begins in the unit, at multiples of 256
+    int                      window = 0;            // as LayerCache says; what lies behind it is given back
+    int                      blocks = 1;            // of the pool, in one table entry or unit
+    std::vector<int>         layers;                // in the order of their places
+    LayerCache               layer            = {}; // each of them; a state: its bytes in all layers
+    int                      layers_per_block = 1;  // places of a block, mostly for a layer each
+    std::vector<std::size_t> offsets = {}; // a state: where each layer's begins in the unit, at multiples of 256
+    bool halves = false; // K with its scales and V with its scales have a place each: a block may end between them
 
     bool keeps_state() const { return layer.state > 0; }
+    // Where layer i, or its K or V, stands: in which block of an entry, and there in which place.
+    struct Place {
+        int block, nth;
+    };
+    Place place(std::size_t i, bool of_v = false) const {
+        const int at = int(i) * (halves ? 2 : 1) + (halves && of_v);
+        return {at / layers_per_block, at % layers_per_block};
+    }
 };
 
 // The groups of a model. All of them take blocks from one pool, so that what one group does not use another one can.
@@ -91,7 +102,8 @@ struct CacheLayout {
 inline constexpr int most_cache_groups = 4;
 
 // Layers with equal caches form a group. All layers with a state form one. A layer without memory is in no group. A window of `context` or more
-// counts as none. A block holds as many layers as possible with a waste of at most 2 %; if no number has that, the number with the least waste.
+// counts as none. A block holds as many layers as possible with a waste of at most 2 %; if no number has that, blocks end between the K and V
+// of layers, too; if that is not enough, blocks have the size with the least waste.
 // Groups beyond most_cache_groups join the group with the next wider window, where their arrays have one shape.
 CacheLayout make_cache_layout(std::span<const LayerCache> layers, int context, int block_size = 16);
 
@@ -168,19 +180,25 @@ double CacheLayout::waste(int block_size) const {
     return std::max(most, 1 - (used + double(unit.layer.state)) / (all + double(unit.blocks) * double(block_bytes)));
 }
 
-// Gives each group its blocks of so many bytes. False: some layer has no room in one.
-bool divide(CacheLayout& layout, std::size_t block_bytes, int block_size) {
+// Gives each group its blocks of so many bytes; with `halves`, K and V places of their own where that takes fewer blocks. False: some
+// layer has no room in one.
+bool divide(CacheLayout& layout, std::size_t block_bytes, int block_size, bool halves) {
     layout.block_bytes = block_bytes;
     for (CacheGroup& g : layout.groups) {
         if (g.keeps_state()) {
             g.blocks = int((g.layer.state + block_bytes - 1) / block_bytes);
             continue;
         }
-        const int n        = int(g.layers.size());
-        g.layers_per_block = int(std::min(block_bytes / g.layer.bytes(block_size), std::size_t(n)));
-        if (g.layers_per_block == 0) return false;
-        g.blocks           = divided_up(n, g.layers_per_block);
-        g.layers_per_block = divided_up(n, g.blocks);
+        g.blocks = 0;
+        for (const bool in_halves : {false, true}) {
+            if (in_halves && !(halves && g.layer.has_halves())) continue;
+            const std::size_t of_layer = in_halves ? 2 : 1, n = g.layers.size() * of_layer,
+                              most = std::min(block_bytes / (g.layer.bytes(block_size) / of_layer), n);
+            const int blocks       = most > 0 ? divided_up(int(n), int(most)) : 0;
+            if (blocks == 0 || (g.blocks > 0 && blocks >= g.blocks)) continue;
+            g.halves = in_halves, g.blocks = blocks, g.layers_per_block = divided_up(int(n), blocks);
+        }
+        if (g.blocks == 0) return false;
     }
     return true;
 }
@@ -194,21 +212,26 @@ void divide_shapes(CacheLayout& layout, int block_size) {
             const std::size_t row = row_bytes(a.type, a.width);
             unit                  = unit / std::gcd(unit, row) * row;
         }
-    std::vector<std::size_t> sizes;
-    for (const CacheGroup& g : layout.tables())
-        for (std::size_t n = 1; n <= g.layers.size(); n++)
-            sizes.push_back((n * g.layer.bytes(block_size) + unit - 1) / unit * unit);
-    if (sizes.empty()) sizes.push_back((layout.groups.back().layer.state + unit - 1) / unit * unit);
-    std::ranges::sort(sizes, std::greater());
-    constexpr double most_waste = 0.02;
-    std::size_t      best       = 0;
-    double           least      = 2;
-    for (std::size_t size : sizes) {
-        if (!divide(layout, size, block_size)) continue;
-        const double waste = std::max(layout.waste(block_size), most_waste);
-        if (waste < least) least = waste, best = size;
+    const auto       rounded     = [&](std::size_t bytes) { return (bytes + unit - 1) / unit * unit; };
+    constexpr double most_waste  = 0.02;
+    std::size_t      best        = 0;
+    bool             best_halves = false;
+    double           least       = 2;
+    for (const bool halves : {false, true}) {
+        std::vector<std::size_t> sizes;
+        for (const CacheGroup& g : layout.tables())
+            for (std::size_t n = 1, of_layer = halves ? 2 : 1; n <= of_layer * g.layers.size(); n++)
+                sizes.push_back(rounded(n * g.layer.bytes(block_size) / of_layer));
+        if (sizes.empty()) sizes.push_back(rounded(layout.groups.back().layer.state));
+        std::ranges::sort(sizes, std::greater());
+        for (std::size_t size : sizes) {
+            if (!divide(layout, size, block_size, halves)) continue;
+            const double waste = std::max(layout.waste(block_size), most_waste);
+            if (waste < least) least = waste, best = size, best_halves = halves;
+        }
+        if (least <= most_waste) break;
     }
-    divide(layout, best, block_size);
+    divide(layout, best, block_size, best_halves);
 }
 
 // Groups whose layers all have arrays of one shape. A block holds the most layers by which they can be divided.

@@ -39,8 +39,8 @@ inline std::vector<Lane> lanes_of(const CacheLayout& layout, std::span<const int
                 lanes[layer] = {int(g), 0, int(i), 0, true};
                 continue;
             }
-            const int n  = layout.groups[g].layers_per_block;
-            lanes[layer] = {int(g), int(i) / n, int(i) % n, windows[layer], false};
+            const auto [part, place] = layout.groups[g].place(i); // of K: a cell has both
+            lanes[layer]             = {int(g), part, place, windows[layer], false};
         }
     return lanes;
 }

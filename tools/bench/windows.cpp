@@ -17,12 +17,18 @@ constexpr int block_size = 16;
 struct Shape {
     const char* name;
     int         n_layers, n_kv_heads, head_dim, window, period, context;
+    int         full_kv_heads = n_kv_heads, full_head_dim = head_dim; // of layers that see all
 
-    std::vector<LayerCache> layers(bool with_windows) const {
+    std::vector<LayerCache> layers(bool with_windows, KvTypes types = {}) const {
         std::vector<LayerCache> all;
-        const CacheArray        array{DType::F16, n_kv_heads, head_dim};
-        for (int i = 0; i < n_layers; i++)
-            all.push_back({with_windows && (period == 0 || (i + 1) % period != 0) ? window : 0, {array, array}});
+        for (int i = 0; i < n_layers; i++) {
+            const bool              full  = period > 0 && (i + 1) % period == 0;
+            const int               heads = full ? full_kv_heads : n_kv_heads, dim = full ? full_head_dim : head_dim;
+            std::vector<CacheArray> arrays{{types.k, heads, dim}, {types.v, heads, dim}};
+            for (DType type : {types.k, types.v})
+                if (has_scales(type)) arrays.push_back({DType::F32, heads, 1});
+            all.push_back({with_windows && !full ? window : 0, arrays});
+        }
         return all;
     }
     // Of K and V of one layer.
@@ -153,27 +159,31 @@ int windows(bool json) {
     const Shape more[] = {{"Gemma 3 1B", 26, 1, 256, 512, 6, 32768},
                           {"Gemma 3 4B", 34, 4, 256, 1024, 6, 131072},
                           {"Gemma 3 27B", 62, 16, 128, 1024, 6, 131072},
-                          {"Gemma 2 9B", 42, 8, 256, 4096, 2, 8192}};
+                          {"Gemma 2 9B", 42, 8, 256, 4096, 2, 8192},
+                          {"Gemma 4 26B-A4B", 30, 8, 256, 1024, 6, 262144, 2, 512}};
     if (!json)
         std::printf(
-            "\n| | layers that see all, with a window | layers of a block | blocks of their entries | unused |\n"
-            "| --- | --: | --: | --: | --: |\n");
-    const auto layout_line = [&](const Shape& shape) {
-        const CacheLayout layout = make_cache_layout(shape.layers(true), shape.context);
-        std::string       layers, blocks;
+            "\n| | K, V | layers that see all, with a window | layers of a block | blocks of their entries | unused |\n"
+            "| --- | --- | --: | --: | --: | --: |\n");
+    const auto layout_line = [&](const Shape& shape, const char* types, KvTypes kv) {
+        const CacheLayout layout = make_cache_layout(shape.layers(true, kv), shape.context);
+        std::string       layers, blocks, of_block;
         for (const CacheGroup& g : layout.groups) {
-            layers += cat(layers.empty() ? "" : ", ", g.layers.size());
-            blocks += cat(blocks.empty() ? "" : ", ", g.blocks);
+            const char* const comma = layers.empty() ? "" : ", ";
+            layers += cat(comma, g.layers.size());
+            blocks += cat(comma, g.blocks);
+            of_block += cat(comma, g.layers_per_block / (g.halves ? 2.0 : 1.0));
         }
-        out.push_back({{"model", shape.name},
-                       {"layers_per_block", layout.groups[0].layers_per_block},
-                       {"waste", layout.waste()}});
+        out.push_back({{"model", shape.name}, {"types", types}, {"blocks", blocks}, {"waste", layout.waste()}});
         if (!json)
-            std::printf("| %s | %s | %d | %s | %.1f %% |\n", shape.name, layers.c_str(),
-                        layout.groups[0].layers_per_block, blocks.c_str(), 100 * layout.waste());
+            std::printf("| %s | %s | %s | %s | %s | %.1f %% |\n", shape.name, types, layers.c_str(), of_block.c_str(),
+                        blocks.c_str(), 100 * layout.waste());
     };
-    for (const Shape& shape : shapes) layout_line(shape);
-    for (const Shape& shape : more) layout_line(shape);
+    for (const auto& [types, kv] : {std::pair("f16", KvTypes(DType::F16)), std::pair("q8_0", KvTypes(DType::I8))}) {
+        for (const Shape& shape : shapes) layout_line(shape, types, kv);
+        for (const Shape& shape : more) layout_line(shape, types, kv);
+    }
+    layout_line(std::end(more)[-1], "f16, q8_0", {DType::F16, DType::I8});
     if (json) std::printf("%s\n", json_dump(out).c_str());
     return 0;
 }

@@ -104,6 +104,9 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
         return KvRows{static_cast<const std::byte*>(array) + first * row_bytes(type, D), type,
                       scales ? scales + first * sizeof(float) : nullptr}; // a latent cache has one head
     };
+    const auto table_of = [&](int part, const QueryTile& tile) {
+        return tables.parts[std::size_t(part)].tables.data() + tables.origin(std::size_t(tile.sequence));
+    };
     const auto task_of = [&](int item, std::array<AttentionPart, group_size>& parts) {
         const TileGroup tiles  = apart ? TileGroup{item / K, 1, 0} : groups_[std::size_t(item / K)];
         const int       h      = item % K;
@@ -115,7 +118,8 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
                                      floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv,
                                      tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
-                                     tables.parts[std::size_t(cache.part)].tables.data() + tables.origin(std::size_t(tile.sequence)),
+                                     table_of(cache.part, tile),
+                                     table_of(cache.v_part, tile),
                     op.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
             shared                = std::min(shared, part.first_position + 1);
         }

@@ -54,14 +54,15 @@ INLINE void value_row(const AttentionTask& task, const std::int32_t* table, int 
 }
 
 template <bool Fma>
-INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
+INLINE void load_chunk(const AttentionTask& task, const AttentionPart& part, int chunk, int from, int to,
                        const Chunk& c) {
     const auto width = std::size_t(c.padded);
     for (int p = from; p < to && c.v; p++)
-        value_row<Fma>(task, table, p, 0, task.value_dim, c.v + std::size_t(p - chunk) * std::size_t(c.padded_v));
+        value_row<Fma>(task, part.v_table, p, 0, task.value_dim,
+                       c.v + std::size_t(p - chunk) * std::size_t(c.padded_v));
     for (int first = from / 16 * 16; first < to; first += 16) {
         for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
-            key_row<Fma>(task, table, p, c.rows + std::size_t(p - first) * width);
+            key_row<Fma>(task, part.table, p, c.rows + std::size_t(p - first) * width);
         for (int d = 0; d < c.padded; d += 4) {
             i32x16 transposed[4];
             transpose(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), transposed);
@@ -258,7 +259,7 @@ INLINE void attention_body(const AttentionTask& task) {
         for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
             const int chunk = i * attention_chunk, from = std::max(chunk, begin),
                       to = std::min(chunk + attention_chunk, end);
-            load_chunk<Fma>(task, part.table, chunk, from, to, c);
+            load_chunk<Fma>(task, part, chunk, from, to, c);
             const bool all_see =
                 p < 0 || part.n_tokens == 1 || part.last >= 0 || (task.window == 0 && to <= part.first_position + 1);
             pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
@@ -296,7 +297,7 @@ INLINE void attention_scores_body(const AttentionTask& task, const SplitAttentio
     };
     for (int i = first; i < last; i++) {
         const SeenChunk seen = seen_chunk(task, i);
-        load_chunk<Fma>(task, task.parts[0].table, seen.chunk, seen.from, seen.to, c);
+        load_chunk<Fma>(task, task.parts[0], seen.chunk, seen.from, seen.to, c);
         int h = 0;
         for (; h + Q <= task.n_heads; h += Q) {
             const float* q[Q];
@@ -363,7 +364,7 @@ INLINE void attention_values_body(const AttentionTask& task, const SplitAttentio
     for (int i = 0; i < split.n_chunks; i++) {
         const SeenChunk seen = seen_chunk(task, i);
         for (int p = seen.from; p < seen.to; p++)
-            value_row<Fma>(task, part.table, p, first, n, v + (p - seen.chunk) * padded);
+            value_row<Fma>(task, part.v_table, p, first, n, v + (p - seen.chunk) * padded);
         const int low = seen.from - seen.chunk, high = seen.to - seen.chunk;
         int       h = 0;
         for (; h + Q <= task.n_heads; h += Q) head_values<Fma, Q, V>(split, i, h, v, padded, low, high, acc);

@@ -359,7 +359,8 @@ void CpuBackend::execute(const RopeAndStore& op) {
     const Tensor   q = given(op.q), k = given(op.k), v = given(op.v);
     const Rope&    rope  = op.rope;
     const KvLayer& cache = layers_[std::size_t(op.layer)];
-    const auto&    slots = plan_->groups[std::size_t(cache.group)].parts[std::size_t(cache.part)].slots;
+    const auto&    entry = plan_->groups[std::size_t(cache.group)].parts;
+    const auto &   slots = entry[std::size_t(cache.part)].slots, &v_slots = entry[std::size_t(cache.v_part)].slots;
     const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
     const auto     k_dim = int(k.cols / K), v_dim = int(v.cols / K);
     check(!stores || (cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D),
@@ -399,28 +400,29 @@ void CpuBackend::execute(const RopeAndStore& op) {
                         }
                 }
                 if (!stores) continue;
-                const int         slot  = slots[std::size_t(t)];
-                const std::size_t block = std::size_t(slot / cache.block_size) * cache.stride;
                 // `first`: where the numbers begin in the row; `part`: the row's scale that is theirs, of `parts`.
-                const auto store = [&](const Tensor& from, int h, int dim, void* array, DType type, int first,
-                                       std::byte* scales, int part, int parts) {
-                    const std::size_t at = std::size_t(h * cache.block_size + slot % cache.block_size);
-                    std::byte*        to =
-                        static_cast<std::byte*>(array) + block + at * row_bytes(type, D) + row_bytes(type, first);
+                const auto store = [&](const Tensor& from, int h, int dim, bool in_v, int first, int part, int parts) {
+                    const DType       type   = in_v ? cache.v_type : cache.type;
+                    std::byte* const  scales = in_v ? cache.v_scales : cache.k_scales;
+                    const int         slot   = (in_v ? v_slots : slots)[std::size_t(t)];
+                    const std::size_t block  = std::size_t(slot / cache.block_size) * cache.stride;
+                    const std::size_t at     = std::size_t(h * cache.block_size + slot % cache.block_size);
+                    std::byte* const  to     = static_cast<std::byte*>(in_v ? cache.v : cache.k) + block +
+                                          at * row_bytes(type, D) + row_bytes(type, first);
                     const float* x = floats(from) + t * from.cols + h * dim;
                     if (!scales) return kernels_.store_kv(x, type, to, nullptr, dim);
                     turned.assign(x, x + dim);
-                    if (array == cache.k) kernels_.rotate(turned.data(), dim, cache.rotation());
+                    if (!in_v) kernels_.rotate(turned.data(), dim, cache.rotation());
                     const std::size_t scale = at * std::size_t(parts) + std::size_t(part);
                     kernels_.store_kv(turned.data(), type, to, scales + block + scale * sizeof(float), dim);
                 };
                 for (int h = 0; h < K; h++) {
                     if (cache.latent()) {
-                        store(v, h, v_dim, cache.k, cache.type, 0, cache.k_scales, 0, 2);
-                        store(k, h, k_dim, cache.k, cache.type, v_dim, cache.k_scales, 1, 2);
+                        store(v, h, v_dim, false, 0, 0, 2);
+                        store(k, h, k_dim, false, v_dim, 1, 2);
                     } else {
-                        store(k, h, k_dim, cache.k, cache.type, 0, cache.k_scales, 0, 1);
-                        store(v, h, v_dim, cache.v, cache.v_type, 0, cache.v_scales, 0, 1);
+                        store(k, h, k_dim, false, 0, 0, 1);
+                        store(v, h, v_dim, true, 0, 0, 1);
                     }
                 }
             }

@@ -83,8 +83,8 @@ struct AttentionPart {
     const float*        q        = nullptr; // first token's row; the heads that share the task's kv head start here
     float*              out      = nullptr; // likewise
     int                 n_tokens = 0, first_position = 0;
-    const std::int32_t* table = nullptr; // the sequence's blocks
-    int                 last  = -1;      // the last position that every token sees; -1: its own
+    const std::int32_t *table = nullptr, *v_table = nullptr; // the sequence's blocks: of K; of V
+    int                 last = -1;                           // the last position that every token sees; -1: its own
 };
 
 // K or V of a kv head: rows of head_dim numbers, or of codes with a scale each.

@@ -450,7 +450,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     program_ = &program;
     values_  = &values;
     step_.compile(program, layers);
-    lowered_ = lower(program, values, layers, step_.attentions(), step_.first_tables(), weights_, memory_, *gpu_);
+    lowered_ = lower(program, values, layers, step_.attentions(), step_.tables(), weights_, memory_, *gpu_);
     check(adapters_.compile(program, limits_, weights_, values, lowered_, memory_, pinned_),
           "no memory for the adapters of a step");
     check(carry_.compile(program, limits_, memory_, pinned_), "no memory for the states that a step keeps");
@@ -603,7 +603,8 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
         if (!fp16.coded || fp16.latent()) return cuda::attention_prefill(fp16, plan, tiles, n, *gpu_);
         cuda::unpack_codes(fp16, plan, unpacks, launch.n_unpacks, launch.most_entries, unpacked_k_, unpacked_v_, *gpu_);
         fp16.coded   = false;
-        fp16.cache_k = unpacked_k_, fp16.cache_v = unpacked_v_, fp16.block_rows = fp16.n_kv_heads * fp16.block_size;
+        fp16.cache_k = unpacked_k_, fp16.cache_v = unpacked_v_, fp16.block_rows = fp16.n_kv_heads * fp16.block_size,
+        fp16.v_tables = 0;
         cuda::attention_prefill(fp16, step_.unpacked_plan(op.tables, op.items), tiles, n, *gpu_);
     });
 }

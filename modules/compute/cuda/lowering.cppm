@@ -28,10 +28,15 @@ inline constexpr int most_attentions = 4;
 // The different ones of a program, as they come.
 std::vector<AttentionKind> attentions_of(const Program& program, std::span<const KvLayer> layers);
 
-// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `attentions`, and
-// block tables for each part of each cache group, those of a group from its first_tables on.
+// The block tables and slots of a step, one of each for each part of each cache group.
+struct StepTables {
+    std::vector<int> first;                             // of each group, among all parts
+    int              tables_apart = 0, slots_apart = 0; // int32s from those of a part to those of the next one
+};
+
+// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `attentions`.
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const AttentionKind> attentions, std::span<const int> first_tables,
+                                    std::span<const AttentionKind> attentions, const StepTables& tables,
                                     const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu);
 
 } // namespace quire
@@ -53,9 +58,9 @@ LoweredOperation of_one_row(bool known = true) {
 class Lowering {
 public:
     Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-             std::span<const AttentionKind> attentions, std::span<const int> first_tables, const DeviceWeights& weights,
+             std::span<const AttentionKind> attentions, const StepTables& tables, const DeviceWeights& weights,
              DeviceMemory& memory, cuda::Context& gpu)
-        : program_(program), values_(values), layers_(layers), attentions_(attentions), first_tables_(first_tables),
+        : program_(program), values_(values), layers_(layers), attentions_(attentions), tables_(tables),
           weights_(weights), memory_(memory), gpu_(gpu) {}
 
     LoweredOperation lower(const Embed& op) {
@@ -206,6 +211,7 @@ public:
         args.head_dim           = cache.head_dim;
         args.block_size         = cache.block_size;
         args.block_rows         = int(cache.stride / row_bytes(cache.type, cache.head_dim));
+        args.v_slots            = (cache.v_part - cache.part) * tables_.slots_apart;
         args.scale              = rope.scale;
         args.neox               = rope.neox;
         args.coded              = coded;
@@ -230,6 +236,7 @@ public:
         args.head_dim          = cache.head_dim;
         args.block_size        = cache.block_size;
         args.block_rows        = int(cache.stride / row_bytes(cache.type, cache.head_dim));
+        args.v_tables          = (cache.v_part - cache.part) * tables_.tables_apart;
         args.scale             = op.scale;
         args.window            = op.chunked ? 0 : op.window;
         args.chunk             = op.chunked ? op.window : 0;
@@ -409,7 +416,7 @@ private:
     }
     static cuda::KvArray k_array(const KvLayer& c) { return array_of(c, c.k, c.type, c.k_scales); }
     static cuda::KvArray v_array(const KvLayer& c) { return array_of(c, c.v, c.v_type, c.v_scales); }
-    int tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
+    int tables_of(const KvLayer& cache) const { return tables_.first[std::size_t(cache.group)] + cache.part; }
     template <class Op>
     LoweredOperation lower_gemm(const Op& op) { // of experts
         LoweredOperation to = of_one_row(false);
@@ -421,7 +428,7 @@ private:
     const Activations&             values_;
     std::span<const KvLayer>       layers_;
     std::span<const AttentionKind> attentions_;
-    std::span<const int>           first_tables_;
+    const StepTables&              tables_;
     const DeviceWeights&           weights_;
     DeviceMemory&                  memory_;
     cuda::Context&                 gpu_;
@@ -429,9 +436,9 @@ private:
 };
 
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const AttentionKind> attentions, std::span<const int> first_tables,
+                                    std::span<const AttentionKind> attentions, const StepTables& tables,
                                     const DeviceWeights& weights, DeviceMemory& memory, cuda::Context& gpu) {
-    Lowering                      lowering(program, values, layers, attentions, first_tables, weights, memory, gpu);
+    Lowering                      lowering(program, values, layers, attentions, tables, weights, memory, gpu);
     std::vector<LoweredOperation> lowered;
     lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)

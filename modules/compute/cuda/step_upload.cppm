@@ -34,9 +34,9 @@ public:
 
     // -- before the first step
     std::span<const AttentionKind> attentions() const { return kinds_; } // each has lists of items and tiles in a step
-    std::span<const int> first_tables() const { return first_tables_; }  // of each cache group, among all parts
-    std::size_t          n_tables() const { return plans_.size(); }
-    int                  most_items() const { return room_.launch; } // of a launch: their splits need memory
+    const StepTables&              tables() const { return tables_; }
+    std::size_t                    n_tables() const { return plans_.size(); }
+    int                            most_items() const { return room_.launch; } // of a launch: their splits need memory
 
     // -- the step that was sent
     StepShape         shape() const { return shape_; }
@@ -135,7 +135,7 @@ private:
                 list_ints_  = 0; // room for the block tables of one part, and for the lists of an attention
     std::size_t                                   at_shared_ = 0, at_queries_ = 0; // in the lists of an attention
     int                                           block_size_ = 0;
-    std::vector<int>                              first_tables_;
+    StepTables                                    tables_;
     std::vector<cuda::Plan>                       plans_; // for the layers of each part
     std::vector<AttentionKind>                    kinds_;
     std::array<AttentionWork, most_attentions>    work_;
@@ -166,11 +166,12 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     check(l.n_attentions <= int(work_.size()), "more kinds of attention than a step has lists for");
     room_ = attention_room(attention_shape({}, true, 0), gpu_, l.max_tokens, l.max_sequences, l.context);
     for (int n = 0; int parts : l.parts) {
-        first_tables_.push_back(n);
+        tables_.first.push_back(n);
         n += parts;
         plans_.resize(std::size_t(std::max(n, 1))); // a model without K and V has the slots of a step nevertheless
     }
-    table_ints_   = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    table_ints_          = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    tables_.tables_apart = int(table_ints_), tables_.slots_apart = int(T);
     at_positions_ = T;
     at_slots_     = 2 * T;
     at_rows_      = at_slots_ + plans_.size() * T;
@@ -204,7 +205,7 @@ bool StepUpload::prepare(const StepLimits& l, DeviceMemory& memory, PinnedMemory
     }
     for (std::size_t g = 0; g < l.parts.size(); g++)
         for (int part = 0; part < std::max(l.parts[g], l.parts.size() == 1 ? 1 : 0); part++) {
-            const auto  i     = std::size_t(first_tables_[g]) + std::size_t(part);
+            const auto  i     = std::size_t(tables_.first[g]) + std::size_t(part);
             cuda::Plan& plan  = plans_[i];
             plan.tokens       = device_;
             plan.positions    = device_ + at_positions_;
@@ -258,7 +259,7 @@ bool StepUpload::send(const StepPlan& plan) {
     else decoding = false;
     check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
           "a step larger than announced");
-    check(plan.groups.size() == first_tables_.size(), "a plan for other cache groups");
+    check(plan.groups.size() == tables_.first.size(), "a plan for other cache groups");
 
     const auto put = [&](std::size_t at, const std::vector<std::int32_t>& values) {
         std::copy(values.begin(), values.end(), host_ + at);
@@ -274,7 +275,7 @@ bool StepUpload::send(const StepPlan& plan) {
             host_[at_starts_ + g * (std::size_t(limits_.max_sequences) + 1) + std::size_t(s)] =
                 group.origin(std::size_t(s));
         for (std::size_t part = 0; part < group.parts.size(); part++) {
-            const std::size_t i         = std::size_t(first_tables_[g]) + part;
+            const std::size_t i         = std::size_t(tables_.first[g]) + part;
             const auto& [tables, slots] = group.parts[part];
             check(tables.size() <= table_ints_, "more block tables than announced");
             put(at_tables_ + i * table_ints_, tables);
@@ -282,7 +283,7 @@ bool StepUpload::send(const StepPlan& plan) {
             for (int t = T; t < shape_.tokens; t++) host_[at_slots_ + i * room + std::size_t(t)] = -1;
         }
     }
-    if (first_tables_.size() == 1 && plan.groups[0].keeps_state()) // no layer has slots: whether a row counts
+    if (tables_.first.size() == 1 && plan.groups[0].keeps_state()) // no layer has slots: whether a row counts
         for (int t = 0; t < shape_.tokens; t++) host_[at_slots_ + std::size_t(t)] = t < T ? 0 : -1;
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
