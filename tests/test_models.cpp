@@ -173,11 +173,14 @@ TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
         if (name == "--jinja") return false;
         return std::nullopt;
     };
+    const auto misplaced = [](const std::string& flag) -> std::string {
+        return flag == "--port" ? " belongs to the server" : "";
+    };
     quire::Preset all;
     const auto    presets = quire::parse_presets(
         "version = 1\n; text\n[one]\r\nctx-size = 8\njinja = true\nload-on-startup = 1\n"
            "\n[*]\nc = 4\nstop-timeout = 5\n[a/b:Q8]\nmodel = \"/x y.gguf\"\njinja = false\n",
-        "p.ini", own, all);
+        "p.ini", own, misplaced, all);
     REQUIRE(presets);
     REQUIRE(presets->size() == 2);
     CHECK(all.words == std::vector<std::string>{"-c", "4"});
@@ -193,10 +196,12 @@ TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
           std::pair{"[ ]\n", "p.ini, line 1: a section is written"},
           std::pair{"[a]\n[a]\n", "p.ini, line 2: there is a section 'a' already"},
           std::pair{"[a]\n\nnonsense = 1\n", "p.ini, line 3: there is no flag '--nonsense'"},
+          std::pair{"[a]\nport: 8\n", "p.ini, line 2: --port belongs to the server"},
+          std::pair{"[*]\nport 8\n", "p.ini, line 2: --port belongs to the server"},
           std::pair{"[a]\nctx-size =\n", "p.ini, line 2: --ctx-size needs a value"},
           std::pair{"[a]\nload-on-startup = maybe\n", "p.ini, line 2: load-on-startup is true or false"}}) {
         INFO(text);
-        const auto read = quire::parse_presets(text, "p.ini", own, all);
+        const auto read = quire::parse_presets(text, "p.ini", own, misplaced, all);
         REQUIRE(!read);
         CHECK(has(read.error().message, fault));
     }
@@ -689,7 +694,10 @@ TEST_CASE("a preset has the flags of a model", "[models][server]") {
     };
     CHECK(
         has(refused("[nobody]\n"), "[nobody]: no file of --models-dir and no model of the hub's cache has this name"));
-    CHECK(has(refused("[llama]\nport = 8\n"), "line 2: there is no flag '--port'"));
+    CHECK(has(refused("[llama]\nport = 8\n"), "line 2: --port belongs to the server, not to a model"));
+    CHECK(has(refused("[llama]\nallowed-origins = *\n"), "line 2: --allowed-origins belongs to the server"));
+    CHECK(has(refused("[*]\nhf-repo = a/b\n"), "line 2: --hf-repo fetches no model here"));
+    CHECK(has(refused("[llama]\ncolour = red\n"), "line 2: there is no flag '--colour'"));
     CHECK(has(refused("[llama]\nctx-size = many\n"), "[llama]: "));
     CHECK(has(refused("[llama]\nalias = qwen\n"), "another model has the name 'qwen' too"));
     CHECK(has(refused("", {"-m", shipped}), "-m is about one model, and --models-dir about many"));

@@ -326,6 +326,29 @@ std::string version_of(const std::vector<std::string>& words, const std::string&
     return version;
 }
 
+// Misplaced, of --models-preset.
+std::string misplaced_in_presets(const std::string& flag) {
+    constexpr std::string_view of_server[] = {"--host",          "--port",
+                                              "--unix",          "--uds",
+                                              "--api-key",       "--api-key-file",
+                                              "--cors-origins",  "--tls-cert",
+                                              "--ssl-cert-file", "--tls-key",
+                                              "--ssl-key-file",  "--ssl-certfile",
+                                              "--ssl-keyfile",   "--allowed-origins",
+                                              "--log-file",      "--models-dir",
+                                              "--models-preset", "--models-max",
+                                              "--models-memory", "--help",
+                                              "--version",       "--config",
+                                              "--run-batch"};
+    constexpr std::string_view of_hub[]    = {"--hf-repo",   "-hf", "-hfr",       "--hf-file", "-hff",
+                                              "--model-url", "-mu", "--hf-token", "-hft",      "--offline"};
+    const auto in = [&](const auto& names) { return std::ranges::find(names, flag) != std::end(names); };
+    if (in(of_server)) return " belongs to the server, not to a model: give it on the command line";
+    if (in(of_hub)) return " fetches no model here: a section names one in the hub's cache, or has model = PATH";
+    if (flag == "--kv-events" || flag == "--kv-events-replay") return " is about a server of one model";
+    return "";
+}
+
 // The models of --models-dir, --models-preset and the hub's cache. Error: `code` is that of the program.
 Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, char** argv, int& code) {
     code = 2;
@@ -335,19 +358,10 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
     CLI::App  app{"", "server"};
     Arguments unused;
     add_flags(app, unused);
-    const OwnFlag own = [all = flags_of(app)](const std::string& name) -> std::optional<bool> {
-        constexpr std::string_view others[] = {
-            "--host",          "--port",         "--unix",       "--uds",           "--api-key",
-            "--api-key-file",  "--cors-origins", "--tls-cert",   "--ssl-cert-file", "--tls-key",
-            "--ssl-key-file",  "--log-file",     "--models-dir", "--models-preset", "--models-max",
-            "--models-memory", "--hf-repo",      "--hf-file",    "--model-url",     "--hf-token",
-            "--offline",       "--kv-events",    "--help",       "--version",       "--kv-events-replay"};
-        return std::ranges::find(others, name) == std::end(others) ? all(name) : std::nullopt;
-    };
     Preset              all;
     std::vector<Preset> presets;
     if (!typed.models_preset.empty()) {
-        Result<std::vector<Preset>> read = read_presets(typed.models_preset, own, all);
+        Result<std::vector<Preset>> read = read_presets(typed.models_preset, flags_of(app), misplaced_in_presets, all);
         if (!read) return std::unexpected(read.error());
         presets = std::move(*read);
     }

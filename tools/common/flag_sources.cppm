@@ -25,6 +25,8 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
 // Error: the line, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
+// The flag of one such line, with its dashes; "": the line has none.
+std::string flag_of_line(std::string_view line);
 // Appends the words of one such line to `words`; a line without a flag has none. `where`: the beginning of an error.
 Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
                                std::vector<std::string>& words);
@@ -111,8 +113,12 @@ std::string_view without_blanks(std::string_view text) {
     return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
 }
 
-Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
-                               std::vector<std::string>& words) {
+struct FlagLine {
+    std::string      flag; // with its dashes; "": the line has none
+    std::string_view value;
+};
+
+FlagLine split_line(std::string_view line) {
     const std::string_view text = without_blanks(line);
     if (text.empty() || text[0] == '#' || text[0] == ';') return {};
     const std::size_t end = text.find_first_of("=: \t");
@@ -122,6 +128,15 @@ Result<void> add_words_of_line(std::string_view line, const std::string& where, 
     if (value.size() > 1 && (value[0] == '"' || value[0] == '\'') && value.ends_with(value[0]))
         value = value.substr(1, value.size() - 2);
     if (!flag.starts_with('-')) flag = cat(flag.size() == 1 ? "-" : "--", flag);
+    return {std::move(flag), value};
+}
+
+std::string flag_of_line(std::string_view line) { return split_line(line).flag; }
+
+Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
+                               std::vector<std::string>& words) {
+    const auto [flag, value] = split_line(line);
+    if (flag.empty()) return {};
     const std::optional<bool> takes = takes_value(flag, program, own);
     if (!takes || flag == "--config") return fail(where, "there is no flag ", quote(flag));
     if (*takes && value.empty()) return fail(where, flag, " needs a value");

@@ -20,11 +20,14 @@ struct Preset {
     bool                     load_on_startup = false;
 };
 
-// The models in the order of their sections. `all`: gets the words of [*]. `own`: the flags of a model. Error: the line, and what is wrong with
-// it.
+// Why a flag cannot stand in such a file, as the rest of a sentence behind its name; "": it can.
+using Misplaced = std::function<std::string(const std::string& flag)>;
+
+// The models in the order of their sections. `all`: gets the words of [*]. Error: the line, and what is wrong with it.
 Result<std::vector<Preset>> parse_presets(const std::string& text, const std::string& path, const OwnFlag& own,
-                                          Preset& all);
-Result<std::vector<Preset>> read_presets(const std::string& path, const OwnFlag& own, Preset& all);
+                                          const Misplaced& misplaced, Preset& all);
+Result<std::vector<Preset>> read_presets(const std::string& path, const OwnFlag& own, const Misplaced& misplaced,
+                                         Preset& all);
 
 } // namespace quire
 
@@ -39,7 +42,7 @@ std::string_view bare(std::string_view text) {
 }
 
 Result<std::vector<Preset>> parse_presets(const std::string& text, const std::string& path, const OwnFlag& own,
-                                          Preset& all) {
+                                          const Misplaced& misplaced, Preset& all) {
     struct Line {
         std::string_view text;
         int              number = 0;
@@ -74,6 +77,8 @@ Result<std::vector<Preset>> parse_presets(const std::string& text, const std::st
                 if (value != "true" && value != "false" && value != "1" && value != "0")
                     return fail(where(line.number), "load-on-startup is true or false");
                 preset.load_on_startup = value == "true" || value == "1";
+            } else if (const std::string flag = flag_of_line(line.text), why = misplaced(flag); !why.empty()) {
+                return fail(where(line.number), flag, why);
             } else if (auto ok = add_words_of_line(line.text, where(line.number), Program::server, own, preset.words);
                        !ok)
                 return ok;
@@ -94,10 +99,11 @@ Result<std::vector<Preset>> parse_presets(const std::string& text, const std::st
     return models;
 }
 
-Result<std::vector<Preset>> read_presets(const std::string& path, const OwnFlag& own, Preset& all) {
+Result<std::vector<Preset>> read_presets(const std::string& path, const OwnFlag& own, const Misplaced& misplaced,
+                                         Preset& all) {
     const Result<std::string> text = read_file(path);
     if (!text) return std::unexpected(text.error());
-    return parse_presets(*text, path, own, all);
+    return parse_presets(*text, path, own, misplaced, all);
 }
 
 } // namespace quire
