@@ -127,6 +127,17 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
     CHECK(other.code == 1);
     CHECK(has(batch("/none.jsonl", out).err, "cannot read '/none.jsonl': no such file"));
     CHECK(batch("/none.jsonl", out).code == 1);
-    unlink(in.c_str());
+
+    // The files are looked at before the model, and `out` is not made where there is no model.
+    const auto without_model = [](const std::string& from, const std::string& to) {
+        return run_program("server", {"-m", "/nonexistent/model.gguf", "--run-batch", from, to});
+    };
+    CHECK(has(without_model("/none.jsonl", out).err, "cannot read '/none.jsonl': no such file"));
+    CHECK(has(without_model(in, "/none/out.jsonl").err, "cannot write '/none/out.jsonl': No such file or directory"));
+    CHECK(has(without_model(in, "/").err, "cannot write '/': Is a directory"));
+    CHECK(has(without_model(in, in).err, "has a line that is no answer of a batch; it is not written to"));
     unlink(out.c_str());
+    CHECK(has(without_model(in, out).err, "/nonexistent/model.gguf"));
+    CHECK(access(out.c_str(), F_OK) != 0);
+    unlink(in.c_str());
 }

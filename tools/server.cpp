@@ -421,7 +421,6 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
 
 int run(Arguments& a, int argc, char** argv) {
     const Signals signals; // before any other thread is there
-    if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
     if (a.pool.sleep_seconds >= 0 && (a.engine.processes.n > 1 || !a.kv_events.empty()))
         return complain({ErrorKind::input,
@@ -762,6 +761,9 @@ int main(int argc, char** argv) {
     add_flags(app, a);
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
     complete_limits(a);
+    if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
+    if (!a.batch.empty() && a.engine.processes.rank == 0) // before a model is fetched and read, which takes long
+        if (auto ok = check_batch_files(a.batch[0], a.batch[1]); !ok) return complain(ok.error());
     if (!a.many())
         if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
     return run(a, argc, argv);

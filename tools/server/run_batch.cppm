@@ -1,5 +1,10 @@
 // quire.tools.server.run_batch: OpenAI's batches without a network: answers the requests of a file, one a line, and writes a line for each answer as
 // soon as it is there. Owns nothing.
+module;
+
+#include <unistd.h>
+#include <cerrno>
+
 export module quire.tools.server.run_batch;
 
 import quire.core.base;
@@ -9,6 +14,9 @@ import quire.serve.http.exchange;
 import quire.tools.common.read_file;
 
 export namespace quire {
+
+// Whether the files of a batch can be used. A server asks this before it reads its model, and no file changes. Error: as of run_batch().
+Result<void> check_batch_files(const std::string& in, const std::string& out);
 
 struct BatchOptions {
     std::string                             in, out;                            // files of JSON lines
@@ -36,13 +44,20 @@ public:
     bool count_memory(std::size_t) override { return true; }
 };
 
+// The complete lines of `out`.
+struct Answered {
+    std::set<std::string> done;    // custom_ids that have an answer
+    std::set<std::string> refused; // ids of the lines that refuse a line of `in`
+    std::size_t           n_failed = 0;
+    std::uint64_t         bytes    = 0;
+};
+
 class BatchRun {
 public:
     BatchRun(Endpoints& endpoints, const BatchOptions& options) : endpoints_(endpoints), o_(options) {}
     Result<void> run();
 
 private:
-    Result<void> read_done();
     // A line on its way: what will be written of it, and its request. No request: `out` says all. `out` is null: it was answered before.
     struct Line {
         Json out, request;
@@ -60,8 +75,8 @@ private:
     std::mutex            mutex_; // of all below
     std::ifstream         in_;
     std::ofstream         out_;
-    std::set<std::string> done_, taken_; // custom_ids: answered in `out` at first; that this run has met
-    std::set<std::string> refused_;      // ids of the lines of `out` that refuse a line of `in`, at first
+    Answered              before_; // what `out` had at first
+    std::set<std::string> taken_;  // custom_ids that this run has met
     std::size_t           n_lines_ = 0, n_answered_ = 0, n_failed_ = 0, n_asked_ = 0;
     std::size_t           n_read_ = 0; // lines of `in`, the empty ones as well
     bool                  broken_ = false;
@@ -81,28 +96,55 @@ bool answers_well(const Json& line) {
     return status != response.end() && *status == 200;
 }
 
-// The custom_ids that have an answer in `out`, and the lines that `out` refuses. A last line that was not written to its end is cut off.
-Result<void> BatchRun::read_done() {
+Result<Answered> read_answered(const std::string& out) {
     std::error_code error;
-    if (!std::filesystem::is_regular_file(o_.out, error)) return {}; // there is none, or it keeps nothing
-    std::ifstream file(o_.out, std::ios::binary);
-    std::uint64_t whole = 0; // bytes of complete lines
-    for (std::string line; std::getline(file, line) && !file.eof(); whole += line.size() + 1) {
+    if (!std::filesystem::is_regular_file(out, error)) return Answered(); // there is none, or it keeps nothing
+    std::ifstream file(out, std::ios::binary);
+    Answered      all;
+    for (std::string line; std::getline(file, line) && !file.eof(); all.bytes += line.size() + 1) {
         const Result<Json> json = json_parse(line);
         if (!json || !json->is_object() || !json->contains("custom_id") || !json->contains("response"))
-            return fail(quote(o_.out), " has a line that is no answer of a batch; it is not written to");
-        if ((*json)["response"].is_null()) refused_.insert(text_of(*json, "id"));
-        else done_.insert(text_of(*json, "custom_id"));
-        n_failed_ += !answers_well(*json);
+            return fail(quote(out), " has a line that is no answer of a batch; it is not written to");
+        if ((*json)["response"].is_null()) all.refused.insert(text_of(*json, "id"));
+        else all.done.insert(text_of(*json, "custom_id"));
+        all.n_failed += !answers_well(*json);
     }
-    if (std::filesystem::file_size(o_.out, error) > whole && !error) std::filesystem::resize_file(o_.out, whole, error);
-    if (error)
-        return fail_with(ErrorKind::system, "cannot cut the last line off ", quote(o_.out), ": ", error.message());
+    return all;
+}
+
+// A last line that was not written to its end is cut off.
+Result<void> cut_to(const std::string& path, std::uint64_t bytes) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) return {};
+    if (std::filesystem::file_size(path, error) > bytes && !error) std::filesystem::resize_file(path, bytes, error);
+    if (error) return fail_with(ErrorKind::system, "cannot cut the last line off ", quote(path), ": ", error.message());
+    return {};
+}
+
+Result<void> check_batch_files(const std::string& in, const std::string& out) {
+    std::error_code error;
+    if (!std::ifstream(in, std::ios::binary) || !std::filesystem::is_regular_file(in, error))
+        return std::unexpected(cannot_read(in));
+    const auto cannot_write = [&](int why) {
+        return fail_with(ErrorKind::system, "cannot write ", quote(out), ": ", std::strerror(why));
+    };
+    if (std::filesystem::exists(out, error)) {
+        if (std::filesystem::is_directory(out, error)) return cannot_write(EISDIR);
+        if (access(out.c_str(), W_OK) != 0) return cannot_write(errno);
+    } else {
+        const std::string folder = std::filesystem::path(out).parent_path().string();
+        if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) return cannot_write(errno);
+    }
+    if (const Result<Answered> before = read_answered(out); !before) return std::unexpected(before.error());
     return {};
 }
 
 Result<void> BatchRun::run() {
-    if (auto ok = read_done(); !ok) return ok;
+    Result<Answered> before = read_answered(o_.out);
+    if (!before) return std::unexpected(before.error());
+    if (auto ok = cut_to(o_.out, before->bytes); !ok) return ok;
+    before_   = std::move(*before);
+    n_failed_ = before_.n_failed;
     in_.open(o_.in, std::ios::binary);
     std::error_code error;
     if (!in_ || !std::filesystem::is_regular_file(o_.in, error)) return std::unexpected(cannot_read(o_.in));
@@ -110,8 +152,8 @@ Result<void> BatchRun::run() {
     in_.seekg(0);
     out_.open(o_.out, std::ios::binary | std::ios::app);
     if (!out_) return fail_with(ErrorKind::system, "cannot write ", quote(o_.out));
-    if (!done_.empty() && o_.say)
-        o_.say(cat(quote(o_.out), " has ", done_.size(), " answers; the batch goes on behind them"));
+    if (!before_.done.empty() && o_.say)
+        o_.say(cat(quote(o_.out), " has ", before_.done.size(), " answers; the batch goes on behind them"));
     {
         std::vector<std::jthread> threads;
         for (int i = 0; i < o_.at_once; i++) threads.emplace_back([this] { answer_lines(); });
@@ -164,7 +206,7 @@ BatchRun::Line BatchRun::begin(const std::string& line, std::size_t number) {
     const std::string name = cat("batch_req_", number);
     Json              out{{"id", name}, {"custom_id", nullptr}, {"response", nullptr}, {"error", nullptr}};
     const auto        wrong = [&](const std::string& why) {
-        if (refused_.contains(name)) return Line();
+        if (before_.refused.contains(name)) return Line();
         out["error"] = {{"code", "invalid_request"}, {"message", why}};
         return Line{out, {}};
     };
@@ -176,7 +218,7 @@ BatchRun::Line BatchRun::begin(const std::string& line, std::size_t number) {
     if (id.empty()) return wrong("custom_id is missing");
     out["custom_id"] = id;
     if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");
-    if (done_.contains(id)) return {};
+    if (before_.done.contains(id)) return {};
     if (text("method") != "POST") return wrong("method has to be POST");
     const auto body = json->find("body");
     if (body == json->end() || !body->is_object()) return wrong("body has to be an object");
