@@ -182,6 +182,25 @@ TEST_CASE("CORS is off unless asked for", "[server]") {
               "X-Request-Id"));
 }
 
+TEST_CASE("origins are a list with commas or vLLM's JSON list", "[server]") {
+    const auto allowed = [](const Server& s, const std::string& origin) {
+        return s.get("/health", "Origin: " + origin + "\r\n").headers.contains("access-control-allow-origin");
+    };
+    const Server all({"--allowed-origins", R"(["*"])"});
+    CHECK(allowed(all, "http://anybody"));
+    const Server two({"--cors-origins", R"( ["http://good", "http://better/"])"});
+    CHECK(allowed(two, "http://good"));
+    CHECK(allowed(two, "http://better"));
+    CHECK(!allowed(two, "http://evil"));
+    for (const char* wrong : {R"(["*)", "[*]", "[1]", R"(["a"], "b")", R"([["*"]])"}) {
+        const Finished f = run_program("server", {"--allowed-origins", wrong});
+        INFO(wrong << ": " << f.err);
+        CHECK(f.code == 2);
+        CHECK(f.err == "server: --cors-origins: '" + std::string(wrong) +
+                           "' is not a JSON list of strings, such as [\"https://chat.example\"]\n");
+    }
+}
+
 TEST_CASE("the pages are whole, open to all, and fetch from nobody else", "[server]") {
     const Server s({"--api-key", "secret"});
     for (const char* path : {"/", "/blocks.html", "/?utm=1"}) {

@@ -7,6 +7,7 @@
 #include <csignal>
 
 import quire.core.base;
+import quire.core.json;
 import quire.engine.files.segment_files;
 import quire.serve.endpoints;
 import quire.serve.http.listener;
@@ -35,8 +36,8 @@ namespace {
 constexpr int default_port = 8080;
 
 struct Arguments {
-    std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, kv_events, kv_replay;
-    std::vector<std::string> keys, pin_files, pins, hosts;
+    std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, kv_events, kv_replay;
+    std::vector<std::string> keys, pin_files, pins, hosts, cors;
     ModelSource              source;
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
@@ -91,6 +92,22 @@ Result<std::vector<std::string>> api_keys(const Arguments& a) {
     }
     if (!a.keys.empty() && keys.empty()) return fail("--api-key is empty");
     return keys;
+}
+
+// Origins between commas, or in a JSON list, as vLLM takes them.
+Result<std::vector<std::string>> origins_of(const std::string& text) {
+    std::vector<std::string> origins;
+    if (text.find_first_not_of(' ') < text.size() && text[text.find_first_not_of(' ')] == '[') {
+        const Result<Json> list = json_parse(text);
+        if (!list || !std::ranges::all_of(*list, [](const Json& one) { return one.is_string(); }))
+            return fail(quote(text), " is not a JSON list of strings, such as [\"https://chat.example\"]");
+        origins = list->get<std::vector<std::string>>();
+    } else {
+        origins = split(text, ',');
+    }
+    for (std::string& origin : origins)
+        if (origin.ends_with('/')) origin.pop_back(); // as addresses are written
+    return origins;
 }
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
@@ -447,10 +464,8 @@ int run(Arguments& a, int argc, char** argv) {
 
     EndpointOptions& options = a.endpoints;
     options.api_keys         = std::move(*keys);
-    options.cors_origins     = split(a.cors, ',');
-    for (std::string& origin : options.cors_origins)
-        if (origin.ends_with('/')) origin.pop_back(); // as addresses are written
-    options.ping_seconds = a.ping_seconds;
+    options.cors_origins     = a.cors;
+    options.ping_seconds     = a.ping_seconds;
 
     std::vector<ModelSetup> setups;
     if (a.pool.many) {
@@ -641,8 +656,14 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
     app.add_option("--api-key", a.keys, "keys, separated by commas; a client must send one of them")->take_all();
     app.add_option("--api-key-file", a.key_file, "file with keys, one per line");
-    app.add_option("--cors-origins", a.cors,
-                   "origins whose web pages may use this server, separated by commas; *: all");
+    app.add_option_function<std::string>(
+        "--cors-origins",
+        [&a](const std::string& text) {
+            Result<std::vector<std::string>> origins = origins_of(text);
+            if (!origins) throw CLI::ValidationError("--cors-origins", origins.error().message);
+            a.cors = std::move(*origins);
+        },
+        "origins whose web pages may use this server, separated by commas or as a JSON list; *: all");
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_option("--models-dir", a.models_dir,
