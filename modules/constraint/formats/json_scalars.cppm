@@ -92,6 +92,7 @@ std::string Decimal::text() const {
 
 // Of multipleOf, in units of its last digit: each rest is a state of the lexer.
 constexpr std::uint64_t most_divisor = 20'000;
+constexpr std::size_t   most_places  = 9;
 
 RegexId fixed(RegexPool& pool, std::string_view pattern) {
     const Result<RegexId> made = parse_regex(pool, pattern, TextSpelling::utf8, true);
@@ -158,8 +159,11 @@ Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const
     std::uint64_t     value  = 0;
     if (d.negative || d.is_zero()) return fail("multipleOf ", json_dump(divisor), " is not above 0");
     (void)std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (digits.size() > 18 || value > most_divisor || d.magnitude.fraction.size() > 9)
-        return fail("multipleOf ", json_dump(divisor), " has too many digits");
+    if (d.magnitude.fraction.size() > most_places)
+        return fail("multipleOf ", json_dump(divisor), " has more than ", most_places, " digits behind the point");
+    if (digits.size() > 18 || value > most_divisor)
+        return fail("multipleOf ", json_dump(divisor), " is more than ", most_divisor,
+                    d.magnitude.fraction.empty() ? "" : " units of its last digit");
     const RegexId multiple = pool.all_of({shapes.magnitude, pool.multiple_of(value, int(d.magnitude.fraction.size()))});
     return pool.concat(pool.repeat(pool.literal("-"), 0, 1), pool.concat(multiple, pool.repeat(shapes.growth, 0, 1)));
 }
