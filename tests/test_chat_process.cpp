@@ -262,6 +262,21 @@ TEST_CASE("a template from a file is rendered, or refused with its line and colu
     CHECK(unknown.err.contains("there is no chat template 'alpaca': chatml, llama-2"));
 }
 
+TEST_CASE("a fault of a grammar or schema names its file", "[chat]") {
+    const std::string file = temporary();
+    std::ofstream(file) << "root ::= \"a\"\nx ::= (\n";
+    for (const char* program : {"chat", "inspect"}) {
+        std::vector<std::string> words{"--grammar", file};
+        if (program == std::string("inspect")) words.insert(words.begin(), {"constrain", model()});
+        const Finished f = run_program(program, words);
+        CHECK(f.code == 1);
+        CHECK(f.err == std::string(program) + ": '" + file + "': the grammar's line 3, column 1: '(' without ')'\n");
+    }
+    std::ofstream(file) << R"({"type":"text"})";
+    CHECK(has(chat({"--schema", file}).err, "chat: '" + file + "': at '#': type: "));
+    unlink(file.c_str());
+}
+
 TEST_CASE("wrong usage and unusable files", "[chat]") {
     for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{{"--bogus"},
                                                                                            {"stray"},

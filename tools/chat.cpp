@@ -214,7 +214,7 @@ int run(ChatArguments& a) {
     if (!constraint) return complain(constraint.error());
     if (*constraint) {
         Result<std::shared_ptr<Constraint>> made = compile_constraint(**constraint);
-        if (!made) return complain(made.error());
+        if (!made) return complain(in_constraint(a.constraint, made.error()));
         a.answers = std::move(*made);
     }
     if (const std::optional<int> code = find_model("chat", a.source, a.model)) return *code;

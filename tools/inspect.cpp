@@ -472,7 +472,7 @@ int constrain_text(const Arguments& a) {
     (*spec)->plain_numbers = options.schema.plain_numbers;
     (*spec)->closed        = false;
     Result<Json> out       = constrain(checked->tokenizer, **spec, read_input());
-    return out ? print_json(*out) : complain(out.error());
+    return out ? print_json(*out) : complain(in_constraint(a.constraint, out.error()));
 }
 
 } // namespace

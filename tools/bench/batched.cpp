@@ -35,7 +35,7 @@ Result<void> compare_constrained(Engine& engine, const Arguments& a, const std::
 
 int batched_constrained(Engine& engine, const Arguments& a, const ConstraintSpec& spec) {
     Result<std::shared_ptr<Constraint>> constraint = compile_constraint(spec);
-    if (!constraint) return complain(constraint.error());
+    if (!constraint) return complain(in_constraint(a.constraint, constraint.error()));
     if (!a.json)
         std::printf(
             "|    PP |    TG |    B |    plain t/s | constrained t/s | ratio |\n"

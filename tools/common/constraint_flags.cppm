@@ -16,6 +16,8 @@ struct ConstraintFlags {
 void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags);
 // Reads the files. None of the flags is given: nothing. Error: a file that cannot be used.
 Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags);
+// A fault of that constraint, behind the name of the file that it is in.
+Error in_constraint(const ConstraintFlags& flags, const Error& fault);
 
 } // namespace quire
 
@@ -66,6 +68,11 @@ Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags
     spec.kind = ConstraintSpec::Kind::regex;
     spec.text = flags.regex;
     return spec;
+}
+
+Error in_constraint(const ConstraintFlags& flags, const Error& fault) {
+    const std::string& file = flags.schema_file.empty() ? flags.grammar_file : flags.schema_file;
+    return file.empty() ? fault : Error{fault.kind, cat(quote(file), ": ", fault.message)};
 }
 
 } // namespace quire
