@@ -156,6 +156,26 @@ TEST_CASE("the flags of docs/flags.md are taken as it says", "[flags]") {
     CHECK(n > 150);
 }
 
+TEST_CASE("--help writes all ranges alike", "[flags]") {
+    std::vector<std::vector<std::string>> all{{"chat"}, {"server"}, {"quantize"}, {"block-viz"}};
+    for (const char* one :
+         {"show", "tokenize", "detokenize", "logits", "generate", "template", "tool-calls", "constrain"})
+        all.push_back({"inspect", one});
+    for (const char* one : {"blocks", "windows", "model", "batched", "compare", "throughput", "kernel", "make-model",
+                            "quality", "speculate", "serve", "replicas", "chats", "paper"})
+        all.push_back({"bench", one});
+    for (std::vector<std::string> words : all) {
+        const std::string program = words[0];
+        words.erase(words.begin());
+        words.emplace_back("--help");
+        const Finished f = run_program(program, words);
+        INFO(f.out);
+        CHECK(f.code == 0);
+        CHECK(!has(f.out, " in [")); // CLI11's own
+        CHECK(!has(f.out, "POSITIVE"));
+    }
+}
+
 TEST_CASE("flags come from the environment and from a file; what is typed counts", "[flags]") {
     const auto run = [](const std::string& file, std::vector<std::string> typed,
                         const std::vector<std::pair<const char*, const char*>>& variables) {

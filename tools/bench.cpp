@@ -37,15 +37,14 @@ int run(int argc, char** argv) {
         add_hub_flags(*c, source.hub);
         add_device_flags(*c, a.engine);
         add_kv_type_flag(*c, a.engine);
-        c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
-            ->check(CLI::Range(0, 1024));
+        c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")->check(within(0, 1024));
         c->add_option("--isa", a.engine.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
         c->add_option("-b,--batch-size", a.batch_tokens,
                        "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
-            ->check(CLI::Range(0, 1 << 20));
+            ->check(within(0, 1 << 20));
         c->add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: as many as needed")
-            ->check(CLI::Range(0, 1 << 24));
+            ->check(within(0, 1 << 24));
         c->add_option("--pipeline", a.engine.pipeline,
                        "on or off: start the next step before the last one's outputs are processed");
         c->add_option("--bandwidth", a.bandwidth,
@@ -56,10 +55,10 @@ int run(int argc, char** argv) {
     };
     CLI::App* model_command =
         model_options(app.add_subcommand("model", "prefill and decode of one sequence, like llama-bench"));
-    model_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(CLI::Range(0, 1 << 20));
-    model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(0, 1 << 20));
+    model_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(within(0, 1 << 20));
+    model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(within(0, 1 << 20));
     model_command->add_option("-d,--n-depth", a.depth, "tokens of context before the generated ones")
-        ->check(CLI::Range(0, 1 << 20));
+        ->check(within(0, 1 << 20));
     add_number(*model_command, "-r,--repetitions", a.repetitions, 1, 1000);
     model_command->add_flag("--no-warmup", a.no_warmup, "measure the first run, too");
     model_command->add_flag("--explain", a.explain,
@@ -70,7 +69,7 @@ int run(int argc, char** argv) {
     add_number(*batched_command, "--npp", a.npp, 1, 1 << 20, "tokens in each prompt");
     add_number(*batched_command, "--ntg", a.ntg, 1, 1 << 20, "tokens generated for each sequence");
     batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
-    batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(within(1, 4096));
     add_constraint_flags(*batched_command, a.constraint);
     batched_command->add_flag("--no-fast-forward", a.no_fast_forward,
                               "sample also those tokens that the constraint leaves no choice about");
@@ -89,17 +88,17 @@ int run(int argc, char** argv) {
                      "path of llama-batched-bench; default: next to llama-bench")
         ->check(existing_file());
     compare_command->add_option("-t,--threads", side.engine.threads, "threads; 0: one per physical core")
-        ->check(CLI::Range(0, 1024));
+        ->check(within(0, 1024));
     compare_command->add_option("--isa", side.engine.isa, "instruction set; default: the best this CPU has")
         ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
-    compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(within(1, 1 << 20));
+    compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(within(1, 1 << 20));
     add_number(*compare_command, "-r,--repetitions", side.repetitions, 1, 1000, "repetitions of each test in a round");
     add_number(*compare_command, "--npp", side.npp, 1, 1 << 20, "tokens in each prompt of a batch");
     add_number(*compare_command, "--ntg", side.ntg, 1, 1 << 20, "tokens generated for each sequence of a batch");
     compare_command->add_option("--npl", side.npl, "numbers of sequences; 0: no batches")
         ->delimiter(',')
-        ->check(CLI::Range(0, 4096));
+        ->check(within(0, 4096));
     add_number(*compare_command, "--rounds", side.rounds, 1, 100);
     CLI::App* throughput_command =
         model_options(app.add_subcommand("throughput", "many requests of different lengths, without a server"));
@@ -121,14 +120,13 @@ int run(int argc, char** argv) {
     make_command->add_option("--shape", a.shape, shape_names())->capture_default_str();
     make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k, mxfp4")
         ->capture_default_str();
-    make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")
-        ->check(CLI::Range(1, 1000));
+    make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")->check(within(1, 1000));
     make_command
         ->add_option("--vocabulary", a.vocabulary,
                      "GGUF file whose tokenizer it gets; default: words without a meaning")
         ->check(existing_file());
     make_command->add_option("--mtp", a.mtp, "layers for multi-token prediction behind these; default: none")
-        ->check(CLI::Range(0, 4));
+        ->check(within(0, 4));
     make_command->add_flag("--eagle3", a.eagle,
                            "not the model, but a draft of EAGLE-3 for it, which guesses right where it is --counting");
     make_command->add_flag("--counting", a.counts,
@@ -167,7 +165,7 @@ int run(int argc, char** argv) {
         ->add_option("--acceptance", speculation.acceptance,
                      "guess from recorded answers, so that this part of the guessed tokens is right")
         ->delimiter(',')
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(within(0.0, 1.0));
     speculate_command
         ->add_option("--text", speculation.texts, "files with a prompt each, whose answers n-grams guess instead")
         ->delimiter(',')
@@ -177,7 +175,7 @@ int run(int argc, char** argv) {
                "most draft tokens of a sequence in a step");
     speculate_command->add_option("--npl", speculation.npl, "numbers of sequences")
         ->delimiter(',')
-        ->check(CLI::Range(1, 1024));
+        ->check(within(1, 1024));
     add_number(*speculate_command, "-p,--n-prompt", speculation.n_prompt, 1, 1 << 20, "tokens in each random prompt");
     add_number(*speculate_command, "-n,--n-gen", speculation.n_tokens, 3, 1 << 20, "tokens in each answer");
     add_number(*speculate_command, "--rounds", speculation.rounds, 1, 100,

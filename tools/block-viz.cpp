@@ -282,30 +282,26 @@ int run(int argc, char** argv) {
     app.add_option("--html", a.html_file, "write the run as one self-contained web page; -: to standard output");
     app.add_option("--record", a.record_file, "write the run as a trace");
     app.add_option("--step", a.step, "show this step, counted from 1; default: the last one that uses blocks")
-        ->check(CLI::Range(1, 100'000));
+        ->check(within(1, 100'000));
     app.add_flag("--all", a.all, "show every step");
     app.add_option("--color", a.color, "colours; auto: on a terminal")
         ->check(CLI::IsMember({"auto", "on", "off"}))
         ->capture_default_str();
-    app.add_option("-n,--tokens", a.n_tokens, "tokens to generate")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--answers", a.n, "answers to each request")->check(CLI::Range(1, 1024))->capture_default_str();
-    app.add_option("--best-of", a.best_of, "answers to sample; the best ones are returned")->check(CLI::Range(0, 1024));
-    app.add_option("--beam", a.beam, "beam search of this width")->check(CLI::Range(0, 1024));
-    app.add_option("--temp", a.temperature)->check(CLI::Range(0.0, 100.0))->capture_default_str();
+    app.add_option("-n,--tokens", a.n_tokens, "tokens to generate")->check(within(1, 1 << 20))->capture_default_str();
+    app.add_option("--answers", a.n, "answers to each request")->check(within(1, 1024))->capture_default_str();
+    app.add_option("--best-of", a.best_of, "answers to sample; the best ones are returned")->check(within(0, 1024));
+    app.add_option("--beam", a.beam, "beam search of this width")->check(within(0, 1024));
+    app.add_option("--temp", a.temperature)->check(within(0.0, 100.0))->capture_default_str();
     app.add_option("-s,--seed", a.seed, "random seed")->capture_default_str();
     app.add_option("--priority", a.priorities, "priority of each prompt; lower runs first");
     app.add_option("--pin", a.pin, "a prefix of all prompts, to be pinned");
     app.add_option("--pin-file", a.pin_file, "the same, from a file")->excludes("--pin");
-    app.add_option("--block-size", a.block_size, "tokens in a block")->check(CLI::Range(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks", a.kv_blocks, "blocks in the pool")
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
+    app.add_option("--block-size", a.block_size, "tokens in a block")->check(within(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "blocks in the pool")->check(within(1, 1 << 20))->capture_default_str();
     app.add_option("--swap-blocks", a.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
-        ->check(CLI::Range(-1, 1 << 20));
+        ->check(within(-1, 1 << 20));
     app.add_option("--max-sequences", a.max_sequences, "most sequences at once")
-        ->check(CLI::Range(1, 1024))
+        ->check(within(1, 1024))
         ->capture_default_str();
     app.add_option("--recovery", a.recovery, "how preempted requests get their KV back")
         ->check(CLI::IsMember({"auto", "swap", "recompute"}))
@@ -313,7 +309,7 @@ int run(int argc, char** argv) {
     app.add_flag("--no-prefix-cache", a.no_cache, "do not reuse KV between requests");
     app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
     app.add_flag("--raw", a.raw, "use prompts unchanged, without the model's chat template");
-    app.add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
+    app.add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(within(0, 1024));
     try {
         app.parse(argc, argv);
         if (app.count("--demo") > 0 && a.demo.empty()) a.demo = "all";

@@ -517,7 +517,7 @@ int main(int argc, char** argv) {
     add_number(*generate_command, "-n", a.n, 1, 1 << 24, "tokens to generate");
     generate_command->add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
     generate_command->add_option("--beam", a.beam, "use beam search of this width; prints all beams, best first")
-        ->check(CLI::Range(1, 256));
+        ->check(within(1, 256));
     add_number(*generate_command, "--length-penalty", a.length_penalty, -100, 100,
                "rank beams by log-probability / length ^ this");
     CLI::App* template_command = command(
@@ -552,7 +552,7 @@ int main(int argc, char** argv) {
         ->needs(schema_tests);
     constrain_command
         ->add_option("--walks", a.constrain_tests.n_walks, "print also so many random texts under each schema's masks")
-        ->check(CLI::Range(0, 1000000))
+        ->check(within(0, 1000000))
         ->needs(schema_tests);
     constrain_command->add_option("--seed", a.constrain_tests.seed, "of random texts")->needs(schema_tests);
     constrain_command->add_option("--numbers", a.numbers, "integers as 12 only (plain), or as 12.0 also (any)")

@@ -66,7 +66,7 @@ int run(int argc, char** argv) {
     app.add_flag("--allow-requantize", o.allow_requantize,
                  "also convert matrices that are quantised already; quality already lost does not come back");
     app.add_option("-t,--threads", o.threads, "threads; 0: one per physical core")
-        ->check(CLI::Range(0, 1024))
+        ->check(within(0, 1024))
         ->default_val(0);
     try {
         app.parse(argc, argv);

@@ -35,7 +35,7 @@ void add_paper_flags(CLI::App* c, PaperArguments& a) {
                   "simulate on: calibrated (to the paper's Fig. 13), first-principles, or measured (--real's)")
         ->check(CLI::IsMember({"calibrated", "first-principles", "measured"}))
         ->capture_default_str();
-    c->add_option("--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
+    c->add_option("--threads", a.threads, "threads; 0: one per physical core")->check(within(0, 1024));
     c->add_option("-m,--model", a.model,
                   "--real: GGUF file; default: opt-13b.gguf in the folder, made if it is not there");
     c->add_option("--shape", a.shape, "--real: shape of the model that is made")->capture_default_str();

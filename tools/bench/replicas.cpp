@@ -21,7 +21,7 @@ using namespace quire::replicas;
 void add_replicas_flags(CLI::App* c, ReplicasArguments& a) {
     c->add_option("--replicas", a.replicas, "numbers of servers")
         ->delimiter(',')
-        ->check(CLI::Range(1, 10'000))
+        ->check(within(1, 10'000))
         ->capture_default_str();
     c->add_option("--policy", a.policies, "random, round-robin, least-loaded, kv-aware")
         ->delimiter(',')
@@ -42,7 +42,7 @@ void add_replicas_flags(CLI::App* c, ReplicasArguments& a) {
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
     c->add_option("-t,--threads", a.threads, "threads of the simulation; 0: one per physical core")
-        ->check(CLI::Range(0, 1024));
+        ->check(within(0, 1024));
     c->add_option("--json", a.json, "file for all results");
     c->add_option("--svg", a.svg, "file for a plot of them");
 }

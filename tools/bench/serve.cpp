@@ -125,18 +125,18 @@ int serve(ServeArguments a) {
 }
 
 void add_serve_flags(CLI::App* c, ServeArguments& a) {
-    const CLI::Range positive(1, 1 << 24);
+    const CLI::Validator positive = within(1, 1 << 24);
     c->add_option("--base-url", a.base_url, "address of the server")->capture_default_str();
     c->add_option("--endpoint", a.endpoint, "/v1/completions or /v1/chat/completions")->capture_default_str();
     c->add_option("--api-key", a.api_key, "key of the server")->envname("OPENAI_API_KEY");
     c->add_option("--model", a.model, "name of the model; default: the server's first");
     c->add_option("--num-prompts", a.n_prompts, "requests to send")->check(positive)->capture_default_str();
     c->add_option("--request-rate", a.report.request_rate, "requests per second; inf: all at once")
-        ->check(positive_number())
+        ->check(within(std::numeric_limits<double>::denorm_min(), std::numeric_limits<double>::infinity(), "above 0"))
         ->capture_default_str();
     c->add_option("--burstiness", a.burstiness,
                   "1: a Poisson process; otherwise gamma-distributed; smaller values: in bursts")
-        ->check(CLI::Range(1e-3, 1e6).description("FLOAT in [0.001 - 1000000]"))
+        ->check(within(1e-3, 1e6))
         ->capture_default_str();
     c->add_option("--max-concurrency", a.report.max_concurrency, "most requests at once")->check(positive);
     c->add_option("--dataset-path", a.dataset,
@@ -149,7 +149,7 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
         ->capture_default_str();
     add_number(*c, "--random-range-ratio", a.range_ratio, 0, 1, "lengths vary by this fraction");
     c->add_option("--random-prefix-len", a.prefix, "tokens of a prefix shared by all prompts")
-        ->check(CLI::Range(0, 1 << 24));
+        ->check(within(0, 1 << 24));
     c->add_option("--random-vocab", a.vocabulary, "random token ids are below this")
         ->check(positive)
         ->capture_default_str();
@@ -157,14 +157,15 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
     c->add_flag("--ignore-eos", a.ignore_eos, "ask for answers that continue after an end token");
     c->add_option("--extra-body", a.extra_body, "JSON object whose members are added to every request");
     c->add_option("--num-warmups", a.n_warmups, "requests sent before the measurement; at least one is sent")
-        ->check(CLI::Range(0, 1 << 20));
+        ->check(within(0, 1 << 20));
     c->add_option("--seed", a.seed, "seed of prompts and arrivals");
     c->add_option("--goodput", a.goodput, "ttft:MS tpot:MS e2el:MS: latency limits of a good answer")->delimiter(' ');
     c->add_option("--metric-percentiles", a.report.percentiles, "percentiles of the table, separated by commas")
         ->delimiter(',')
-        ->check(CLI::Range(0.0, 100.0));
-    c->add_option("--timeout", a.timeout, "seconds after which an answer counts as failed")->capture_default_str();
-    c->add_option("--duration", a.duration, "seconds after which no more requests are sent; 0: send all");
+        ->check(within(0.0, 100.0));
+    add_number(*c, "--timeout", a.timeout, 0, 1e9, "seconds after which an answer counts as failed", "0 or more");
+    add_number(*c, "--duration", a.duration, 0, 1e9, "seconds after which no more requests are sent; 0: send all",
+               "0 or more");
     c->add_flag("--check", a.check,
                 "first send every different request alone, then compare all texts with that answer");
     c->add_flag("--json", a.json, "print JSON with vLLM's keys instead of the table");

@@ -17,17 +17,8 @@ std::string models_folder();
 // Without -m: the first models/*.gguf beside the program.
 Result<std::string> default_model();
 
-// Why a text is not a number from `least` to `most`: the end of a sentence with those bounds in words; "" when it is one.
-std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
-// out_of_bounds() as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
-CLI::Validator within(double least, double most, std::string bounds = "");
 // Makes `option` take bytes, as 64M or 8G, from `least` to 1P.
 CLI::Option* take_bytes(CLI::Option* option, std::int64_t least);
-// A number within bounds, whose default --help shows.
-void add_number(CLI::App& app, const char* names, auto& value, double least, double most, const char* what = "",
-                std::string bounds = "") {
-    app.add_option(names, value, what)->check(within(least, most, std::move(bounds)))->capture_default_str();
-}
 
 // -m
 void add_model_flag(CLI::App& app, std::string& model);
@@ -89,18 +80,6 @@ Result<std::string> default_model() {
     if (found.empty())
         return fail("no model: name one with -m FILE.gguf, fetch one with -hf USER/MODEL or put one into ", folder);
     return *std::ranges::min_element(found);
-}
-
-std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds) {
-    const auto value = to_number<double>(text);
-    if (value && *value >= least && *value <= most) return "";
-    return cat(quote(text), " is not a number that is ", bounds);
-}
-
-CLI::Validator within(double least, double most, std::string bounds) {
-    auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
-    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
-    return {[=](const std::string& text) { return out_of_bounds(text, least, most, bounds); }, bounds};
 }
 
 CLI::Option* take_bytes(CLI::Option* option, std::int64_t least) {

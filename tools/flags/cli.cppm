@@ -7,6 +7,8 @@ module;
 
 export module quire.tools.flags.cli;
 
+import quire.core.base;
+
 export namespace CLI {
 
 using CLI::App;
@@ -14,7 +16,6 @@ using CLI::IsMember;
 using CLI::MultiOptionPolicy;
 using CLI::Option;
 using CLI::ParseError;
-using CLI::Range;
 using CLI::Success;
 using CLI::ValidationError;
 using CLI::Validator;
@@ -23,9 +24,18 @@ using CLI::Validator;
 
 export namespace quire {
 
-// CLI11's checks that are constants of each file that includes its header, and so no names that a module can export.
+// CLI11's check is a constant of each file that includes its header, and so no name that a module can export.
 CLI::Validator existing_file();
-CLI::Validator positive_number();
+
+// Why a text is not a number from `least` to `most`: the end of a sentence with those bounds in words; "" when it is one.
+std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
+// out_of_bounds() as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
+CLI::Validator within(double least, double most, std::string bounds = "");
+// A number within bounds, whose default --help shows.
+void add_number(CLI::App& app, const char* names, auto& value, double least, double most, const char* what = "",
+                std::string bounds = "") {
+    app.add_option(names, value, what)->check(within(least, most, std::move(bounds)))->capture_default_str();
+}
 
 // The fault in the words of `app`, as one sentence.
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error);
@@ -39,7 +49,18 @@ module :private;
 namespace quire {
 
 CLI::Validator existing_file() { return CLI::ExistingFile; }
-CLI::Validator positive_number() { return CLI::PositiveNumber; }
+
+std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds) {
+    const auto value = to_number<double>(text);
+    if (value && *value >= least && *value <= most) return "";
+    return cat(quote(text), " is not a number that is ", bounds);
+}
+
+CLI::Validator within(double least, double most, std::string bounds) {
+    auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
+    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
+    return {[=](const std::string& text) { return out_of_bounds(text, least, most, bounds); }, bounds};
+}
 
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error) {
     std::string text = error.what();
