@@ -156,6 +156,34 @@ TEST_CASE("the flags of docs/flags.md are taken as it says", "[flags]") {
     CHECK(n > 150);
 }
 
+TEST_CASE("an error of a flag is one sentence with the flag and what it takes", "[flags]") {
+    const std::string object = " is not a JSON object, such as {\"enable_thinking\": false}\n";
+    for (const auto& [program, words, says] :
+         std::vector<std::tuple<std::string, std::vector<std::string>, std::string>>{
+             {"chat",
+              {"--now", "yesterday"},
+              "--now: 'yesterday' is not a date and time, such as 2024-07-26T10:00:00\n"},
+             {"server", {"--now", "12:00"}, "--now: '12:00' is not a date and time, such as 2024-07-26T10:00:00\n"},
+             {"inspect",
+              {"template", nowhere, "--now", "x"},
+              "--now: 'x' is not a date and time, such as 2024-07-26T10:00:00\n"},
+             {"chat", {"--chat-template-kwargs", "{"}, "--chat-template-kwargs: '{'" + object},
+             {"server", {"--default-chat-template-kwargs", "[]"}, "--chat-template-kwargs: '[]'" + object},
+             {"chat", {"--spec-draft-n-max", "0"}, "--spec-draft-n-max: '0' is not a number that is 1 or more\n"},
+             {"server", {"--draft-max", "x"}, "--spec-draft-n-max: 'x' is not a number that is 1 or more\n"},
+             {"bench", {"speculate", "-k", "20"}, "--spec-draft-n-max: '20' is not a number that is in 1..15\n"},
+             {"chat", {"--threads", "1.5"}, "--threads: '1.5' is no whole number that this flag takes\n"},
+             {"bench", {"model", "--tflops", "x"}, "--tflops: 'x' is not a number\n"},
+             {"bench", {"serve", "--timeout", "-1"}, "--timeout: '-1' is not a number that is 0 or more\n"},
+             {"bench", {"serve", "--request-rate", "0"}, "--request-rate: '0' is not a number that is above 0\n"},
+             {"quantize", {"a", "b", "Q8_0", "-t", "5000"}, "--threads: '5000' is not a number that is in 0..1024\n"},
+             {"block-viz", {"--beam", "-1"}, "--beam: '-1' is not a number that is in 0..1024\n"}}) {
+        const Finished f = run_program(program, words);
+        CHECK(f.code == 2);
+        CHECK(f.err == program + ": " + says);
+    }
+}
+
 TEST_CASE("--help writes all ranges alike", "[flags]") {
     std::vector<std::vector<std::string>> all{{"chat"}, {"server"}, {"quantize"}, {"block-viz"}};
     for (const char* one :

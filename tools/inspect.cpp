@@ -526,7 +526,7 @@ int main(int argc, char** argv) {
     template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
     template_command->add_option("--name", a.template_name,
                                  "one of the file's named templates: default, tool_use, ...");
-    template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
+    add_now_flag(*template_command, a.now, "current time for the template: 2024-07-26T10:00:00");
 
     CLI::App* calls_command = command(
         "tool-calls",

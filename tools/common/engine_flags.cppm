@@ -41,6 +41,7 @@ struct ChatTemplateFlags {
     std::string name, file, variables, reasoning = "auto";
 };
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now); // with --now
+void add_now_flag(CLI::App& app, std::string& now, const char* what);
 // The template's variables with that of --reasoning among them, as JSON; "": none.
 std::string variables_of(const ChatTemplateFlags& flags);
 // How answers are split: --tool-format, --reasoning-format.
@@ -279,7 +280,7 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     app.add_option_function<double>(
            "--spec-draft-n-max", [&drafts](double most) { drafts.most = clamped_drafts("--spec-draft-n-max", most); },
            cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
-        ->check(within(1, 1e6))
+        ->check(within(1, 1e18, "1 or more"))
         ->type_name("INT")
         ->default_str(cat(drafts.most));
     add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "with fewer guessed tokens a step checks none");
@@ -369,13 +370,29 @@ void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::strin
     app.add_option("--chat-template-file", flags.file, "file with a Jinja template in place of the model's")
         ->excludes(by_name);
     app.add_option("--chat-template-kwargs,--default-chat-template-kwargs", flags.variables,
-                   "variables for the template, as JSON: {\"enable_thinking\": false}; a request's own come first");
+                   "variables for the template, as JSON: {\"enable_thinking\": false}; a request's own come first")
+        ->check(
+            [](const std::string& text) {
+                if (const Result<Json> json = json_parse(text); text.empty() || (json && json->is_object()))
+                    return std::string();
+                return cat(quote(text), " is not a JSON object, such as {\"enable_thinking\": false}");
+            },
+            "");
     app.add_option("--reasoning", flags.reasoning,
                    "on or off: enable_thinking among these variables; auto: as the template has it (short: -rea)")
         ->check(CLI::IsMember({"auto", "on", "off"}))
         ->capture_default_str();
-    app.add_option("--now", now,
-                   "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
+    add_now_flag(app, now, "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
+}
+
+void add_now_flag(CLI::App& app, std::string& now, const char* what) {
+    app.add_option("--now", now, what)
+        ->check(
+            [](const std::string& text) {
+                const Result<std::int64_t> time = local_seconds(text);
+                return time ? std::string() : time.error().message;
+            },
+            "");
 }
 
 std::string variables_of(const ChatTemplateFlags& flags) {

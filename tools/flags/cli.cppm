@@ -68,6 +68,12 @@ std::string sentence_of(const CLI::App& app, const CLI::ParseError& error) {
     const std::vector<std::string> left = app.remaining(true);
     if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
         text = left.empty() ? text + "; --help lists all" : "The following argument was not expected: " + left.front();
+    constexpr std::string_view unconverted = "Could not convert: "; // NAME = VALUE
+    if (const std::size_t equals = text.find(" = "); text.starts_with(unconverted) && equals != std::string::npos) {
+        const std::string value = text.substr(equals + 3);
+        text                    = cat(text.substr(unconverted.size(), equals - unconverted.size()), ": ", quote(value),
+                   to_number<double>(value) ? " is no whole number that this flag takes" : " is not a number");
+    }
     for (char& c : text)
         if (c == '\n') c = ' ';
     return text;

@@ -281,9 +281,9 @@ Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& n
 Result<void> ChatTemplate::set_defaults(std::string_view json) {
     if (json.empty()) return {};
     Result<Json> parsed = json_parse(json);
-    if (!parsed) return fail("--chat-template-kwargs is no JSON: ", parsed.error().message);
-    if (!parsed->is_object())
-        return fail("--chat-template-kwargs has to be a JSON object, such as {\"enable_thinking\": false}");
+    if (!parsed || !parsed->is_object())
+        return fail("the template's variables ", quote(json),
+                    " are not a JSON object, such as {\"enable_thinking\": false}");
     defaults_ = std::move(*parsed);
     return {};
 }

@@ -65,7 +65,7 @@ Result<std::int64_t> local_seconds(const std::string& when) {
         const char* end = strptime(when.c_str(), format, &parts);
         if (end && *end == 0) return std::int64_t(timegm(&parts));
     }
-    return fail("the time is ", quote(when), ", not like 2024-07-26T10:00:00");
+    return fail(quote(when), " is not a date and time, such as 2024-07-26T10:00:00");
 }
 
 std::string date_text(std::int64_t local_seconds, const char* format) {
