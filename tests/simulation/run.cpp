@@ -40,7 +40,8 @@ std::string text_of(std::span<const Token> tokens) {
 class Run {
 public:
     Run(const Scenario& scenario, bool trace)
-        : s_(scenario), trace_(trace), mover_(scenario.seed, 8), mixer_(scenario.seed, 11), oracle_(scenario) {}
+        : s_(scenario), trace_(trace), mover_(scenario.seed, Stream::mover), mixer_(scenario.seed, Stream::mixer),
+          oracle_(scenario) {}
     Verdict run();
 
 private:

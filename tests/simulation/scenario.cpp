@@ -4,7 +4,8 @@
 
 namespace quire::simulation {
 
-Random::Random(std::uint64_t seed, std::uint64_t name) : state_(mix(seed * 0x9e3779b97f4a7c15ull + mix(name + 1))) {}
+Random::Random(std::uint64_t seed, Stream name)
+    : state_(mix(seed * 0x9e3779b97f4a7c15ull + mix(std::uint64_t(name) + 1))) {}
 
 std::uint64_t Random::next() { return mix(state_ += 0x9e3779b97f4a7c15ull); }
 
@@ -25,7 +26,7 @@ std::vector<int> some_windows(Random& r, int block_size) {
 
 // One model in three has layers with a recurrent state; some have no others.
 void add_states(Scenario& s) {
-    Random r(s.seed, 2);
+    Random r(s.seed, Stream::states);
     if (!r.one_in(3)) return;
     if (r.one_in(4)) s.windows.clear();
     for (int n = r.between(1, 3); n > 0; n--)
@@ -84,7 +85,7 @@ Task make_task(Random& r, const Scenario& s, int i, int busy) {
 } // namespace
 
 Scenario make_scenario(std::uint64_t seed) {
-    Random   r(seed, 0);
+    Random   r(seed, Stream::scenario);
     Scenario s;
     s.seed            = seed;
     const int sizes[] = {1, 2, 2, 3, 4, 4, 5, 8, 16};
@@ -109,13 +110,13 @@ Scenario make_scenario(std::uint64_t seed) {
     s.token_seconds   = 1e-4 * r.between(1, 30);
     s.block_seconds   = 1e-4 * r.between(1, 30);
     add_states(s);
-    Random tier(seed, 3);
+    Random tier(seed, Stream::tier);
     if (tier.one_in(2)) s.n_tier = tier.between(1, tier.one_in(2) ? 4 : 3 * s.n_blocks);
-    Random guesser(seed, 4);
+    Random guesser(seed, Stream::guesser);
     if (guesser.one_in(3)) s.drafts = guesser.between(1, 7), s.guesses = Guesses(guesser.below(4));
     const int n    = r.between(2, 14);
     const int busy = r.between(4, 60);
-    Random    disk(seed, 4);
+    Random    disk(seed, Stream::disk);
     if (s.n_tier > 0 && disk.one_in(2)) {
         s.disk      = disk.between(1, disk.one_in(3) ? 20 : 200) * 1000;
         s.disk_jobs = disk.between(1, 8);
@@ -125,7 +126,7 @@ Scenario make_scenario(std::uint64_t seed) {
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
     if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
     if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
-    Random moves(seed, 6);
+    Random moves(seed, Stream::moves);
     s.reordered_moves = moves.one_in(2);
     if (moves.one_in(2))
         for (Fault& f : s.faults)
@@ -135,7 +136,7 @@ Scenario make_scenario(std::uint64_t seed) {
 }
 
 Scenario make_drafted(std::uint64_t seed) {
-    Random   r(seed, 7);
+    Random   r(seed, Stream::drafted);
     Scenario s = make_scenario(seed);
     s.drafts   = r.between(1, 7);
     s.guesses  = Guesses(seed % kinds_of_guesses);

@@ -93,10 +93,26 @@ bool change(Scenario& scenario, const std::string& how);
 // The changes that could make a scenario simpler, one by one.
 std::vector<std::string> simpler(const Scenario& scenario);
 
+// What a stream of random numbers decides. The numbers are part of every scenario: another number is another scenario of each seed.
+enum class Stream : std::uint64_t {
+    scenario    = 0,
+    free_blocks = 1, // their order
+    states      = 2,
+    tier        = 3,
+    guesser     = 4,
+    trouble     = 5, // of the disk while the scenario runs
+    moves       = 6,
+    move_order  = 7,
+    mover       = 8, // of the cache
+    disk        = 9,
+    drafted     = 10,
+    mixer       = 11,
+};
+
 // A stream of random numbers; of several with the same seed and different names none tells of another.
 class Random {
 public:
-    Random(std::uint64_t seed, std::uint64_t name);
+    Random(std::uint64_t seed, Stream name);
     std::uint64_t next();
     int           below(int n) { return int(next() % std::uint64_t(n)); }
     int           between(int least, int most) { return least + below(most - least + 1); }

@@ -18,7 +18,8 @@ static int cells_of(const CacheLayout& layout) {
 SimExecutor::SimExecutor(SimOptions options, std::shared_ptr<Clock> clock)
     : o_(std::move(options)), clock_(std::move(clock)), n_cells_(cells_of(o_.layout)),
       device_(std::size_t(o_.n_blocks * o_.block_size * n_cells_)),
-      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)), order_(o_.seed, 7), step_(o_.first_step) {
+      swap_(std::size_t(o_.n_swap * o_.block_size * n_cells_)), order_(o_.seed, Stream::move_order),
+      step_(o_.first_step) {
     std::uint64_t n = 0;
     for (std::vector<Cell>* memory : {&device_, &swap_})
         for (Cell& c : *memory)

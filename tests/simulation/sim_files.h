@@ -8,7 +8,7 @@ import quire.engine.files.segment_files;
 namespace quire::simulation {
 
 struct SimDisk {
-    explicit SimDisk(const Scenario& s) : random(s.seed, 5), trouble(s.disk_trouble) {}
+    explicit SimDisk(const Scenario& s) : random(s.seed, Stream::trouble), trouble(s.disk_trouble) {}
 
     // After a kill the files are there as they are; after a loss of power some ends and bytes are not.
     void lose_power();

@@ -99,7 +99,7 @@ SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> di
                            [d = sim.disk, most = s.disk_jobs] { return d->random.below(most + 1); }};
     }
     if (s.shuffled && !alone) {
-        Random r(s.seed, 1);
+        Random r(s.seed, Stream::free_blocks);
         for (BlockId i = 0; i < o.kv_blocks; i++) o.free_order.push_back(i);
         for (std::size_t i = o.free_order.size(); i > 1; i--)
             std::swap(o.free_order[i - 1], o.free_order[std::size_t(r.below(int(i)))]);
