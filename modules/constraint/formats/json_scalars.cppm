@@ -68,7 +68,7 @@ Decimal decimal_of(const Json& number) {
     Decimal d;
     if (text.starts_with('-')) d.negative = true, text.erase(0, 1);
     int exponent = 0;
-    if (const auto e = text.find('e'); e != text.npos) {
+    if (const auto e = text.find('e'); e != std::string::npos) {
         const bool plus = e + 1 < text.size() && text[e + 1] == '+';
         (void)std::from_chars(text.data() + e + 1 + plus, text.data() + text.size(), exponent);
         text.resize(e);
@@ -223,7 +223,7 @@ std::string format_uri(bool reference, bool iri) {
         cat("(([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2}", iri ? "|[^\\x00-\\x7f]" : "", ")*@)?");
     const std::string authority = cat("//", user, host, "(:[0-9]*)?(/", p, "*)*");
     const std::string rest      = cat("(\\?(", p, "|[/?])*)?(#(", p, "|[/?])*)?");
-    const std::string full =
+    std::string       full =
         cat("[A-Za-z][A-Za-z0-9+.-]*:(", authority, "|/(", p, "+(/", p, "*)*)?|", p, "+(/", p, "*)*|)", rest);
     if (!reference) return full;
     const std::string no_colon = cat("([A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2}", iri ? "|[^\\x00-\\x7f]" : "", ")");

@@ -224,6 +224,7 @@ std::optional<std::string_view> ChatTemplate::source(std::string_view name) cons
 
 std::vector<std::string> ChatTemplate::names() const {
     std::vector<std::string> out;
+    out.reserve(forms_.size());
     for (const Form& f : forms_) out.push_back(f.name);
     return out;
 }
@@ -264,7 +265,6 @@ Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& n
     if (!name.empty())
         return fail("there is no chat template ", quote(name), ": ", built_in_names(), " are built in, ",
                     known.empty() ? cat(file.path(), " has none") : cat(file.path(), " has ", known));
-    if (found->empty()) return ChatTemplate();
     std::optional<ChatTemplate> out;
     for (const auto& [own, text] : *found) {
         Result<JinjaTemplate> jinja = JinjaTemplate::parse(text);
@@ -275,6 +275,7 @@ Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& n
         else out->forms_.push_back(form(std::move(*jinja), text, own));
         if (out->forms_.size() == 1) out->forms_[0].name = own;
     }
+    if (!out) return ChatTemplate();
     return std::move(*out);
 }
 
@@ -330,7 +331,9 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
             m["content"] = std::move(text);
         }
         if (const auto calls = m.find("tool_calls"); calls != m.end() && calls->is_array() && !calls->empty()) {
-            if (chosen->wants_null && m.contains("content") && m["content"] == "") m["content"] = nullptr;
+            if (const auto content = m.find("content");
+                chosen->wants_null && content != m.end() && *content == Json(""))
+                *content = nullptr;
             for (Json& call : *calls) {
                 if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
                 const auto arguments = call["function"].find("arguments");
