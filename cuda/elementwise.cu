@@ -44,12 +44,12 @@ __device__ float2 finite(__half2 v) {
 }
 __device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 
-// RMS norm or LayerNorm (Layer). Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
+// RMS norm or LayerNorm (Layer); Beside: with what NormBeside says. Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
 // registers; cols is even.
-template <bool Float, bool Layer, int PerThread>
+template <bool Float, bool Layer, int PerThread, bool Beside>
 __global__ void __launch_bounds__(1024)
     norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps, float* residual,
-                __half* out, int cols, int weights, Fp8Matrix fp8) {
+                __half* out, int cols, int weights, Fp8Matrix fp8, NormBeside beside) {
     __shared__ float sums[32];
     reads_early(); // weights
     weight += blockIdx.x % unsigned(weights) * cols;
@@ -61,6 +61,18 @@ __global__ void __launch_bounds__(1024)
     for (int i = 0; i < PerThread; i++)
         if (const int c = int(threadIdx.x + i * blockDim.x); c < n)
             w[i] = weight ? reinterpret_cast<const float2*>(weight)[c] : float2{1, 1};
+    // Of a Beside: all loads are in flight at once, too.
+    constexpr int N = Beside ? PerThread : 1;
+    float2        first_w[N], gate_w[N];
+    __half2       more[N], gate[N];
+    if (Beside) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) {
+                if (beside.first_weight) first_w[i] = reinterpret_cast<const float2*>(beside.first_weight)[c];
+                if (beside.gate_weight) gate_w[i] = reinterpret_cast<const float2*>(beside.gate_weight)[c];
+            }
+    }
     wait_for_inputs();
 #pragma unroll
     for (int i = 0; i < PerThread; i++) {
@@ -68,6 +80,43 @@ __global__ void __launch_bounds__(1024)
         v[i]        = {0, 0};
         if (c < n)
             v[i] = Float ? static_cast<const float2*>(x)[at + c] : finite(static_cast<const __half2*>(x)[at + c]);
+    }
+    if (Beside) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) {
+                if (beside.more) more[i] = reinterpret_cast<const __half2*>(beside.more)[at + c];
+                if (beside.gate_weight) gate[i] = reinterpret_cast<const __half2*>(beside.gate)[at + c];
+                if (beside.gates) gate[i] = reinterpret_cast<const __half2*>(out)[at + c];
+            }
+    }
+    if (Beside && beside.first_weight) {
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) squares += v[i].x * v[i].x + v[i].y * v[i].y;
+        const float scale = rsqrtf(cta_sum(squares, sums) / cols + beside.first_eps);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (int(threadIdx.x + i * blockDim.x) < n) v[i].x *= scale * first_w[i].x, v[i].y *= scale * first_w[i].y;
+    }
+    if (Beside && beside.more) {
+        float factor = 1;
+        if (beside.gate_weight) {
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                if (int(threadIdx.x + i * blockDim.x) < n) {
+                    const float2 g = __half22float2(gate[i]);
+                    sum += g.x * gate_w[i].x + g.y * gate_w[i].y;
+                }
+            factor = 1 / (1 + expf(-cta_sum(sum, sums)));
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (int(threadIdx.x + i * blockDim.x) < n) {
+                const float2 m = finite(more[i]);
+                v[i].x += m.x * factor, v[i].y += m.y * factor;
+            }
     }
     if (x_bias.values) {
 #pragma unroll
@@ -108,9 +157,13 @@ __global__ void __launch_bounds__(1024)
     for (int i = 0; i < PerThread; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
         if (c >= n) continue;
-        const float2        b = Layer && bias ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
-        const std::uint32_t h =
-            pack_finite((v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y);
+        const float2 b      = Layer && bias ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
+        float2       normed = {(v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y};
+        if (Beside && beside.gates) {
+            const float2 g = __half22float2(gate[Beside ? i : 0]);
+            normed         = {gated(Activation::silu, g.x, normed.x), gated(Activation::silu, g.y, normed.y)};
+        }
+        const std::uint32_t h = pack_finite(normed.x, normed.y);
         if (!fp8.codes) reinterpret_cast<std::uint32_t*>(out)[at + c] = h;
         v[i] = as_float2(h);
         most = max_or_nan(most, max_or_nan(fabsf(v[i].x), fabsf(v[i].y)));
@@ -128,7 +181,7 @@ __global__ void __launch_bounds__(1024)
 // that a thread of norm_kernel has, so the bits are its bits.
 constexpr int short_norm_cols = 256, short_norm_warps = 8, short_norm_rows = 4;
 
-template <bool Float>
+template <bool Float, bool Gates>
 __global__ void __launch_bounds__(short_norm_warps * 32)
     short_norm_kernel(const void* x, const float* weight, float eps, __half* out, std::int64_t rows, int cols,
                       int weights) {
@@ -158,9 +211,14 @@ __global__ void __launch_bounds__(short_norm_warps * 32)
 #pragma unroll
         for (int i = 0; i < per_lane; i++)
             if (const int c = lane + i * 32; c < n) {
-                const float2 w = weight ? by[c] : float2{1, 1};
-                reinterpret_cast<std::uint32_t*>(out)[(first + r) * n + c] =
-                    pack_finite(v[r][i].x * scale * w.x, v[r][i].y * scale * w.y);
+                const float2 w      = weight ? by[c] : float2{1, 1};
+                float2       normed = {v[r][i].x * scale * w.x, v[r][i].y * scale * w.y};
+                auto* const  to     = reinterpret_cast<std::uint32_t*>(out) + (first + r) * n + c;
+                if (Gates) {
+                    const float2 g = as_float2(*to);
+                    normed         = {gated(Activation::silu, g.x, normed.x), gated(Activation::silu, g.y, normed.y)};
+                }
+                *to = pack_finite(normed.x, normed.y);
             }
     }
 }
@@ -168,7 +226,7 @@ __global__ void __launch_bounds__(short_norm_warps * 32)
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
 __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps,
-                                float* residual, __half* out, int cols, int weights, Fp8Matrix) {
+                                float* residual, __half* out, int cols, int weights, Fp8Matrix, NormBeside) {
     wait_for_inputs();
     weight += blockIdx.x % unsigned(weights) * cols;
     __shared__ float   sums[32];
@@ -561,7 +619,7 @@ void embed(const Weight& weight, const Weight* positions, float scale, int offse
 
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights,
-          const Fp8Matrix& fp8) {
+          const Fp8Matrix& fp8, const NormBeside& beside) {
     if (fp8.codes && (kind == NormKind::none || cols % 2 != 0 || cols > 32768)) { // in two steps
         norm(x, x_is_float, x_bias, kind, weight, bias, eps, residual, out, rows, cols, gpu, weights);
         rows_to_fp8(out, rows, cols, fp8, gpu);
@@ -575,11 +633,14 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
     }
     const bool layer = kind == NormKind::layer;
     if (!layer && rows >= 512 && cols <= short_norm_cols && cols % 2 == 0 && !x_bias.values && !residual &&
-        !fp8.codes) {
+        !fp8.codes && !beside.first_weight) {
         constexpr int each = short_norm_warps * short_norm_rows;
-        run_kernel(x_is_float ? short_norm_kernel<true> : short_norm_kernel<false>,
-                   dim3(unsigned((rows + each - 1) / each)), short_norm_warps * 32, 0, gpu, x, weight, eps,
-                   reinterpret_cast<__half*>(out), rows, int(cols), weights);
+        const auto    run  = [&](auto kernel) {
+            run_kernel(kernel, dim3(unsigned((rows + each - 1) / each)), short_norm_warps * 32, 0, gpu, x, weight, eps,
+                           reinterpret_cast<__half*>(out), rows, int(cols), weights);
+        };
+        if (x_is_float) beside.gates ? run(short_norm_kernel<true, true>) : run(short_norm_kernel<true, false>);
+        else beside.gates ? run(short_norm_kernel<false, true>) : run(short_norm_kernel<false, false>);
         return;
     }
     // A row in the registers of a CTA, four or sixteen pairs a thread: up to 32768 columns. Wider rows take the kernel for any width.
@@ -587,16 +648,20 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
         run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, x_bias, weight, bias, eps, residual,
-                       reinterpret_cast<__half*>(out), int(cols), weights, fp8);
+                       reinterpret_cast<__half*>(out), int(cols), weights, fp8, beside);
     };
     if (cols % 2 != 0 || cols > 32768) {
         if (x_is_float) layer ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);
         else layer ? run(norm_any_kernel<false, true>) : run(norm_any_kernel<false, false>);
         return;
     }
-    const auto choose = [&]<int PerThread>(std::integral_constant<int, PerThread>) {
-        if (x_is_float) layer ? run(norm_kernel<true, true, PerThread>) : run(norm_kernel<true, false, PerThread>);
-        else layer ? run(norm_kernel<false, true, PerThread>) : run(norm_kernel<false, false, PerThread>);
+    if (beside.first_weight || beside.more || beside.gates) {
+        run(x_is_float ? norm_kernel<true, false, 4, true> : norm_kernel<false, false, 4, true>);
+        return;
+    }
+    const auto choose = [&]<int N>(std::integral_constant<int, N>) {
+        if (x_is_float) layer ? run(norm_kernel<true, true, N, false>) : run(norm_kernel<true, false, N, false>);
+        else layer ? run(norm_kernel<false, true, N, false>) : run(norm_kernel<false, false, N, false>);
     };
     if (pairs <= 4 * threads) choose(std::integral_constant<int, 4>{});
     else choose(std::integral_constant<int, 16>{});

@@ -189,13 +189,27 @@ struct Bias {
     const float* values = nullptr;
     float        scale  = 1;
 };
+// What a norm kernel does besides, in place of the operations before and after the norm.
+struct NormBeside {
+    const float* first_weight = nullptr; // x is normed (RMS) with this one before all else
+    float        first_eps    = 0;
+    const Half*  more         = nullptr; // is added to the residual as well
+    const Half*  gate =
+        nullptr; // .. times the sigmoid of a row's dot product with gate_weight, as many columns as x has
+    const float* gate_weight = nullptr;
+    bool         gates       = false; // the result is silu(out) · norm
+};
+// Whether there is such a kernel.
+constexpr bool can_norm_beside(NormKind kind, std::int64_t cols) {
+    return kind == NormKind::rms && cols % 2 == 0 && cols <= 8192;
+}
 // residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
 // All these take any number of rows and columns; unusual shapes run in a slower kernel. No weight: ones.
 // `weights`: the number of weights [cols], one after the other, that the rows take in turn. `fp8`: where `out` goes as rows_to_fp8() makes
 // it; `out` is then undefined.
 void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu, int weights = 1,
-          const Fp8Matrix& fp8 = {});
+          const Fp8Matrix& fp8 = {}, const NormBeside& beside = {});
 // Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
 enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu, relu_squared, sigmoid };
 // gate = activation(gate) · up, or without `up` activation(gate).

@@ -59,7 +59,7 @@ void dequantize(const Weight&, Half*, Context&) {}
 
 void        embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
 void        norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
-                 std::int64_t, Context&, int, const Fp8Matrix&) {}
+                 std::int64_t, Context&, int, const Fp8Matrix&, const NormBeside&) {}
 void        gate(Activation, Half*, const void*, bool, std::int64_t, Context&) {}
 void        causal_conv(const CausalConv&, const States&, Context&) {}
 void        recurrence(const Recurrence&, const States&, Context&) {}

@@ -45,7 +45,12 @@ __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a,
         if (first == 0 && row >= 0 && run.from)
             state[j] = *float_of(states, run.from, std::int64_t(row) * a.columns + column);
     }
-    const float bias = a.bias ? a.bias[column] : 0.0f;
+    const float bias             = a.bias ? a.bias[column] : 0.0f;
+    float*      next_state[Taps] = {}; // where the new rows go
+#pragma unroll
+    for (int j = 0; j < Taps; j++)
+        if (const int row = j - (Taps - past); first == 0 && row >= 0)
+            next_state[j] = float_of(states, run.to, std::int64_t(row) * a.columns + column);
     wait_for_inputs();
 #pragma unroll
     for (int j = 0; j < Taps; j++)
@@ -72,24 +77,16 @@ __global__ void __launch_bounds__(conv_threads) causal_conv_kernel(CausalConv a,
         }
     }
     if (first != 0) return;
-    // The last `past` of the old rows and this step's inputs: new row j is old row j + n, or the input of token j + n - past.
-    float next[Taps];
+    // The last `past` of the old rows and this step's inputs: new row j is old row j + n, or the input of token j + n - past. They stand in the
+    // window already where this CTA has all tokens.
+    if (end < run.n) {
 #pragma unroll
-    for (int j = 0; j < Taps; j++) {
-        const int row = j - (Taps - past), t = row + run.n - past;
-        next[j] = 0;
-        if (row < 0) continue;
-        if (t >= 0) next[j] = input(t);
-        else {
-#pragma unroll
-            for (int k = 0; k < Taps; k++)
-                if (k == j + run.n) next[j] = state[k];
-        }
+        for (int j = 0; j < Taps; j++)
+            if (const int t = j - (Taps - past) + run.n - past; t >= 0) window[j] = input(t);
     }
 #pragma unroll
     for (int j = 0; j < Taps; j++)
-        if (const int row = j - (Taps - past); row >= 0)
-            *float_of(states, run.to, std::int64_t(row) * a.columns + column) = next[j];
+        if (next_state[j]) *next_state[j] = window[j];
 }
 
 // -- the recurrence: a CTA for 32 columns of a head's matrix in one sequence. A warp has 8 columns; four lanes share a column: lane / 8 = p
@@ -127,8 +124,9 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
     const std::int64_t matrix = a.state_at + std::int64_t(h) * N * d;
     const auto block_of = [&](std::int64_t at) { return unsigned(states.offset + at) / unsigned(states.block_floats); };
     const bool is_near  = block_of(matrix) == block_of(matrix + std::int64_t(N) * d - 1);
-    const auto each_row = [&](const std::int32_t* unit, auto&& body) {
-        float* const base = is_near ? float_of(states, unit, matrix) : nullptr;
+    float* const from   = is_near && run.from ? float_of(states, run.from, matrix) : nullptr;
+    float* const to_state = is_near ? float_of(states, run.to, matrix) : nullptr;
+    const auto   each_row = [&](const std::int32_t* unit, float* base, auto&& body) {
 #pragma unroll
         for (int g = 0; g < Groups; g++)
 #pragma unroll
@@ -138,17 +136,20 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
                                             : float_of(states, unit, matrix + std::int64_t(n) * d + column));
     };
     float S[Groups * 4] = {};
-    if (run.from) each_row(run.from, [&](int r, const float* at) { S[r] = *at; });
+    if (run.from) each_row(run.from, from, [&](int r, const float* at) { S[r] = *at; });
     wait_for_inputs();
 
     for (int begin = 0; begin < run.n; begin += scan_tile) {
         const int n_tokens = min(scan_tile, run.n - begin);
         __syncthreads(); // all are done with the tile before
         for (int t = warp; t < n_tokens; t += scan_warps) {
-            const std::int64_t row = run.first + begin + t;
-            const auto*        x   = reinterpret_cast<const __half*>(a.x) + row * of.columns;
-            float*             to  = tokens + t * stride;
-            float              k[Groups / 2 + 1], q[Groups / 2 + 1], kk = 0, qq = 0;
+            const std::int64_t row  = run.first + begin + t;
+            const auto*        x    = reinterpret_cast<const __half*>(a.x) + row * of.columns;
+            const float        step = a.step[row * of.step_columns + of.step],
+                        writes      = Delta ? of.writes[row * of.step_columns + of.write] : 0.0f;
+            const __half v          = x[v_at + min(lane, d - 1 - first_column)];
+            float*       to         = tokens + t * stride;
+            float        k[Groups / 2 + 1], q[Groups / 2 + 1], kk = 0, qq = 0;
 #pragma unroll
             for (int i = 0; i < (rows + 31) / 32; i++) { // without branches, so that all loads are in flight
                 const int n = min(lane + 32 * i, N - 1);
@@ -167,12 +168,11 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
 #pragma unroll
             for (int i = 0; i < (rows + 31) / 32; i++)
                 if (const int n = lane + 32 * i; n < rows) to[n] = k[i] * k_scale, to[rows + n] = q[i] * q_scale;
-            to[2 * rows + lane] = first_column + lane < d ? __half2float(x[v_at + lane]) : 0.0f;
+            to[2 * rows + lane] = first_column + lane < d ? __half2float(v) : 0.0f;
             if (lane == 0) {
-                const float size            = softplus(a.step[row * of.step_columns + of.step] + step_bias);
-                to[2 * rows + scan_columns] = expf(decay * size);
-                to[2 * rows + scan_columns + 1] =
-                    Delta ? 1 / (1 + expf(-of.writes[row * of.step_columns + of.write])) : size;
+                const float size                = softplus(step + step_bias);
+                to[2 * rows + scan_columns]     = expf(decay * size);
+                to[2 * rows + scan_columns + 1] = Delta ? 1 / (1 + expf(-writes)) : size;
             }
         }
         __syncthreads();
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(scan_warps * 32) recurrence_kernel(Recurrence 
                 a.out[(run.first + begin + t) * (std::int64_t(a.n_heads) * d) + h * d + column] = fmaf(skip, v, out);
         }
     }
-    each_row(run.to, [&](int r, float* at) { *at = S[r]; });
+    each_row(run.to, to_state, [&](int r, float* at) { *at = S[r]; });
 }
 
 } // namespace

@@ -16,8 +16,8 @@ namespace quire::cuda {
 // their results are visible.
 //
 // The rule: before wait_for_inputs() a kernel
-//   - reads only memory that no kernel of the step writes: weights, the step's plan, and K and V of positions that the plan calls readable
-//     (StepPlan::readable: a table may also lead to blocks that another sequence writes in the same step);
+//   - reads only memory that no other kernel of the step writes: weights, the step's plan, the recurrent state of its own layer, and K and V of
+//     positions that the plan calls readable (StepPlan::readable: a table may also lead to blocks that another sequence writes in the same step);
 //   - writes nothing but its own shared memory and registers;
 // In every kernel at least one thread of each CTA calls wait_for_inputs(); else the next kernel would not wait for the kernels before.
 // A kernel's first statement is wait_for_inputs(), or reads_early() if the kernel reads something before (tests/kernels.sh checks).

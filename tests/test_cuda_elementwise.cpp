@@ -339,6 +339,63 @@ TEST_CASE("GPU: an upload tells of an error in any of its threads, and the next 
     CHECK(there.back(gpu) == values);
 }
 
+TEST_CASE("GPU: a norm with the operations before and after it equals plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(37);
+    for (auto [rows, cols] : {std::pair(1, 2048), std::pair(3, 34), std::pair(600, 128), std::pair(2, 8192)})
+        for (int mode = 0; mode < 5;
+             mode++) { // a norm before; a sum; a gated sum; a norm before and a sum; a gate behind
+            CAPTURE(rows, cols, mode);
+            const bool first = mode == 0 || mode == 3, more = mode >= 1 && mode <= 3, gated = mode == 2,
+                       gates = mode == 4;
+            const auto n     = std::size_t(rows) * std::size_t(cols);
+            const auto x = random_fp16(n, random), y = random_fp16(n, random), gate = random_fp16(n, random);
+            const std::vector<float> xs = floats_of(x), ys = floats_of(y), gs = floats_of(gate),
+                                     residual = floats_of(random_fp16(n, random)),
+                                     weight   = floats_of(random_fp16(std::size_t(cols), random)),
+                                     before   = floats_of(random_fp16(std::size_t(cols), random)),
+                                     by       = floats_of(random_fp16(std::size_t(cols), random, 0.1f));
+            const OnDevice<std::uint16_t> there(gpu, x), others(gpu, y), gate_there(gpu, gate);
+            OnDevice<std::uint16_t>       out(gpu, gates ? gate : std::vector<std::uint16_t>(n, fp16_nan));
+            OnDevice<float>               sums(gpu, residual);
+            const OnDevice<float>         w(gpu, weight), first_w(gpu, before), gate_w(gpu, by);
+            std::vector<double>           want, want_sums;
+            for (int r = 0; r < rows; r++) {
+                const auto at = [&, r, cols = cols](int c) {
+                    return std::size_t(r) * std::size_t(cols) + std::size_t(c);
+                };
+                double              dot = 0, squares = 0;
+                std::vector<double> row;
+                for (int c = 0; c < cols; c++) dot += double(gs[at(c)]) * double(by[std::size_t(c)]);
+                for (int c = 0; c < cols; c++) squares += double(xs[at(c)]) * double(xs[at(c)]) / cols;
+                for (int c = 0; c < cols; c++) {
+                    double v = double(xs[at(c)]);
+                    if (first) v *= double(before[std::size_t(c)]) / std::sqrt(squares + 1e-3);
+                    if (more) v += double(ys[at(c)]) * (gated ? 1 / (1 + std::exp(-dot)) : 1);
+                    if (!gates) v += double(residual[at(c)]), want_sums.push_back(v);
+                    row.push_back(v);
+                }
+                squares = 0;
+                for (double v : row) squares += v * v / cols;
+                for (int c = 0; c < cols; c++) {
+                    const double v = row[std::size_t(c)] / std::sqrt(squares + 1e-5) * double(weight[std::size_t(c)]),
+                                 g = double(gs[at(c)]);
+                    want.push_back(gates ? v * g / (1 + std::exp(-g)) : v);
+                }
+            }
+            cuda::NormBeside beside;
+            if (first) beside.first_weight = first_w.data, beside.first_eps = 1e-3f;
+            if (more) beside.more = others.data;
+            if (gated) beside.gate = gate_there.data, beside.gate_weight = gate_w.data;
+            beside.gates = gates;
+            cuda::norm(there.data, false, {}, cuda::NormKind::rms, w.data, nullptr, 1e-5f, gates ? nullptr : sums.data,
+                       out.data, rows, cols, gpu, 1, {}, beside);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 2e-3);
+            if (!gates) CHECK(relative_error(sums.back(gpu), want_sums) < 1e-5);
+        }
+}
+
 TEST_CASE("GPU: argmax finds the lowest of the best tokens, in rows of every length, and says where there is none",
           "[cuda]") {
     if (no_gpu()) return;

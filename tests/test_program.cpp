@@ -169,6 +169,39 @@ TEST_CASE("biases go to the operation that alone reads a GEMM's results", "[prog
     CHECK(groups_of("qwen2-Q4_0.gguf") == "norm gemm rope_and_store attention gemm norm gated_gemm gemm");
 }
 
+TEST_CASE("GEMVs of one input are joined, and norms with what stands before and after them", "[program]") {
+    const auto groups_of = [](const std::string& path, std::size_t layer) {
+        const std::optional<Loaded> model = load_tensors(reference("models/" + path));
+        REQUIRE(model);
+        const Program                 p = build_program(model->config, model->tensors, 512);
+        std::vector<LoweredOperation> ops(p.operations.size());
+        std::vector<FusionGroup>      groups;
+        for (std::size_t i = 0; i < ops.size(); i++) groups.push_back({FusedKernel::none, int(i)});
+        join_beside_norms(groups, p);
+        join_gemvs(groups, p, ops);
+        std::string text;
+        int         next = 0;
+        for (const FusionGroup& g : groups) {
+            CHECK(g.first == next);
+            next += g.n;
+            CHECK((std::size_t(g.first + g.n) <= p.head || std::size_t(g.first) >= p.head));
+            if (g.first < int(p.layers[layer]) || g.first >= int(p.layers[layer + 1])) continue;
+            const std::string all = kinds(p, std::size_t(g.first), std::size_t(g.first + g.n));
+            text += cat(text.empty() ? "" : " ", g.n > 1 ? cat("(", all, ")") : all);
+        }
+        CHECK(next == int(ops.size()));
+        return text;
+    };
+    CHECK(groups_of("qwen35-k-Q4_K_M.gguf", 0) ==
+          "norm (gemm gemm) causal_conv recurrence (norm gate) gemm norm gated_gemm gemm");
+    CHECK(groups_of("gemma2-Q8_0.gguf", 1) ==
+          "gemm rope_and_store attention gemm (norm norm) gated_gemm gemm (norm norm)");
+    CHECK(groups_of("deepseek2-Q8_0.gguf", 1) ==
+          "norm gemm norm rope_and_store head_gemm attention head_gemm gemm norm "
+          "route expert_gated expert_combine gated_gemm gemm (add norm)");
+    CHECK(groups_of("qwen2-Q4_0.gguf", 0) == "norm gemm rope_and_store attention gemm norm gated_gemm gemm");
+}
+
 TEST_CASE("the CPU says that it runs the program operation by operation", "[program]") {
     Engine            engine = load(reference("models/qwen2-Q4_0.gguf"), {});
     const std::string text   = engine.explain();

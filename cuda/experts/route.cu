@@ -67,17 +67,17 @@ __device__ std::uint64_t best_groups(const Route& op, const std::uint32_t (&rank
 // The choice of one token by a warp. Expert e is with lane e % 32; PerLane · 32 are enough for all.
 template <int PerLane>
 __device__ void choose(const Route& op, const float* scores, float* out, bool none) {
-    const int   lane = threadIdx.x % 32, n = op.n_experts, k = op.n_used;
-    const float infinity = __int_as_float(0x7f800000);
-    auto*       experts  = reinterpret_cast<std::int32_t*>(out);
-    if (none) {
-        for (int i = lane; i < k; i += 32) experts[i] = -1, out[k + i] = 0;
-        return;
-    }
+    const int     lane = threadIdx.x % 32, n = op.n_experts, k = op.n_used;
+    const float   infinity = __int_as_float(0x7f800000);
+    auto*         experts  = reinterpret_cast<std::int32_t*>(out);
     float         gated[PerLane];
     std::uint32_t rank[PerLane]; // 0: chosen
 #pragma unroll
     for (int i = 0; i < PerLane; i++) gated[i] = lane + 32 * i < n ? __ldcg(scores + lane + 32 * i) : -infinity;
+    if (none) {
+        for (int i = lane; i < k; i += 32) experts[i] = -1, out[k + i] = 0;
+        return;
+    }
     if (op.gating == Gating::softmax) {
         float best = -infinity, sum = 0;
 #pragma unroll

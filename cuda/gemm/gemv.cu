@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
                                               : K == kind_f16 ? 5
                                               : Deep          ? 3
                                                               : 4)
-    gemv_kernel(const __half* x, int m, int cols, Projections all) {
+    gemv_kernel(const __half* x, int m, int cols, JoinedProjections all) {
     using Rows = RowsOf<NT, K, R>;
     reads_early(); // weights
     const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
         wait_for_inputs();
         return;
     }
-    const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
+    const int          which      = all.which(row);
     const Projection&  p          = all.projection[which];
     const std::int64_t r0         = row - all.first_row[which];
     float              sum[R][NT] = {};
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
 }
 
 template <int NT, int R>
-void launch(Kind kind, const __half* x, int m, int cols, const Projections& all, Context& gpu) {
+void launch(Kind kind, const __half* x, int m, int cols, const JoinedProjections& all, Context& gpu) {
     const unsigned ctas = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
     const auto     run  = [&](auto kernel) {
         // With several tokens so many loads are held in the L1 that the launch does not overlap kernels that leave little of it
@@ -140,7 +140,7 @@ void gemv(const Half* x_, int m, std::int64_t cols, const Projection* projection
           Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0, count = 0; i < n_projections; i += count) {
-        Projections all{}; // neighbours of one form in one launch
+        JoinedProjections all{}; // neighbours of one form in one launch
         count           = take_same_form(projections + i, n_projections - i, all);
         const Kind kind = kind_of(projections[i].weight);
         const int  c    = int(cols);

@@ -7,14 +7,24 @@
 
 namespace quire::cuda {
 
-// Projections of the same x with weights of one form: their rows are numbered consecutively. first_row is constant from n on.
-struct Projections {
-    Projection projection[max_projections];
-    int        first_row[max_projections + 1];
-    int        n;
+// Up to Most projections of the same x with weights of one form: their rows are numbered consecutively. first_row is constant from n on.
+template <int Most>
+struct ProjectionsUpTo {
+    static constexpr int most = Most;
+    Projection           projection[Most];
+    int                  first_row[Most + 1];
+    int                  n;
 
-    __device__ int which(int row) const { return row < first_row[1] ? 0 : row < first_row[2] ? 1 : 2; }
+    __device__ int which(int row) const {
+        int k = 0;
+#pragma unroll
+        for (int i = 1; i < Most; i++) k += row >= first_row[i];
+        return k;
+    }
 };
+using Projections = ProjectionsUpTo<max_projections>;
+// Those of two GEMMs.
+using JoinedProjections = ProjectionsUpTo<max_projections + 1>;
 
 enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
 
@@ -33,18 +43,18 @@ __device__ inline uint4 load_once(const void* p) { // weights are read once in a
 }
 
 // Takes projections of one form from the front of a list; returns how many.
-inline int take_same_form(const Projection* projections, int n, Projections& all) {
-    for (all.n = 0;
-         all.n < n && all.n < max_projections && kind_of(projections[all.n].weight) == kind_of(projections[0].weight);
+template <int Most>
+int take_same_form(const Projection* projections, int n, ProjectionsUpTo<Most>& all) {
+    for (all.n = 0; all.n < n && all.n < Most && kind_of(projections[all.n].weight) == kind_of(projections[0].weight);
          all.n++) {
         all.projection[all.n]    = projections[all.n];
         all.first_row[all.n + 1] = all.first_row[all.n] + int(projections[all.n].weight.rows);
     }
-    for (int k = all.n + 1; k <= max_projections; k++) all.first_row[k] = all.first_row[all.n];
+    for (int k = all.n + 1; k <= Most; k++) all.first_row[k] = all.first_row[all.n];
     return all.n;
 }
 
 // gemv_tma.cu: one token, on Hopper. False: not these projections, or not this GPU.
-bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu);
+bool gemv_tma(Kind kind, const __half* x, int cols, const JoinedProjections& all, Context& gpu);
 
 } // namespace quire::cuda

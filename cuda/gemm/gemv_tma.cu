@@ -32,7 +32,7 @@ constexpr int shared_budget = 200 * 1024; // leaves room on an SM for the small 
 // Gated: a pair is one row of gate and one of up; the epilogue is the activation.
 template <Kind K, bool Gated>
 __global__ void __launch_bounds__(warps_of(K) * 32, 1)
-    gemv_tma_kernel(const __half* x, int cols, int slice, Projections all, Activation activation) {
+    gemv_tma_kernel(const __half* x, int cols, int slice, JoinedProjections all, Activation activation) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     warps = warps_of(K);
     extern __shared__ __align__(128) unsigned char memory[];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
 }
 
 template <Kind K>
-bool launch(const __half* x, int cols, const Projections& all, bool gated, Activation activation, Context& gpu) {
+bool launch(const __half* x, int cols, const JoinedProjections& all, bool gated, Activation activation, Context& gpu) {
     const int room      = shared_budget - x_bytes(K, cols);
     const int max_slice = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
     if (max_slice <= 0) return false;
@@ -137,7 +137,7 @@ bool launch(const __half* x, int cols, const Projections& all, bool gated, Activ
     return true;
 }
 
-bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, bool gated, Activation activation,
+bool launch_kind(Kind kind, const __half* x, int cols, const JoinedProjections& all, bool gated, Activation activation,
                  Context& gpu) {
     if (!gpu.sm90 || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
     switch (kind) {
@@ -152,16 +152,16 @@ bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, b
 
 } // namespace
 
-bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu) {
+bool gemv_tma(Kind kind, const __half* x, int cols, const JoinedProjections& all, Context& gpu) {
     for (int k = 0; k < all.n; k++)
         if (all.projection[k].weight.rows % 2 != 0) return false;
     return launch_kind(kind, x, cols, all, false, Activation::silu, gpu);
 }
 
 bool gemv_gated(const Half* x, const Projection& gate, const Projection& up, Activation activation, Context& gpu) {
-    const Projection list[2] = {gate, up};
-    const Weight&    w       = gate.weight;
-    Projections      all{};
+    const Projection  list[2] = {gate, up};
+    const Weight&     w       = gate.weight;
+    JoinedProjections all{};
     return is_regular(w) && is_regular(up.weight) && w.rows == up.weight.rows && take_same_form(list, 2, all) == 2 &&
            launch_kind(kind_of(w), reinterpret_cast<const __half*>(x), int(w.cols), all, true, activation, gpu);
 }

@@ -178,7 +178,8 @@ private:
     // An operation in its plain kernel.
     void execute(const Embed& embed, const LoweredOperation& op);
     void execute(const Norm& norm, const LoweredOperation& op) { run_norm(norm, op, op.device.rows, {}); }
-    void run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows, const cuda::Fp8Matrix& fp8);
+    void run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows, const cuda::Fp8Matrix& fp8,
+                  const cuda::NormBeside& beside = {});
     void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const GatedGemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const quire::Gate&, const LoweredOperation& op);
@@ -423,6 +424,14 @@ void CudaBackend::run_group(const FusionGroup& group) {
         return gemm_.run_fp8(ops.subspan(1), plan_of(group));
     }
     if (group.kernel == FusedKernel::bias_in_next) return run_gemm_and_next(first);
+    if (group.kernel == FusedKernel::joined_gemvs && ops[0].rows == 1) return gemm_.run_joined(ops[0], ops[1]);
+    if (group.kernel == FusedKernel::norm_beside) {
+        const NormCall   call = norm_call(group, *program_, lowered_);
+        LoweredOperation op   = lowered_[call.norm];
+        op.device.x = call.x, op.device.x_is_float = call.x_is_float, op.device.out = call.out;
+        return run_norm(std::get<Norm>(program_->operations[call.norm]), op, operations_[call.norm].rows, {},
+                        call.beside);
+    }
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
         op.device.rows      = operations_[i].rows;
@@ -475,8 +484,11 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
     if (options_.fp8_rows > 0) join_norms(many_rows_, program, lowered_, GemmDispatch::in_fp8);
-    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &some_rows_, &many_rows_})
+    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &some_rows_, &many_rows_}) {
         pass_biases_on(*groups, program, lowered_);
+        join_beside_norms(*groups, program);
+    }
+    join_gemvs(plain_, program, lowered_);
     // Argmax comes after the megakernel, which runs no operation that only plain kernels know.
     if (step_.n_tables() == 1 &&
         std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
@@ -521,12 +533,13 @@ std::string CudaBackend::explain() const {
                 const LoweredOperation& op = lowered_[std::size_t(i)];
                 const bool              gemm =
                     op.device.kind == cuda::Operation::gemm || op.device.kind == cuda::Operation::gated_gemm;
-                const bool expert      = op.route.x != nullptr || op.experts.x != nullptr;
-                labels[std::size_t(i)] = expert ? experts_.explain(op, kind.least, kind.most)
-                                         : group.kernel != FusedKernel::none
-                                             ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
-                                         : gemm && op.known ? gemm_.explain(op.device, kind.least, kind.most)
-                                                            : std::string("plain");
+                const bool expert = op.route.x != nullptr || op.experts.x != nullptr;
+                labels[std::size_t(i)] =
+                    expert ? experts_.explain(op, kind.least, kind.most)
+                    : group.kernel != FusedKernel::none && (group.kernel != FusedKernel::joined_gemvs || kind.most == 1)
+                        ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
+                    : gemm && op.known ? gemm_.explain(op.device, kind.least, kind.most)
+                                       : std::string("plain");
             }
         if (kind.kind == StepKind::one_token && megakernel_ != nullptr)
             for (std::size_t i = 0; i + 1 < labels.size(); i++)
@@ -561,11 +574,11 @@ void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
 }
 
 // fp8: where the result goes in e4m3, or null.
-void CudaBackend::run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows,
-                           const cuda::Fp8Matrix& fp8) {
+void CudaBackend::run_norm(const Norm& norm, const LoweredOperation& op, std::int64_t rows, const cuda::Fp8Matrix& fp8,
+                           const cuda::NormBeside& beside) {
     const cuda::Operation& o = op.device;
     cuda::norm(o.x, o.x_is_float, op.x_bias, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
-               static_cast<Half*>(o.out), rows, o.cols, *gpu_, op.norm_weights, fp8);
+               static_cast<Half*>(o.out), rows, o.cols, *gpu_, op.norm_weights, fp8, beside);
 }
 
 void CudaBackend::execute(const quire::Gate&, const LoweredOperation& op) {

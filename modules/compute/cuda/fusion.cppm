@@ -59,6 +59,8 @@ enum class FusedKernel : std::uint8_t {
     decode_megakernel, // persistent: the whole program but Argmax
     bias_in_next,      // a GEMM, and the operation that adds its biases where the library's kernel does not
     norm_in_fp8,       // a norm that makes e4m3 of its result, and the prefill_gemm that reads it
+    joined_gemvs,      // two GEMMs of one input, of a step with one row
+    norm_beside,       // a norm, and operations before or after it on the same rows
 };
 
 // Operations [first, first + n) in one launch.
@@ -78,10 +80,25 @@ using KernelMatch = std::function<int(std::span<const cuda::Operation> operation
 std::vector<FusionGroup> fuse(std::span<const LoweredOperation> operations, FusedKernel kernel,
                               const KernelMatch& match);
 
-// Joins a GEMM with biases and the operation after it where that one is the only reader of the results and can add them, so that
-// no kernel has to read and write the results for the biases alone. Both have to be alone in their groups.
+// These join groups of single operations that have no fused kernel.
+// A GEMM with biases and the operation after it, where that one is the only reader of the results and can add them, so that no kernel has to
+// read and write the results for the biases alone.
 void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
                     std::span<const LoweredOperation> operations);
+// Two GEMMs of one input, all of whose weights are regular.
+void join_gemvs(std::vector<FusionGroup>& groups, const Program& program, std::span<const LoweredOperation> operations);
+// A norm with what NormBeside says, where no other operation reads what is between: a norm before it; a GateRows and an Add to its residual, or
+// the Add alone; a Gate after it.
+void join_beside_norms(std::vector<FusionGroup>& groups, const Program& program);
+// Of such a group: its norm, with all that the kernel needs.
+struct NormCall {
+    std::size_t      norm       = 0; // the operation
+    void*            out        = nullptr;
+    const void*      x          = nullptr;
+    bool             x_is_float = false;
+    cuda::NormBeside beside;
+};
+NormCall norm_call(const FusionGroup& group, const Program& program, std::span<const LoweredOperation> operations);
 
 // Joins a norm and the prefill GEMM after it where no other operation reads the norm's result and `in_fp8` says of the GEMM that it multiplies
 // in e4m3.
@@ -98,8 +115,14 @@ module :private;
 namespace quire {
 
 std::string_view name_of(FusedKernel kernel) {
-    constexpr std::array<std::string_view, 6> names{
-        "", "layer kernel", "prefill GEMM", "decode megakernel", "GEMM, bias in next", "norm and GEMM in fp8"};
+    constexpr std::array<std::string_view, 8> names{"",
+                                                    "layer kernel",
+                                                    "prefill GEMM",
+                                                    "decode megakernel",
+                                                    "GEMM, bias in next",
+                                                    "norm and GEMM in fp8",
+                                                    "joined GEMVs",
+                                                    "norm with neighbours"};
     return names[std::size_t(kernel)];
 }
 
@@ -160,20 +183,103 @@ static bool takes_biases(const Program& program, std::size_t i, const LoweredOpe
     return false;
 }
 
-void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
-                    std::span<const LoweredOperation> operations) {
-    const auto               alone = [](const FusionGroup& g) { return g.kernel == FusedKernel::none && g.n == 1; };
+// Joins as many single operations as `fits` says, from operation i on: at most `n`, all of which run in the same steps; less than 2: none.
+static void join(std::vector<FusionGroup>& groups, const Program& program, FusedKernel kernel,
+                 const std::function<int(std::size_t i, int n)>& fits) {
+    const auto alone  = [](const FusionGroup& g) { return g.kernel == FusedKernel::none && g.n == 1; };
+    const auto begins = [&](const FusionGroup& g) {
+        return std::size_t(g.first) == program.head || std::size_t(g.first) == program.guesses;
+    };
     std::vector<FusionGroup> joined;
     for (std::size_t g = 0; g < groups.size(); g++) {
         joined.push_back(groups[g]);
-        const auto i = std::size_t(groups[g].first);
-        if (g + 1 == groups.size() || !alone(groups[g]) || !alone(groups[g + 1]) ||
-            !takes_biases(program, i, operations[i + 1]))
-            continue;
-        joined.back() = {FusedKernel::bias_in_next, int(i), 2};
-        g++;
+        int n = 0;
+        while (g + std::size_t(n) < groups.size() && alone(groups[g + std::size_t(n)]) &&
+               (n == 0 || !begins(groups[g + std::size_t(n)])))
+            n++;
+        if (const int some = n > 1 ? fits(std::size_t(groups[g].first), n) : 0; some > 1) {
+            joined.back() = {kernel, groups[g].first, some};
+            g += std::size_t(some) - 1;
+        }
     }
     groups = std::move(joined);
+}
+
+void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
+                    std::span<const LoweredOperation> operations) {
+    join(groups, program, FusedKernel::bias_in_next,
+         [&](std::size_t i, int) { return takes_biases(program, i, operations[i + 1]) ? 2 : 0; });
+}
+
+void join_gemvs(std::vector<FusionGroup>& groups, const Program& program,
+                std::span<const LoweredOperation> operations) {
+    join(groups, program, FusedKernel::joined_gemvs, [&](std::size_t i, int) {
+        const auto *a = std::get_if<Gemm>(&program.operations[i]), *b = std::get_if<Gemm>(&program.operations[i + 1]);
+        const auto  regular = [&](std::size_t k) {
+            const cuda::Operation& op = operations[k].device;
+            return std::ranges::all_of(std::span(op.projection).first(std::size_t(op.n_projections)),
+                                        [](const cuda::Projection& p) { return cuda::is_regular(p.weight); });
+        };
+        return a && b && a->x == b->x && regular(i) && regular(i + 1) ? 2 : 0;
+    });
+}
+
+static bool can_norm_beside(const Norm& norm) {
+    return norm.kind == NormKind::rms && cuda::can_norm_beside(cuda::NormKind::rms, norm.group);
+}
+
+// How many operations from i on, up to n, are a norm with its neighbours.
+static int norm_with_neighbours(const Program& program, std::size_t i, int n) {
+    const std::vector<Operation>& ops = program.operations;
+    const auto no_more = [&](std::size_t after, ValueId id) { return is_read_no_more(program, after, id); };
+    if (const auto* first = std::get_if<Norm>(&ops[i])) {
+        if (!can_norm_beside(*first) || first->residual != none || program[first->out].logit_rows) return 0;
+        if (const auto* gate = std::get_if<Gate>(&ops[i + 1]))
+            return gate->x == first->out && gate->activation == Activation::silu && no_more(i + 2, first->out) ? 2 : 0;
+        const auto* second = std::get_if<Norm>(&ops[i + 1]);
+        return second && second->x == first->out && second->residual != first->out && can_norm_beside(*second) &&
+                       first->weight && first->group == program[first->x].cols && second->group == first->group &&
+                       (second->out == first->out || no_more(i + 2, first->out))
+                   ? 2
+                   : 0;
+    }
+    const auto* gated = std::get_if<GateRows>(&ops[i]);
+    if (gated && n < 3) return 0;
+    const std::size_t at   = gated ? i + 1 : i;
+    const auto*       add  = std::get_if<Add>(&ops[at]);
+    const auto*       norm = add ? std::get_if<Norm>(&ops[at + 1]) : nullptr;
+    if (!norm || add->scale != 1 || !program[add->residual].f32 || program[add->residual].logit_rows ||
+        norm->residual != add->residual ||
+        (gated && (gated->x != add->x || program[gated->gate].cols != norm->group)) || norm->x == add->x ||
+        norm->group != program[norm->residual].cols || !can_norm_beside(*norm) ||
+        (norm->out != add->x && !no_more(at + 2, add->x)))
+        return 0;
+    return int(at + 2 - i);
+}
+
+void join_beside_norms(std::vector<FusionGroup>& groups, const Program& program) {
+    join(groups, program, FusedKernel::norm_beside,
+         [&](std::size_t i, int n) { return norm_with_neighbours(program, i, n); });
+}
+
+NormCall norm_call(const FusionGroup& group, const Program& program, std::span<const LoweredOperation> operations) {
+    NormCall call;
+    for (std::size_t i = std::size_t(group.first); i < std::size_t(group.first + group.n); i++) {
+        const cuda::Operation& op   = operations[i].device;
+        const Operation&       what = program.operations[i];
+        if (std::holds_alternative<Norm>(what)) {
+            if (call.x == nullptr) call.x = op.x, call.x_is_float = op.x_is_float;
+            else
+                call.beside.first_weight = operations[call.norm].device.norm_weight,
+                call.beside.first_eps    = operations[call.norm].device.eps;
+            call.norm = i, call.out = op.out;
+        } else if (std::holds_alternative<Gate>(what)) {
+            call.out = op.out, call.beside.gates = true;
+        } else if (std::holds_alternative<GateRows>(what)) {
+            call.beside.gate = static_cast<const cuda::Half*>(op.x), call.beside.gate_weight = op.norm_weight;
+        } else call.beside.more = static_cast<const cuda::Half*>(op.x);
+    }
+    return call;
 }
 
 void join_norms(std::vector<FusionGroup>& groups, const Program& program, std::span<const LoweredOperation> operations,

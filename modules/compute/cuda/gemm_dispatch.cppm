@@ -36,6 +36,8 @@ public:
     // A gemm. Whether its results lack their biases: those of the library's kernels do.
     bool run_without_biases(const cuda::Operation& op) { return gemm(op, false); }
     void run(const cuda::HeadGemm& op, std::int64_t n_tokens);
+    // Two gemms of one x, a row of it.
+    void run_joined(const cuda::Operation& a, const cuda::Operation& b);
     // Operations that the prefill GEMM matches: in e4m3 after make_fp8(), else their weights dequantised first. False: no room for these
     // weights.
     bool run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
@@ -158,6 +160,16 @@ void GemmDispatch::run(const cuda::HeadGemm& op, std::int64_t n_tokens) {
         in_fp16.weight.data = dequantized_, in_fp16.weight.form = cuda::WeightForm::f16;
     }
     cuda::head_gemm(in_fp16, n_tokens, gpu_);
+}
+
+// Where weights have different forms, the small matrices come first: what follows the large ones can begin while they are read.
+void GemmDispatch::run_joined(const cuda::Operation& a, const cuda::Operation& b) {
+    const bool             small_first = a.projection[0].weight.rows < b.projection[0].weight.rows;
+    const cuda::Operation &first = small_first ? a : b, &second = small_first ? b : a;
+    std::array<cuda::Projection, std::size_t(2 * cuda::max_projections)> all;
+    std::copy_n(second.projection, second.n_projections,
+                std::copy_n(first.projection, first.n_projections, all.begin()));
+    cuda::gemv(static_cast<const Half*>(a.x), 1, a.cols, all.data(), a.n_projections + b.n_projections, false, gpu_);
 }
 
 bool GemmDispatch::in_fp8(const cuda::Operation& op) {
