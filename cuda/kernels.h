@@ -189,7 +189,7 @@ struct Bias {
     const float* values = nullptr;
     float        scale  = 1;
 };
-// What a norm kernel does besides, in place of the operations before and after the norm.
+// The operations before and after a norm that its kernel runs with it. All rows have `cols` columns, as the norm; pointers may be null.
 struct NormBeside {
     const float* first_weight = nullptr; // x is normed (RMS) with this one before all else
     float        first_eps    = 0;
@@ -199,7 +199,7 @@ struct NormBeside {
     const float* gate_weight = nullptr;
     bool         gates       = false; // the result is silu(out) · norm
 };
-// Whether there is such a kernel.
+// Whether norm() takes a NormBeside for rows of so many columns.
 constexpr bool can_norm_beside(NormKind kind, std::int64_t cols) {
     return kind == NormKind::rms && cols % 2 == 0 && cols <= 8192;
 }

@@ -10,10 +10,9 @@ namespace quire::cuda {
 // Up to Most projections of the same x with weights of one form: their rows are numbered consecutively. first_row is constant from n on.
 template <int Most>
 struct ProjectionsUpTo {
-    static constexpr int most = Most;
-    Projection           projection[Most];
-    int                  first_row[Most + 1];
-    int                  n;
+    Projection projection[Most];
+    int        first_row[Most + 1];
+    int        n;
 
     __device__ int which(int row) const {
         int k = 0;
@@ -23,7 +22,7 @@ struct ProjectionsUpTo {
     }
 };
 using Projections = ProjectionsUpTo<max_projections>;
-// Those of two GEMMs.
+// The projections of two GEMMs of one x, which a GEMV of one token reads together.
 using JoinedProjections = ProjectionsUpTo<max_projections + 1>;
 
 enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };

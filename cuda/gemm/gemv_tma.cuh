@@ -61,7 +61,8 @@ __device__ inline void accumulate_stage(const unsigned char* from, int full, con
             }
         }
     } else {
-        constexpr int group = K == kind_i8_float ? 16 : 32;
+        constexpr int  group    = K == kind_i8_float ? 16 : 32;
+        constexpr bool has_mins = K == kind_i8_float_min;
 #pragma unroll 2
         for (int c = lane * 16; c < n; c += 512) {
             const XOfI8 words(quantised, base + c);
@@ -70,10 +71,9 @@ __device__ inline void accumulate_stage(const unsigned char* from, int full, con
                 const unsigned char* s     = scales + r * scale_bytes(K, full);
                 const float          scale = K == kind_i8 ? __half2float(reinterpret_cast<const __half*>(s)[c / group])
                                                           : reinterpret_cast<const float*>(s)[c / group];
-                const float          min   = K == kind_i8_float_min
-                                                 ? reinterpret_cast<const float*>(mins + r * min_bytes(K, full))[c / group]
-                                                 : 0.0f;
-                sum[r] += words.times < K == kind_i8_float_min > (word_at(from + r * data + c), scale, min);
+                const float          min =
+                    has_mins ? reinterpret_cast<const float*>(mins + r * min_bytes(K, full))[c / group] : 0.0f;
+                sum[r] += words.times<has_mins>(word_at(from + r * data + c), scale, min);
             }
         }
     }

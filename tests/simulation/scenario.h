@@ -93,7 +93,7 @@ bool change(Scenario& scenario, const std::string& how);
 // The changes that could make a scenario simpler, one by one.
 std::vector<std::string> simpler(const Scenario& scenario);
 
-// What a stream of random numbers decides. The numbers are part of every scenario: another number is another scenario of each seed.
+// The streams of random numbers, each named by its decisions. The numbers are part of every scenario: another number is another scenario of each seed.
 enum class Stream : std::uint64_t {
     scenario    = 0,
     free_blocks = 1, // their order
