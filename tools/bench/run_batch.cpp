@@ -75,19 +75,24 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     Timed               timed;
     std::vector<Output> events;
     std::set<RequestId> begun; // have their first token
+    bool                ended = false;
     Stopwatch           watch;
     while (int(begun.size()) < n_sequences && engine.step(events)) {
-        for (const Output& e : events) begun.insert(e.id);
+        for (const Output& e : events) begun.insert(e.id), ended |= e.done;
         events.clear();
     }
     timed.prefill = watch.seconds();
     watch.restart();
-    for (std::size_t left = std::size_t(n_sequences) * std::size_t(n_tokens); left > 0 && engine.step(events);) {
+    std::size_t left = std::size_t(n_sequences) * std::size_t(n_tokens);
+    while (left > 0 && !ended && engine.step(events)) {
         timed.steps++;
         for (const Output& e : events) left -= std::min(left, e.tokens.size());
+        if (left > 0) ended = std::ranges::any_of(events, &Output::done);
         events.clear();
     }
     timed.decode = watch.seconds();
+    if (left > 0)
+        return fail("a sequence ended before all had their tokens: there are too few blocks, or the constraint ends");
     for (RequestId id : ids) engine.cancel(id);
     while (engine.step(events)) events.clear();
     return timed;
@@ -101,6 +106,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.max_batch_tokens = a.batch_tokens > 0 ? std::max(a.batch_tokens, n_sequences) : 0;
     o.kv_blocks        = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks      = 0;
+    if (a.kv_blocks == 0) o.watermark = 0; // all sequences fit to their ends: none waits for free blocks
     return o;
 }
 
