@@ -585,7 +585,7 @@ Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cip
     const std::uint64_t model = hash_bytes(basis);
     files                     = std::make_unique<DiskRequests>(
         SegmentOptions{std::uint64_t(options.kv_disk_bytes), model, options.block_size, std::move(cipher),
-                       options.device == "cuda" ? std::min(8, physical_cores()) : 1},
+                       options.device == "cuda" ? std::clamp(physical_cores() - 2, 1, 16) : 1},
         std::move(*segments), options.kv_files.jobs, scheduler, *executor);
     return {};
 }

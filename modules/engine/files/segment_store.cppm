@@ -166,6 +166,7 @@ constexpr std::uint64_t segment_magic     = 0x32304745534b51ull; // "QKSEG02"
 constexpr std::uint64_t old_segment_magic = 0x31304745534b51ull; // "QKSEG01"
 constexpr std::uint32_t record_magic      = 0x32524b51;          // "QKR2"
 constexpr std::uint64_t most_segment      = 1 << 22;             // a greater number is not ours
+constexpr std::uint64_t cached_bytes      = 1 << 18;             // read at once, less than a core's L2
 
 struct SegmentHead {
     std::uint64_t magic = segment_magic, model = 0;
@@ -471,11 +472,24 @@ bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std
 bool SegmentStore::fetch(const Key& key, const Place& place, Pieces payload) const {
     std::vector<Token> tokens;
     const auto         head = read_head(place.segment, place.at, tokens);
-    return head && head->name == name_of(key.first) && head->lane == std::uint32_t(key.second) &&
-           head->payload_bytes == size_of(payload) &&
-           files_->read(place.segment, place.at + head->before_payload(), payload) &&
-           (o_.cipher ? o_.cipher->open(head->payload_seal, head->sealed(), payload)
-                      : head->payload_checksum == checksum_of_payload(head->name, payload));
+    if (!head || head->name != name_of(key.first) || head->lane != std::uint32_t(key.second) ||
+        head->payload_bytes != size_of(payload))
+        return false;
+    std::uint64_t at = place.at + head->before_payload();
+    if (o_.cipher)
+        return files_->read(place.segment, at, payload) &&
+               o_.cipher->open(head->payload_seal, head->sealed(), payload);
+    std::uint64_t checksum = checksum_of_payload(head->name, {});
+    for (std::size_t i = 0, n = 0; i < payload.size(); i += n) {
+        std::uint64_t bytes = 0; // of the next pieces, which are summed while the processor's cache has them
+        for (n = 0; i + n < payload.size() && (n == 0 || bytes + payload[i + n].size() <= cached_bytes); n++)
+            bytes += payload[i + n].size();
+        const Pieces some = payload.subspan(i, n);
+        if (!files_->read(place.segment, at, some)) return false;
+        checksum = checksum_of(checksum, some);
+        at += bytes;
+    }
+    return head->payload_checksum == checksum;
 }
 
 void SegmentStore::read(std::span<UnitRead> units) {
