@@ -24,7 +24,12 @@ typedef _Float16      f16x8 __attribute__((vector_size(16)));
 typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
 // Before a loop over the registers of a tile. Such loops are unrolled whatever the level of optimisation.
+// With a sanitizer their checks would be unrolled, too: the compiler would take several times as long.
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define UNROLLED
+#else
 #define UNROLLED _Pragma("clang loop unroll(full)")
+#endif
 
 // Vectors never cross a call: their ABI depends on the target. So helpers are macros or take pointers.
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
