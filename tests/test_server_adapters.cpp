@@ -21,10 +21,10 @@ std::string adapter(const std::string& name) { return reference("adapters/llama3
 } // namespace
 
 TEST_CASE("a server with adapters", "[server][adapters]") {
-    const Server s(
-        {"-a", "base", "--lora-scaled", adapter("one") + ":0.5", "--lora-modules", "second=" + adapter("two")},
-        reference("models/llama3-gqa-F16.gguf"));
-    const auto text = [&](Json body) {
+    const Server s({"-a", "base", "--lora-scaled", adapter("one") + ":0.5", "--lora-modules",
+                    Json{{"name", "second"}, {"path", adapter("two")}, {"base_model_name", nullptr}}.dump()},
+                   reference("models/llama3-gqa-F16.gguf"));
+    const auto   text = [&](Json body) {
         body["prompt"]      = "The";
         body["max_tokens"]  = 12;
         body["ignore_eos"]  = true;
@@ -111,6 +111,10 @@ TEST_CASE("adapters that no program can use", "[server][adapters]") {
         ends({"--lora", "/none.gguf"}, 1, "cannot open /none.gguf: ");
         ends({"--lora-scaled", "f"}, 2, "--lora-scaled: 'f' is not FILE:SCALE with a number as the scale");
         ends({"--lora-modules", "f"}, 2, "--lora-modules: 'f' is not NAME=FILE");
+        ends({"--lora-modules", R"({"name": "n"})"}, 2, R"(--lora-modules: '{"name": "n"}' lacks a name or a path)");
+        ends({"--lora-modules", R"({"name": 1})"}, 2, "--lora-modules: name is not a text");
+        ends({"--lora-modules", R"({"file": "f"})"}, 2,
+             "--lora-modules: 'file' is not one of name, path, base_model_name");
         ends({"--lora", adapter("one"), "--tensor-parallel", "2"}, 1, "adapters are for a model that runs on one rank");
     }
 }

@@ -299,14 +299,43 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
 // Adds the adapters of a list. `read` makes one of a member, or says what is wrong with it.
 void add_adapters(const char* flag, const std::vector<std::string>& lists, std::vector<AdapterOption>& adapters,
                   const std::function<std::string(const std::string& member, AdapterOption& adapter)>& read) {
-    for (const std::string& list : lists)
-        for (std::string_view member : split(list, ',')) {
+    for (const std::string& list : lists) {
+        const bool object = list.starts_with('{'); // vLLM's form, which has commas of its own
+        for (std::string_view member : object ? std::vector<std::string_view>{list} : split(list, ',')) {
             AdapterOption     adapter;
             const std::string wrong = read(std::string(member), adapter);
             if (!wrong.empty()) throw CLI::ValidationError(flag, wrong);
             if (adapter.name.empty()) adapter.name = std::filesystem::path(adapter.path).stem().string();
             adapters.push_back(std::move(adapter));
         }
+    }
+}
+
+// vLLM's {"name": NAME, "path": FILE}; its base_model_name says nothing where there is one model.
+std::string read_adapter_object(const std::string& text, AdapterOption& adapter) {
+    const Result<Json> object = json_parse(text);
+    if (!object) return object.error().message;
+    for (const auto& item : object->items()) {
+        const std::string& key   = item.key();
+        const Json&        value = item.value();
+        if (key != "name" && key != "path" && key != "base_model_name")
+            return cat(quote(key), " is not one of name, path, base_model_name");
+        if (!value.is_string() && (key != "base_model_name" || !value.is_null())) return cat(key, " is not a text");
+        if (key == "name") adapter.name = value.get<std::string>();
+        if (key == "path") adapter.path = value.get<std::string>();
+    }
+    return adapter.name.empty() || adapter.path.empty() ? cat(quote(text), " lacks a name or a path") : "";
+}
+
+std::string read_adapter_module(const std::string& text, AdapterOption& adapter) {
+    adapter.usual = false;
+    if (text.starts_with('{')) return read_adapter_object(text, adapter);
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
+        return cat(quote(text), " is not NAME=FILE");
+    adapter.name = text.substr(0, equals);
+    adapter.path = text.substr(equals + 1);
+    return "";
 }
 
 void add_adapter_flags(CLI::App& app, EngineOptions& options) {
@@ -347,18 +376,10 @@ void add_adapter_flags(CLI::App& app, EngineOptions& options) {
         "these adapters are applied only to requests that name them, until POST /lora-adapters");
     add(
         "--lora-modules",
-        [&adapters](const Lists& lists) {
-            add_adapters("--lora-modules", lists, adapters, [](const std::string& text, AdapterOption& adapter) {
-                const std::size_t equals = text.find('=');
-                if (equals == std::string::npos || equals == 0 || equals + 1 == text.size())
-                    return cat(quote(text), " is not NAME=FILE");
-                adapter.name  = text.substr(0, equals);
-                adapter.path  = text.substr(equals + 1);
-                adapter.usual = false;
-                return std::string();
-            });
-        },
-        "NAME=FILE ...", "adapters that requests choose by NAME in place of the model's")
+        [&adapters](const Lists& lists) { add_adapters("--lora-modules", lists, adapters, read_adapter_module); },
+        "NAME=FILE ...",
+        "adapters that requests choose by NAME in place of the model's; or vLLM's JSON: {\"name\": NAME, \"path\": "
+        "FILE}")
         ->expected(1, 1024);
 }
 
