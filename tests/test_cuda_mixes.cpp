@@ -32,7 +32,8 @@ struct MixModel {
     DType       type   = DType::F16;
     const char* file   = nullptr;
     int         layers = 4, window = 0, period = 0;
-    KvTypes     kv = DType::F16;
+    KvTypes     kv         = DType::F16;
+    int         pool_times = 1; // so many times the blocks of a pool, for the states of its sequences
 };
 const MixModel mix_models[] = {
     {"heads of 64", 9, 3, 64},
@@ -51,7 +52,11 @@ const MixModel mix_models[] = {
     {"heads of 128, K fp8 and V q8_0", 8, 2, 128, DType::F16, nullptr, 4, 0, 0, {DType::F8, DType::I8}},
     {"heads of 256, windows, KV q8_0", 4, 1, 256, DType::F16, nullptr, 6, 40, 6, DType::I8},
     {"heads of 128, K q8_0 and V f16", 8, 2, 128, DType::F16, nullptr, 4, 0, 0, {DType::I8, DType::F16}},
-    {.name = "latent attention, KV fp8", .file = "models/deepseek2-Q8_0.gguf", .kv = DType::F8}};
+    {.name = "latent attention, KV fp8", .file = "models/deepseek2-Q8_0.gguf", .kv = DType::F8},
+    {.name = "heads by layer, layers without KV", .file = "models/gemma4-Q8_0.gguf"},
+    {.name = "short convolutions", .file = "models/lfm2-Q8_0.gguf"},
+    {.name = "delta rules", .file = "models/qwen35-k-Q4_K_M.gguf", .pool_times = 4},
+    {.name = "selective scans", .file = "models/nemotron_h-Q8_0.gguf", .pool_times = 6}};
 
 // The file of a model, as long as this lives.
 class ModelFile {
@@ -146,15 +151,15 @@ Mix random_mix(std::mt19937& random, int vocab, bool deterministic) {
     return mix;
 }
 
-// `windows`: sequences of the model hold fewer blocks.
-EngineOptions random_options(const EngineOptions& plain, std::mt19937& random, int round, bool windows) {
+EngineOptions random_options(const EngineOptions& plain, std::mt19937& random, int round, const MixModel& model) {
     const auto    below = [&](int n) { return int(random() % unsigned(n)); };
     EngineOptions o     = plain;
     o.block_size        = std::array{16, 16, 8, 32}[std::size_t(round % 4)];
     o.preemption_mode   = round % 2 ? PreemptionMode::swap : PreemptionMode::recompute;
     o.max_sequences     = 4 + below(12);
     o.max_batch_tokens  = o.max_sequences + (round % 3 == 0 ? 1000 : below(250));
-    o.kv_blocks         = (round % 2 ? 420 : 1600) / o.block_size * 3 / (windows ? 4 : 2); // some rounds must preempt
+    o.kv_blocks         = (round % 2 ? 420 : 1600) / o.block_size * 3 / (model.window > 0 ? 4 : 2) *
+                  model.pool_times; // some rounds must preempt; sequences with windows hold fewer blocks
     return o;
 }
 
@@ -187,7 +192,7 @@ TEST_CASE("GPU: every request of a random mix answers as alone, at the head size
             plain.deterministic       = deterministic;
             plain.kv_type             = model.kv;
             plain.context             = 400;
-            plain.kv_blocks           = 64;
+            plain.kv_blocks           = 64 * model.pool_times;
             plain.swap_blocks         = 200;
             EngineOptions o           = plain;
             o.prefix_cache            = false;
@@ -196,7 +201,7 @@ TEST_CASE("GPU: every request of a random mix answers as alone, at the head size
             int           compared    = 0;
             for (int round = 0; round < 8; round++) {
                 const Mix mix    = random_mix(random, single.config().vocab_size, deterministic);
-                Engine    engine = load(file.path, random_options(plain, random, round, model.window > 0));
+                Engine    engine = load(file.path, random_options(plain, random, round, model));
                 CAPTURE(round);
                 const auto got = run_mix(engine, mix);
                 for (std::size_t i = 0; i < mix.requests.size(); i++) {
@@ -303,7 +308,7 @@ TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") 
                 plain.deterministic = deterministic;
                 plain.context       = 400;
                 plain.swap_blocks   = 200;
-                EngineOptions o     = random_options(plain, random, round, model.window > 0);
+                EngineOptions o     = random_options(plain, random, round, model);
                 o.max_batch_tokens  = std::min(o.max_batch_tokens, 64);
                 Engine engine       = load(file.path, o);
                 Mix    mix          = random_mix(random, engine.config().vocab_size, true);
