@@ -22,84 +22,18 @@ T value_of(Result<T> result) {
 }
 
 // On the CPU, whatever the machine has, unless the test wants the GPU.
-inline Engine load(const std::string& path, EngineOptions options) {
-    if (options.device == "auto") options.device = "cpu";
-    Result<Engine> engine = Engine::load(path, options);
-    INFO(path << ": " << (engine ? "" : engine.error().message));
-    REQUIRE(engine.has_value());
-    return std::move(*engine);
-}
+Engine load(const std::string& path, EngineOptions options);
 
 // One thread; a pool of so many blocks of 4 tokens.
-inline EngineOptions small_blocks(bool pipeline, int kv_blocks, int max_sequences) {
-    EngineOptions o;
-    o.threads       = 1;
-    o.block_size    = 4;
-    o.kv_blocks     = kv_blocks;
-    o.max_sequences = max_sequences;
-    o.pipeline      = pipeline;
-    return o;
-}
+EngineOptions small_blocks(bool pipeline, int kv_blocks, int max_sequences);
 
 // Greedy, log-probabilities of the best two at each position, to the length asked for.
-inline Request greedy(std::vector<Token> prompt, int n) {
-    Request r;
-    r.prompt               = std::move(prompt);
-    r.max_tokens           = n;
-    r.ignore_end           = true;
-    r.sampling.temperature = 0;
-    r.sampling.logprobs    = 2;
-    r.return_logits        = true;
-    return r;
-}
+Request greedy(std::vector<Token> prompt, int n);
 
 // Runs until everything is done. `submit_at[i]`: the step before which request i is handed in (empty: all at once).
-inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& requests,
-                               const std::vector<int>& submit_at = {}) {
-    std::map<RequestId, std::size_t> index;
-    std::vector<Answer>              answers(requests.size());
-    std::vector<Output>              events;
-    std::size_t                      submitted = 0;
-    for (int step = 0; submitted < requests.size() || !index.empty(); step++) {
-        for (std::size_t i = 0; i < requests.size(); i++)
-            if ((submit_at.empty() ? 0 : submit_at[i]) == step) {
-                Result<RequestId> id = engine.submit(requests[i]);
-                INFO((id ? "" : id.error().message));
-                REQUIRE(id.has_value());
-                index[*id] = i;
-                submitted++;
-            }
-        engine.step(events);
-        for (Output& e : events) {
-            Answer& a = answers[index.at(e.id)];
-            a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
-            a.logprobs.insert(a.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
-            if (!e.prompt_logprobs.empty()) a.prompt_logprobs = std::move(e.prompt_logprobs);
-            if (!e.prompt_logits.empty()) a.prompt_logits = std::move(e.prompt_logits);
-            a.cached_tokens = e.cached_tokens;
-            a.finish        = e.finish;
-            if (e.done) index.erase(e.id);
-        }
-        events.clear();
-        engine.check_invariants();
-        REQUIRE(step < 100'000);
-    }
-    return answers;
-}
+std::vector<Answer> run(Engine& engine, const std::vector<Request>& requests, const std::vector<int>& submit_at = {});
 
 // Equal bits: tokens, logits of the last prompt position, log-probabilities of every step.
-inline bool identical(const Answer& a, const Answer& b) {
-    auto same = [](const std::vector<PositionLogprobs>& x, const std::vector<PositionLogprobs>& y) {
-        return std::ranges::equal(x, y, [](const PositionLogprobs& p, const PositionLogprobs& q) {
-            auto bits = [](const TokenLogprob& t) {
-                return std::pair(t.token, std::bit_cast<std::uint32_t>(t.logprob));
-            };
-            return bits(p.chosen) == bits(q.chosen) && std::ranges::equal(p.top, q.top, {}, bits, bits);
-        });
-    };
-    const auto float_bits = [](float v) { return std::bit_cast<std::uint32_t>(v); };
-    return a.tokens == b.tokens && std::ranges::equal(a.prompt_logits, b.prompt_logits, {}, float_bits, float_bits) &&
-           same(a.logprobs, b.logprobs) && same(a.prompt_logprobs, b.prompt_logprobs);
-}
+bool identical(const Answer& a, const Answer& b);
 
 } // namespace quire::testing

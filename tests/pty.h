@@ -1,16 +1,7 @@
 // A program in a pseudo-terminal, and the screen that a person would see of it.
 #pragma once
 
-#include <fcntl.h>
-#include <poll.h>
-#include <pty.h>
-#include <sys/ioctl.h>
-#include <sys/wait.h>
-#include <termios.h>
-#include <unistd.h>
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <sys/types.h>
 #include <string>
 #include <vector>
 
@@ -22,59 +13,14 @@ class Screen {
 public:
     explicit Screen(int columns) : columns_(columns), rows_(1) {}
 
-    void feed(const std::string& bytes) {
-        for (char c : bytes) {
-            if (!escape_.empty()) {
-                escape_ += c;
-                if (escape_.size() > 2 && c >= 0x40 && c <= 0x7e) sequence();
-                else if (escape_.size() == 2 && c != '[') escape_.clear();
-            } else if (c == '\x1b') {
-                escape_ = c;
-            } else if (c == '\r') {
-                column_ = 0;
-            } else if (c == '\n') {
-                down();
-            } else if (static_cast<unsigned char>(c) >= 0x20) {
-                put(c);
-            }
-        }
-    }
+    void feed(const std::string& bytes);
 
-    void resize(int columns, bool reflow) {
-        columns_ = columns;
-        if (!reflow) {
-            for (Row& row : rows_) row.text.resize(std::min(row.text.size(), std::size_t(columns)));
-            column_ = std::min(column_, columns - 1);
-            return;
-        }
-        std::vector<Row> old = std::move(rows_);
-        int              at = 0, row_then = row_, column_then = column_;
-        rows_.assign(1, {});
-        row_ = column_ = 0;
-        for (std::size_t i = 0; i < old.size(); i++) {
-            for (std::size_t j = 0; j < old[i].text.size(); j++) {
-                if (int(i) == row_then && int(j) == column_then) at = row_ * columns_ + column_;
-                put(old[i].text[j]);
-            }
-            if (int(i) == row_then && column_then >= int(old[i].text.size())) at = row_ * columns_ + column_;
-            if (!old[i].wrapped && i + 1 < old.size()) {
-                down();
-                column_ = 0;
-            }
-        }
-        row_    = at / columns_;
-        column_ = at % columns_;
-    }
+    void resize(int columns, bool reflow);
 
     // Rows from the top, without blanks at their ends.
-    std::vector<std::string> rows() const {
-        std::vector<std::string> texts;
-        for (const Row& row : rows_) texts.push_back(row.text.substr(0, row.text.find_last_not_of(' ') + 1));
-        while (!texts.empty() && texts.back().empty()) texts.pop_back();
-        return texts;
-    }
-    int row() const { return row_; }
-    int column() const { return column_; }
+    std::vector<std::string> rows() const;
+    int                      row() const { return row_; }
+    int                      column() const { return column_; }
 
 private:
     struct Row {
@@ -82,31 +28,9 @@ private:
         bool        wrapped = false;
     };
 
-    void down() {
-        row_++;
-        if (row_ == int(rows_.size())) rows_.emplace_back();
-    }
-    void put(char c) {
-        if (column_ == columns_) {
-            rows_[std::size_t(row_)].wrapped = true;
-            column_                          = 0;
-            down();
-        }
-        std::string& text = rows_[std::size_t(row_)].text;
-        text.resize(std::max(text.size(), std::size_t(column_) + 1), ' ');
-        text[std::size_t(column_++)] = c;
-    }
-    void sequence() {
-        const int n = std::max(1, std::atoi(escape_.c_str() + 2));
-        if (escape_.back() == 'A') row_ = std::max(0, row_ - n);
-        if (escape_.back() == 'C') column_ = std::min(columns_ - 1, column_ + n);
-        if (escape_.back() == 'J') {
-            rows_.resize(std::size_t(row_) + 1);
-            rows_.back().text.resize(std::min(rows_.back().text.size(), std::size_t(column_)));
-            rows_.back().wrapped = false;
-        }
-        escape_.clear();
-    }
+    void down();
+    void put(char c);
+    void sequence();
 
     int              columns_, row_ = 0, column_ = 0;
     std::vector<Row> rows_;
@@ -116,56 +40,18 @@ private:
 // A child process with a terminal of its own. Nothing is there (child < 0) where the system has no pseudo-terminals.
 class Pty {
 public:
-    Pty(const std::string& program, std::vector<std::string> arguments, int columns = 80, int rows = 24) {
-        winsize size{static_cast<unsigned short>(rows), static_cast<unsigned short>(columns), 0, 0};
-        std::fflush(nullptr);
-        child = forkpty(&terminal, nullptr, nullptr, &size);
-        if (child != 0) return;
-        setenv("TERM", "xterm", 1);
-        std::vector<char*> argv{const_cast<char*>(program.c_str())};
-        for (std::string& a : arguments) argv.push_back(a.data());
-        argv.push_back(nullptr);
-        execv(program.c_str(), argv.data());
-        _exit(127);
-    }
-    ~Pty() {
-        if (child <= 0) return;
-        kill(child, SIGKILL);
-        if (status < 0) waitpid(child, &status, 0);
-        close(terminal);
-    }
+    Pty(const std::string& program, std::vector<std::string> arguments, int columns = 80, int rows = 24);
+    ~Pty();
     Pty(const Pty&)            = delete;
     Pty& operator=(const Pty&) = delete;
 
     // The text since the last call, up to and with `mark`; false after a minute without any, or at the end.
-    bool until(const std::string& mark) {
-        seen.clear();
-        for (pollfd p{terminal, POLLIN, 0}; seen.find(mark) == std::string::npos;) {
-            char byte = 0;
-            if (poll(&p, 1, 60'000) != 1 || read(terminal, &byte, 1) != 1) return false;
-            seen += byte;
-            all += byte;
-        }
-        return true;
-    }
-    bool type(const std::string& keys) const {
-        return write(terminal, keys.data(), keys.size()) == ssize_t(keys.size());
-    }
-    void resize(int columns, int rows = 24) const {
-        winsize size{static_cast<unsigned short>(rows), static_cast<unsigned short>(columns), 0, 0};
-        ioctl(terminal, TIOCSWINSZ, &size);
-    }
-    bool echoes() const {
-        termios mode{};
-        return tcgetattr(terminal, &mode) == 0 && (mode.c_lflag & ECHO) != 0;
-    }
+    bool until(const std::string& mark);
+    bool type(const std::string& keys) const;
+    void resize(int columns, int rows = 24) const;
+    bool echoes() const;
     // Reads what is left until the process has ended: its exit code, or 128 + the signal that ended it.
-    int end() {
-        while (waitpid(child, &status, WNOHANG) == 0) // a terminal that nobody reads would hold the program up
-            if (!read_some(100)) usleep(1000);
-        while (read_some(0)) {} // the bytes written since the last look
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
+    int end();
 
     pid_t       child    = -1;
     int         terminal = -1, status = -1;
@@ -173,14 +59,7 @@ public:
 
 private:
     // Appends to `all` what the terminal has, waiting up to `milliseconds`; false where nothing came.
-    bool read_some(int milliseconds) {
-        char   bytes[256];
-        pollfd p{terminal, POLLIN, 0};
-        if (poll(&p, 1, milliseconds) != 1) return false;
-        const ssize_t n = read(terminal, bytes, sizeof bytes);
-        if (n > 0) all.append(bytes, std::size_t(n));
-        return n > 0;
-    }
+    bool read_some(int milliseconds);
 };
 
 } // namespace quire::testing

@@ -1,17 +1,10 @@
 // The program `server` as a process, for tests.
 #pragma once
 
-#include <catch2/catch_test_macros.hpp>
-
-#include <sys/wait.h>
-#include <unistd.h>
-#include <chrono>
+#include <sys/types.h>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -25,102 +18,31 @@ inline const std::string shipped = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
 
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-inline void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+void nap(); // 5 ms
 
 // A running server; ended with the object.
 class Server {
 public:
-    explicit Server(std::vector<std::string> arguments = {}, const std::string& model = shipped)
-        : log_(temporary()), err_(temporary()) {
-        const std::string        program = QUIRE_BIN "/server";
-        std::vector<std::string> all{program, "--port", "0"};
-        if (!model.empty()) all.insert(all.end(), {"-m", model});
-        if (std::ranges::find(arguments, "--device") == arguments.end()) all.insert(all.end(), {"--device", "cpu"});
-        all.insert(all.end(), arguments.begin(), arguments.end());
-        std::vector<char*> argv;
-        for (std::string& a : all) argv.push_back(a.data());
-        argv.push_back(nullptr);
-        std::fflush(nullptr);
-        child_ = fork();
-        if (child_ == 0) {
-            if (std::freopen("/dev/null", "r", stdin) && std::freopen(log_.c_str(), "w", stdout) &&
-                std::freopen(err_.c_str(), "w", stderr))
-                execv(program.c_str(), argv.data());
-            _exit(127);
-        }
-        while (running()) {
-            const std::string text = slurp(err_);
-            const auto        at   = text.find("listening on ");
-            if (at != std::string::npos && text.find('\n', at) != std::string::npos) {
-                if (const auto colon = text.find("127.0.0.1:", at); colon != std::string::npos)
-                    port_ = std::atoi(text.c_str() + colon + 10);
-                break;
-            }
-            nap();
-        }
-        INFO(slurp(err_));
-        REQUIRE(running());
-    }
+    explicit Server(std::vector<std::string> arguments = {}, const std::string& model = shipped);
     Server(const Server&)            = delete;
     Server& operator=(const Server&) = delete;
-    ~Server() {
-        if (running()) {
-            kill(child_, SIGKILL);
-            waitpid(child_, nullptr, 0);
-        }
-        if (const std::string said = errors(); has(said, "Sanitizer") || has(said, "runtime error")) {
-            std::fprintf(stderr, "%s\n", said.c_str());
-            std::abort();
-        }
-        unlink(log_.c_str());
-        unlink(err_.c_str());
-    }
+    ~Server();
 
-    bool running() {
-        if (code_) return false;
-        int status = 0;
-        if (waitpid(child_, &status, WNOHANG) == 0) return true;
-        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        return false;
-    }
-    void signal(int which) const { kill(child_, which); }
-    int  wait() { // for its exit code
-        while (running()) nap();
-        return *code_;
-    }
+    bool        running();
+    void        signal(int which) const { kill(child_, which); }
+    int         wait(); // for its exit code
     pid_t       pid() const { return child_; }
     int         port() const { return port_; }
     Client      client() const { return Client(port_); }
     std::string log() const { return slurp(log_); }
     std::string errors() const { return slurp(err_); }
 
-    Reply post(const std::string& path, const nlohmann::json& body, const std::string& headers = "") const {
-        return client().post(path, body.dump(), headers);
-    }
+    Reply post(const std::string& path, const nlohmann::json& body, const std::string& headers = "") const;
     Reply get(const std::string& path, const std::string& headers = "") const { return client().get(path, headers); }
-    nlohmann::json ask_get(const std::string& path) const {
-        const Reply r = get(path);
-        REQUIRE(r.status == 200);
-        return nlohmann::json::parse(r.body);
-    }
-    nlohmann::json ask(const std::string& path, const nlohmann::json& body) const {
-        const Reply r = post(path, body);
-        INFO(path << ' ' << body.dump() << ": " << r.body);
-        REQUIRE(r.status == 200);
-        return nlohmann::json::parse(r.body);
-    }
-    double metric(const std::string& name) const { // of the first sample of that name
-        const std::string text = get("/metrics").body;
-        const auto        at   = text.find("\n" + name + "{");
-        REQUIRE(at != std::string::npos);
-        return std::strtod(text.c_str() + text.find("} ", at) + 2, nullptr);
-    }
-    void until_idle() const {
-        while (metric("vllm:num_requests_running") + metric("vllm:num_requests_waiting") +
-                   metric("quire:kv_blocks_used") >
-               0)
-            nap();
-    }
+    nlohmann::json ask_get(const std::string& path) const;
+    nlohmann::json ask(const std::string& path, const nlohmann::json& body) const;
+    double         metric(const std::string& name) const; // of the first sample of that name
+    void           until_idle() const;
 
 private:
     std::string        log_, err_;
@@ -130,18 +52,12 @@ private:
 };
 
 // One for the tests that ask simple things.
-inline Server& common() {
-    static Server server;
-    return server;
-}
+Server& common();
 
 // The messages of a chat with one question.
-inline nlohmann::json user(const std::string& text) {
-    return nlohmann::json::array({{{"role", "user"}, {"content", text}}});
-}
+nlohmann::json user(const std::string& text);
 
 // A request that runs for long.
-inline const nlohmann::json long_one{
-    {"prompt", "Hello"}, {"max_tokens", 900}, {"ignore_eos", true}, {"temperature", 0}};
+extern const nlohmann::json long_one;
 
 } // namespace quire::testing

@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <array>
 #include <atomic>

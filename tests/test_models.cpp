@@ -1,6 +1,7 @@
 // A server of several models: which one leaves, presets, names; and over HTTP: models that load and leave while others answer.
 #include <catch2/catch_test_macros.hpp>
 
+#include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>

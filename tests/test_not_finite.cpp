@@ -13,6 +13,7 @@ import quire.core.tensor;
 
 #include "engine_tools.h"
 #include "nan_model.h"
+#include "process.h"
 
 using namespace quire;
 using namespace quire::testing;

@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include <unistd.h>
+#include <fstream>
 #include <string>
 
 #include <nlohmann/json.hpp>

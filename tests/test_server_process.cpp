@@ -2,6 +2,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <atomic>
 #include <csignal>
