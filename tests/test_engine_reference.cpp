@@ -59,6 +59,14 @@ std::vector<Case> all_cases() {
     return cases;
 }
 
+// Blocks for all requests at once. The checks after each step walk the whole pool, and one for a model's full context would take them longer
+// than the model takes to compute.
+int blocks_of(const std::vector<Request>& requests, const EngineOptions& o) {
+    int blocks = 0;
+    for (const Request& r : requests) blocks += (int(r.prompt.size()) + r.max_tokens) / o.block_size + 1;
+    return blocks;
+}
+
 // Models in which an fp16 cache turns the choice between experts whose scores are almost equal: there single positions miss by up to 4.6,
 // and the logits by as much as those of bf16 arithmetic.
 constexpr std::array turning{"gemma4-moe", "glm4moe-mtp", "hunyuan-moe"};
@@ -77,16 +85,17 @@ TEST_CASE("logits, log-probabilities and greedy tokens equal those of transforme
             const auto typed = c.lossless ? expected : read_json(reference(cat(folder, "expected.", c.type, ".json")));
             const auto last  = read_npy(reference(cat(folder, "last_logits", c.lossless ? "" : "." + c.type, ".npy")));
 
-            EngineOptions o;
-            o.kv_type                   = kv;
-            o.max_batch_tokens          = 200; // so that the longest prompt is cut
-            o.pipeline                  = kv == DType::F16;
-            Engine               engine = load(c.path, o);
             std::vector<Request> requests;
             for (const auto& p : expected["prompts"]) {
                 requests.push_back(greedy(p["tokens"].get<std::vector<Token>>(), 48));
                 requests.back().prompt_logprobs = 1;
             }
+            EngineOptions o;
+            o.kv_type          = kv;
+            o.kv_blocks        = blocks_of(requests, o);
+            o.max_batch_tokens = 200; // so that the longest prompt is cut
+            o.pipeline         = kv == DType::F16;
+            Engine     engine  = load(c.path, o);
             const auto answers = run(engine, requests); // all nine in one batch: prompts beside decoding
 
             const std::size_t vocab = answers[0].prompt_logits.size();
@@ -150,6 +159,7 @@ TEST_CASE("with each type of K and V the logits miss those of F32 by what the ty
         const auto logits   = [&](DType type) {
             EngineOptions o;
             o.kv_type     = type;
+            o.kv_blocks   = blocks_of(requests, o);
             Engine engine = load(c.path, o);
             head_dim      = engine.config().head_dim;
             experts       = engine.config().experts.n > 0;
