@@ -208,6 +208,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     // Adapters run on one rank, so their model has no bits to share with more ranks.
     const bool                     exact  = o.deterministic && adapters.empty();
     Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, exact);
+    // Nor has a model that more ranks cannot have.
+    if (!shapes && exact && o.tensor_parallel == 1) shapes = split_model(path, config, tensors, 1, false);
     if (!shapes) return std::unexpected(shapes.error());
     Result<Devices> devices = choose_devices(path, o, config, processes);
     if (!devices) return std::unexpected(devices.error());
