@@ -13,7 +13,7 @@ build    := build/$(PRESET)
 bin      := $(if $(filter release cuda,$(PRESET)),.,$(build))
 packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
 sources   = $(shell git ls-files "*.cppm" "*.cpp" "*.h" "*.cu" "*.cuh")
-units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "tests/*.cpp")
+units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "tests/test_*.cpp")
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 

@@ -7,7 +7,6 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.serve.api.answer;
-import quire.serve.api.generation_request;
 import quire.serve.api.limits;
 
 #include "dialect_tools.h"

@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pty.h>
+#include <pty.h> // NOLINT(readability-duplicate-include): of the system
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <termios.h>

@@ -214,8 +214,7 @@ TEST_CASE("the KV memory can be watched", "[server]") {
     busy.send(Client::request("/v1/completions", long_one.dump()));
     for (Json at = first; at["totals"]["used"] == 0;) at = Json::parse(watcher.event());
     busy.hang_up();
-    for (Json at = Json::parse(watcher.event()); at["totals"]["used"] != 0;)
-        at = Json::parse(watcher.event());
+    for (Json at = Json::parse(watcher.event()); at["totals"]["used"] != 0;) at = Json::parse(watcher.event());
 }
 
 TEST_CASE("the changes of the blocks add up to the blocks", "[server]") {
