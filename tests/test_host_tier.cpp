@@ -7,6 +7,7 @@
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.cache_layout;
+import quire.paging.host_tier;
 import quire.core.tensor;
 import quire.paging.block_hash;
 import quire.paging.block_index;
@@ -83,6 +84,28 @@ TEST_CASE("texts that have no room together keep their beginnings, and what come
         often.check_invariants();
     }
     CHECK(found(often, text(16)) == 12);
+}
+
+TEST_CASE("files get later what they could not take at once") {
+    BlockManager m({.n_blocks = 8, .block_size = 4, .n_tier = 8, .for_files = ForFiles::shared});
+    m.close_table(filled(m, text(32)));
+    std::set<std::uint64_t> offered;
+    std::vector<HostUnit>   some;
+    do {
+        step(m); // the moves are taken
+        some = m.host().take_saved();
+        CHECK(some.size() <= 3); // a quarter of the pool, and the one that exceeds it
+        for (const HostUnit& unit : some) {
+            CHECK(offered.insert(unit.serial).second);
+            m.host().give_back(unit.unit); // written
+        }
+        m.check_invariants();
+    } while (!some.empty());
+    CHECK(offered.size() == 8);
+    CHECK_FALSE(m.host().has_late());
+    m.close_table(filled(m, text(32))); // files have them
+    step(m);
+    CHECK(m.host().take_saved().empty());
 }
 
 TEST_CASE("a namespace finds nothing of another one in host memory") {

@@ -764,14 +764,14 @@ bool Engine::step(std::vector<Output>& out) {
     e.begin();
     // All running sequences wait for masks: only the inbox has to be read now and then.
     if (e.running.empty() && e.decoder.waits()) e.decoder.wait(0.002);
-    const bool reads = e.files && e.files->n_waiting() > 0;
-    if (e.running.empty() && reads && e.scheduler.idle()) e.files->wait(0.002);
+    const bool reads = e.files && e.files->n_waiting() > 0, late = e.files && e.scheduler.blocks().host().has_late();
+    if (e.running.empty() && (reads || late) && e.scheduler.idle()) e.files->wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.sample_stats();
     const bool saves =
         e.files && e.scheduler.blocks().host().has_saved(); // the next step's moves bring it to the files
-    const bool busy = ran || !e.scheduler.idle() || reads || saves;
+    const bool busy = ran || !e.scheduler.idle() || reads || saves || late;
     if (!busy) e.executor->check_peers();
     return busy;
 }

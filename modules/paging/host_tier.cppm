@@ -79,10 +79,11 @@ public:
 
     bool at_once() const { return for_files_ != ForFiles::none; } // save() is wanted as soon as something is cached
     bool has_saved() const { return !saved_.empty(); }
+    bool has_late() const { return !late_.empty(); } // units that files could not take, and will be offered again
     // Saves a unit that is here once more, for files that may lack it.
     void save_again(BlockId unit);
     // The units for files that were saved since the last call and that no file has: lent, so that they stay what they are. Some
-    // are left out while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
+    // come later, while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
     std::vector<HostUnit> take_saved();
     // Lends room for a unit of the lane of `wanted`, and fills in its unit and blocks. False: there is none.
     bool lend(HostUnit& wanted);
@@ -110,6 +111,7 @@ private:
     void                 drop_value(BlockId unit);
     BlockId              least_value() const; // of the free units with memory; or -1
     bool                 lend_to_files(BlockId unit);
+    void                 lend_late();
     void                 begin_loan(BlockId unit);
     std::vector<BlockId> blocks_of(BlockId unit) const;
     void                 log(BlockId unit, bool stored);
@@ -122,6 +124,8 @@ private:
     std::vector<BlockId>     saved_, lent_; // saved_: since take_saved(); they are lent already
     int                      n_lent_ = 0;   // blocks
     std::vector<bool>        in_files_;     // [n_ids]
+    std::deque<BlockId>      late_;         // units that are to be lent when files keep up
+    std::vector<bool>        is_late_;      // [n_ids]
     HostTierStats            stats_;
     std::vector<CacheChange> changes_;
     // Units that are not lent, by their value; and the value of each, 0: it is not there.
@@ -144,7 +148,7 @@ HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::
             o.keeps ? o.n_markers : 0),
       index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps),
       for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0),
-      values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
+      is_late_(in_files_.size()), values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
     const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
@@ -239,12 +243,31 @@ void HostTier::save_again(BlockId unit) {
 
 // Notes a unit for take_saved(), unless files have it or cannot keep up. False: it is not lent.
 bool HostTier::lend_to_files(BlockId unit) {
-    if (!at_once() || in_files_[std::size_t(unit)] || 4 * n_lent_ > pool_.size() ||
+    if (!at_once() || in_files_[std::size_t(unit)] ||
         (for_files_ == ForFiles::shared && pool_.entry(unit).space != CacheNamespace{}))
         return false;
+    if (4 * n_lent_ > pool_.size()) {
+        if (!is_late_[std::size_t(unit)]) late_.push_back(unit);
+        is_late_[std::size_t(unit)] = true;
+        return false;
+    }
     begin_loan(unit);
     saved_.push_back(unit);
     return true;
+}
+
+// Files keep up again: lends them what they could not take, as far as it is still here.
+void HostTier::lend_late() {
+    while (!late_.empty() && 4 * n_lent_ <= pool_.size()) {
+        const BlockId unit = late_.front();
+        const bool    here = pool_.bundle_of(unit) == unit && pool_.state(unit) == HashState::cached;
+        if (here && pool_.ref_count(unit) == 0 && !pool_.is_free(unit)) return; // moves that are not taken yet have it
+        late_.pop_front();
+        is_late_[std::size_t(unit)] = false;
+        if (!here || pool_.ref_count(unit) > 0) continue;
+        pool_.acquire(unit);
+        if (!lend_to_files(unit)) pool_.release(unit);
+    }
 }
 
 void HostTier::begin_loan(BlockId unit) {
@@ -261,6 +284,7 @@ std::vector<BlockId> HostTier::blocks_of(BlockId unit) const {
 }
 
 std::vector<HostUnit> HostTier::take_saved() {
+    lend_late();
     std::vector<HostUnit> units;
     for (BlockId unit : saved_) {
         const CacheEntry& entry  = pool_.entry(unit);
