@@ -18,8 +18,7 @@ Result<void> compare_constrained(Engine& engine, const Arguments& a, const std::
             if (constrained) state = ConstraintState(constraint, engine.token_trie());
             const Result<Timed> t = run_batch(engine, n, a.npp, a.ntg, unsigned(round), a.prompt_shared, &state);
             if (!t) return std::unexpected(t.error());
-            if (round > 0)
-                rates[constrained].push_back(double(n) * a.ntg / t->decode); // the first one fills the caches
+            if (round > 0) rates[constrained].push_back(t->tokens / t->decode); // the first one fills the caches
         }
     for (auto& r : rates) std::ranges::sort(r);
     const double plain = rates[0][rates[0].size() / 2], constrained = rates[1][rates[1].size() / 2];

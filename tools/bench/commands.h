@@ -140,7 +140,8 @@ std::vector<Token> random_prompt(const Engine& engine, int n, unsigned seed);
 
 struct Timed {
     double prefill = 0, decode = 0; // seconds
-    int    steps = 0;               // of decoding
+    double tokens = 0;              // made in `decode`
+    int    steps  = 0;              // of decoding
 };
 
 int           head_start(int n_sequences, int n_prompt, int step_tokens);

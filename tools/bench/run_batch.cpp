@@ -84,15 +84,15 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     timed.prefill = watch.seconds();
     watch.restart();
     std::size_t left = std::size_t(n_sequences) * std::size_t(n_tokens);
-    while (left > 0 && !ended && engine.step(events)) {
+    while (left > 0 && (sampled || !ended) && engine.step(events)) { // a constraint may end an answer
         timed.steps++;
         for (const Output& e : events) left -= std::min(left, e.tokens.size());
         if (left > 0) ended = std::ranges::any_of(events, &Output::done);
         events.clear();
     }
     timed.decode = watch.seconds();
-    if (left > 0)
-        return fail("a sequence ended before all had their tokens: there are too few blocks, or the constraint ends");
+    timed.tokens = double(n_sequences) * n_tokens - double(left);
+    if (left > 0 && !sampled) return fail("a sequence ended before all had their tokens: there are too few blocks");
     for (RequestId id : ids) engine.cancel(id);
     while (engine.step(events)) events.clear();
     return timed;
