@@ -296,12 +296,14 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
         ->type_name("JSON");
 }
 
-// Adds the adapters of a list. `read` makes one of a member, or says what is wrong with it.
+// Adds the adapters of lists with commas. `read` makes one of a member, or says what is wrong with it. `objects`: a list may be a JSON object,
+// whose commas are its own.
 void add_adapters(const char* flag, const std::vector<std::string>& lists, std::vector<AdapterOption>& adapters,
-                  const std::function<std::string(const std::string& member, AdapterOption& adapter)>& read) {
+                  const std::function<std::string(const std::string& member, AdapterOption& adapter)>& read,
+                  bool objects = false) {
     for (const std::string& list : lists) {
-        const bool object = list.starts_with('{'); // vLLM's form, which has commas of its own
-        for (std::string_view member : object ? std::vector<std::string_view>{list} : split(list, ',')) {
+        const bool whole = objects && list.starts_with('{');
+        for (std::string_view member : whole ? std::vector<std::string_view>{list} : split(list, ',')) {
             AdapterOption     adapter;
             const std::string wrong = read(std::string(member), adapter);
             if (!wrong.empty()) throw CLI::ValidationError(flag, wrong);
@@ -376,7 +378,7 @@ void add_adapter_flags(CLI::App& app, EngineOptions& options) {
         "these adapters are applied only to requests that name them, until POST /lora-adapters");
     add(
         "--lora-modules",
-        [&adapters](const Lists& lists) { add_adapters("--lora-modules", lists, adapters, read_adapter_module); },
+        [&adapters](const Lists& lists) { add_adapters("--lora-modules", lists, adapters, read_adapter_module, true); },
         "NAME=FILE ...",
         "adapters that requests choose by NAME in place of the model's; or vLLM's JSON: {\"name\": NAME, \"path\": "
         "FILE}")
