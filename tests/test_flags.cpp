@@ -331,9 +331,10 @@ TEST_CASE("wrong usage of any program is one sentence with the wrong word in it"
 }
 
 TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
+    const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
     for (const std::string flag : {"--schema", "-f", "--config", "--chat-template-file"}) {
-        CHECK(has(run_program("chat", {flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));
-        CHECK(has(run_program("chat", {flag, "/"}).err, "chat: cannot read '/': it is a directory\n"));
+        CHECK(has(run_program("chat", {"-m", model, flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));
+        CHECK(has(run_program("chat", {"-m", model, flag, "/"}).err, "chat: cannot read '/': it is a directory\n"));
     }
     CHECK(has(run_program("server", {"--config", "/dev/null"}).err, "'/dev/null': it is no regular file\n"));
 }

@@ -87,6 +87,7 @@ look() {
     fi
     if [ "$set" = sanitize ]; then
         has_sanitizers || need libclang-rt-19-dev
+        has_command llvm-symbolizer-19 || has_command llvm-symbolizer || need llvm-19 # tests/tsan.supp names functions
     fi
     if [ "$set" = clients ]; then
         has_command curl || need curl
