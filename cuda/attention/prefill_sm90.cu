@@ -60,18 +60,18 @@ __device__ float exp2_fast(float x) {
     return y;
 }
 
-// cp.async of 32 rows of D columns by a warp: lane n says at which 16-byte word row n begins (negative: zeros). Neighbouring lanes copy
-// neighbouring words.
+// cp.async of 32 rows of D columns by a warp: lane n names row n of those that begin every `row_words` 16-byte words (negative: zeros).
+// Neighbouring lanes copy neighbouring words. A pool that all layers share may have more than 2^31 words.
 template <int D>
-__device__ void copy_rows(unsigned char* to, const void* base, int at) {
+__device__ void copy_rows(unsigned char* to, const void* base, int from, int row_words) {
     constexpr int words = columns_of<D> / 8, step = 32 / words; // rows of one instruction
     const int     lane = threadIdx.x % 32;
 #pragma unroll 4
     for (int i = 0; i < words * parts_of<D>; i++) {
         const int w = i / words * words + lane % words, row = i % words * step + lane / words;
-        const int word = __shfl_sync(~0u, at, row);
+        const int source = __shfl_sync(~0u, from, row);
         cp_async(to + row / 8 * D * 16 + w / 8 * 1024 + row % 8 * 128 + (((w ^ row) % 8) << 4),
-                 static_cast<const uint4*>(base) + w + max(word, 0), word >= 0);
+                 static_cast<const uint4*>(base) + w + std::int64_t(max(source, 0)) * row_words, source >= 0);
     }
 }
 
@@ -175,10 +175,10 @@ __global__ void __launch_bounds__(384, 1)
                     mbarrier_wait(&barriers.q_empty[to], parities >> to & 1);
                     parities ^= 1u << to;
                     for (int row = to * 64; row < to * 64 + 64; row += 32)
-                        copy_rows<D>(q_tile + row * row_bytes, a.q,
-                                     row + lane < w.n_rows
-                                         ? ((w.first_row + row + lane) * a.n_heads + w.part / parts) * (D / 8)
-                                         : -1);
+                        copy_rows<D>(
+                            q_tile + row * row_bytes, a.q,
+                            row + lane < w.n_rows ? (w.first_row + row + lane) * a.n_heads + w.part / parts : -1,
+                            D / 8);
                     cp_async_mbarrier_arrive(&barriers.q_full[to]);
                 }
             });
@@ -214,9 +214,9 @@ __global__ void __launch_bounds__(384, 1)
                     } else {
                         for (int i = 0; i < N; i += 32) {
                             const int position = from + i + lane;
-                            const int word     = position <= last ? max(row_of(position) * (D / 8), -1) : -1;
-                            if (warp == 0) copy_rows<D>(tile + i * row_bytes, a.cache_k, word);
-                            else copy_rows<E>(tile + i * v_row_bytes, a.cache_v + w.part % parts * E, word);
+                            const int source   = position <= last ? row_of(position) : -1;
+                            if (warp == 0) copy_rows<D>(tile + i * row_bytes, a.cache_k, source, D / 8);
+                            else copy_rows<E>(tile + i * v_row_bytes, a.cache_v + w.part % parts * E, source, D / 8);
                         }
                         cp_async_mbarrier_arrive(full);
                     }

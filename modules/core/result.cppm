@@ -35,7 +35,10 @@ template <class... Parts>
 std::string cat(const Parts&... parts);
 
 // A broken invariant is a bug in quire, never in its input: say where and stop, in every build.
-void check(bool ok, std::string_view what, std::source_location at = std::source_location::current());
+[[noreturn]] void broken(std::string_view what, const std::source_location& at);
+inline void       check(bool ok, std::string_view what, std::source_location at = std::source_location::current()) {
+    if (!ok) broken(what, at);
+}
 
 // Text from outside, made safe for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes, no character of
 // UTF-8 cut, and "…" where there was more.
@@ -110,8 +113,7 @@ module :private;
 
 namespace quire {
 
-void check(bool ok, std::string_view what, std::source_location at) {
-    if (ok) return;
+void broken(std::string_view what, const std::source_location& at) {
     std::fprintf(stderr, "quire: broken invariant at %s:%u: %.*s\n", at.file_name(), unsigned(at.line()),
                  int(what.size()), what.data());
     std::abort();

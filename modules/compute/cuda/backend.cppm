@@ -351,14 +351,25 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
 
 // -- the step
 
+// The launches of a step. They end also where the step fails: other contexts of the device wait for that.
+struct Launches {
+    explicit Launches(cuda::Context& on) : gpu(on), alone(cuda::begin_launches(on)) {}
+    ~Launches() { cuda::end_launches(gpu); }
+    Launches(const Launches&)            = delete;
+    Launches& operator=(const Launches&) = delete;
+
+    cuda::Context& gpu;
+    const bool     alone; // on the device
+};
+
 void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
-    const bool alone = cuda::begin_launches(*gpu_);
+    const Launches launches(*gpu_);
     // NCCL across processes is not captured. Making a graph waits for the device, and so for the ranks that share the device.
     const bool decoding = step_.send(plan) && !rank_.spans_processes() && !options_.shares_device;
     adapters_.send(plan, step_.shape());
     carry_.send(plan, step_.shape().tokens);
-    const GraphKey key{step_.key(), adapters_.in_use(), plan.guesses, alone};
+    const GraphKey key{step_.key(), adapters_.in_use(), plan.guesses, launches.alone};
     if (!decoding) {
         run_operations(plan.guesses);
     } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
@@ -376,7 +387,6 @@ void CudaBackend::run(const StepPlan& plan) {
         }
         cuda::launch_graph(*graph, *gpu_);
     }
-    cuda::end_launches(*gpu_);
 }
 
 StepKind CudaBackend::kind_of_step() const {
