@@ -26,7 +26,14 @@ public:
     void allocate_drafts(SequenceGroup& group, int keep_free);
 
 private:
-    bool grow(SequenceGroup& group);
+    // What grow_once() did.
+    struct Growth {
+        bool runs = false; // a sequence has tokens to compute
+        bool more = false; // tables have grown
+    };
+
+    bool   grow(SequenceGroup& group);
+    Growth grow_once(SequenceGroup& group);
 
     BlockManager&       blocks_;
     BlockDemand&        demand_;
@@ -48,9 +55,12 @@ bool BlockSupply::admit(SequenceGroup& group, int keep_free, bool alone, Preempt
         stats.swapped_blocks += std::uint64_t(n_blocks);
         return true;
     }
+    // Sequences that were forks share a beginning, whose states, and blocks behind windows, the cache may lack: grow() computes it once for all.
+    const bool forks =
+        group.sequences.size() > 1 && !group.request.pin && (demand_.window() > 0 || blocks_.blocks_per_unit() > 0);
     const int need = demand_.to_admit(group, {}, alone);
-    if (need + keep_free > blocks_.n_free()) return false;
-    if (demand_.in_pieces(group) ||
+    if (need + keep_free > blocks_.n_free() && !(alone && forks)) return false;
+    if (forks || demand_.in_pieces(group) ||
         (alone && demand_.window() > 0 && demand_.to_admit(group) > blocks_.n_free())) { // grow() gives the blocks
         for (auto& s : group.sequences) s->table = blocks_.open_table(group.space), s->n_new = 1;
         return true;
@@ -87,15 +97,22 @@ bool BlockSupply::allocate_slots(SequenceGroup& group) {
     if (reservations_ && group.sequences.size() > 1) reservations_->place_forks(group, blocks_);
     const auto whole = [&](const auto& s) { return demand_.is_whole(*s); };
     if (!std::ranges::all_of(group.sequences, whole) && !grow(group)) return false;
-    const bool states = blocks_.blocks_per_unit() > 0;
-    writes_.clear();
-    for (const auto& s : group.sequences) {
-        const int n       = int(s->tokens.size());
-        const int n_slots = whole(s) && !blocks_.must_wait(s->table, n) ? s->n_new : 0; // others have them already
-        if (states) writes_.push_back({s->table, n - n_slots, n_slots, s->may_repeat()});
-        else if (n_slots > 0) writes_.push_back({s->table, n - n_slots, n_slots});
-    }
-    return blocks_.allocate_slots(writes_);
+    const bool states   = blocks_.blocks_per_unit() > 0;
+    const auto allocate = [&] {
+        writes_.clear();
+        for (const auto& s : group.sequences) {
+            const int  n       = int(s->tokens.size());
+            const int  n_slots = whole(s) && !blocks_.must_wait(s->table, n) ? s->n_new : 0; // others have them already
+            const bool runs    = whole(s) || s->growing;
+            if (states && runs) writes_.push_back({s->table, n - n_slots, n_slots, s->may_repeat()});
+            else if (n_slots > 0) writes_.push_back({s->table, n - n_slots, n_slots});
+        }
+        return blocks_.allocate_slots(writes_);
+    };
+    if (allocate()) return true;
+    bool drafts = false; // each keeps the state before it
+    for (const auto& s : group.sequences) drafts |= states && std::exchange(s->n_drafts, 0) > 0;
+    return drafts && allocate();
 }
 
 void BlockSupply::allocate_drafts(SequenceGroup& group, int keep_free) {
@@ -125,12 +142,22 @@ std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std
     return {with, most};
 }
 
-// Gives blocks for the next tokens to a group whose sequences are computed in pieces. False: no sequence can go on. The sequences go on side
-// by side, a block at a time, so that a block that they share is there for all of them. Their common beginning is computed once, then forked.
+// Gives blocks for the next tokens to a group whose sequences are computed in pieces. False: no sequence can go on.
 bool BlockSupply::grow(SequenceGroup& group) {
-    const int size = blocks_.block_size(), chunk = demand_.tokens_at_once(group) - demand_.window(),
-              n = int(group.sequences[0]->tokens.size());
-    int end = n, computed = n;
+    for (Growth did{false, true}; did.more;) { // what others wait for may have been found in the cache
+        did = grow_once(group);
+        if (did.runs) return true;
+    }
+    return std::ranges::all_of(group.sequences, [&](const auto& s) { return demand_.is_whole(*s); });
+}
+
+// The sequences go on side by side, a block at a time, so that a block that they share is there for all of them. Their common beginning is
+// computed once, then forked.
+BlockSupply::Growth BlockSupply::grow_once(SequenceGroup& group) {
+    const int n = int(group.sequences[0]->tokens.size()), size = blocks_.block_size(),
+              chunk = demand_.in_pieces(group) ? demand_.tokens_at_once(group) - demand_.window() : n;
+    int    end = n, computed = n;
+    Growth did;
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         s.growing   = true;
@@ -140,6 +167,7 @@ bool BlockSupply::grow(SequenceGroup& group) {
                 blocks_.close_table(s.table);
                 s.table      = blocks_.fork_table(other->table);
                 s.n_computed = common;
+                did.more     = true;
             } else if (other && other->n_computed < common) {
                 if (other->growing) end = std::min(end, common);
                 s.growing = false;
@@ -149,24 +177,26 @@ bool BlockSupply::grow(SequenceGroup& group) {
         computed = std::min(computed, s.n_computed);
     }
     const int step = std::max(size, chunk / size * size);
-    bool      more = true, runs = false;
+    bool      more = true;
     for (int to = (computed / size + 1) * size; more; to += size) {
         to   = std::min(to, end);
         more = to < end;
         for (auto& s : group.sequences) {
             if (!s->growing) continue;
+            const int had  = blocks_.n_entries(s->table);
             const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, !group.computes_all());
             const int have = blocks_.n_entries(s->table) * size;
             if (!group.prompt_done && group.n_preempted == 0) {
                 group.n_cached += from - s->n_computed;
                 group.n_loaded = blocks_.n_loaded(s->table) * size;
             }
+            did.more      = did.more || have > had * size || from > s->n_computed;
             s->n_computed = from;
-            runs          = runs || std::min(have, n - 1) > from;
+            did.runs      = did.runs || std::min(have, n - 1) > from;
             more          = more && have >= to && to < from + step;
         }
     }
-    return runs || std::ranges::all_of(group.sequences, [&](const auto& s) { return demand_.is_whole(*s); });
+    return did;
 }
 
 } // namespace quire

@@ -58,7 +58,7 @@ private:
     void        end(Live& live);
     void        overwrite_free_blocks();
     void        count_reached();
-    bool        may_outgrow(const Live& live);
+    bool        may_outgrow(const Live& live, bool shares = false);
     std::size_t n_tasks() const {
         return std::size_t(std::ranges::count_if(s_.tasks, [](const Task& t) { return t.on; }));
     }
@@ -162,7 +162,9 @@ void Run::mix_files() {
     }
     std::vector<Output> events;
     for (int i = 0; i < 300 && other.engine->step(events); i++) events.clear();
-    other = {};
+    // The numbers of its steps stand in its files.
+    sim_.disk->steps = std::max(sim_.disk->steps, other.executor->steps());
+    other            = {};
     for (auto& [number, bytes] : disk->files) {
         if (mixer_.one_in(2)) continue;
         sim_.disk->files[number] = std::move(bytes);
@@ -201,8 +203,8 @@ void Run::end_move(const Output& event) {
     moves_.erase(event.id);
 }
 
-bool Run::may_outgrow(const Live& l) {
-    return simulation::may_outgrow(s_, l.request, oracle_.expected(l.task), pinned_blocks_);
+bool Run::may_outgrow(const Live& l, bool shares) {
+    return simulation::may_outgrow(s_, l.request, oracle_.expected(l.task), pinned_blocks_, shares);
 }
 
 void Run::cancel(int step) {
@@ -328,7 +330,7 @@ void Run::take(Output& event) {
             if (all) break;
             if (event.finish != FinishReason::length && !withheld(l.request) && !l.request.context_shift)
                 wrong(l, cat("ended with reason ", int(event.finish), " where alone with ", int(want.finish)));
-            if (!may_outgrow(l))
+            if (!may_outgrow(l, true))
                 wrong(l, cat("answers", text_of(a.tokens), " (reason ", int(a.finish), ", score ", a.score,
                              ") where alone it answers", text_of(want.tokens), " (reason ", int(want.finish),
                              ", score ", want.score, ", answer ", event.index, ")"));

@@ -290,15 +290,18 @@ Expected Oracle::by_engine(int task, const Request& request) {
     return e;
 }
 
-bool may_outgrow(const Scenario& s, const Request& r, const Expected& alone, int pinned) {
+bool may_outgrow(const Scenario& s, const Request& r, const Expected& alone, int pinned, bool shares) {
     std::size_t longest = 1;
     for (const Answer& a : alone.answers) longest = std::max(longest, a.tokens.size());
     if (r.beam_width > 0 || r.context_shift) longest = std::size_t(r.max_tokens);
     const int         n_tokens = std::min(int(r.prompt.size() + longest) + 1, s.context);
     const CacheLayout layout   = layout_of(s);
-    const int         units    = blocks_for(layout, n_tokens, s.block_size);
+    const int         shared   = !shares || r.beam_width > 0 || r.context_shift
+                                     ? 0
+                                     : blocks_for(layout, int(r.prompt.size()) / s.block_size * s.block_size, s.block_size);
+    const int         units    = blocks_for(layout, n_tokens, s.block_size) - shared;
     // Sequences of a request can share a state that each of them is about to follow with its own.
-    return ((r.beam_width > 0 ? 2 : 1) * r.width() * units) + (r.width() + 1) * layout.blocks_per_unit() >
+    return shared + (r.beam_width > 0 ? 2 : 1) * r.width() * units + (r.width() + 1) * layout.blocks_per_unit() >
            s.n_blocks * layout.blocks_per_entry() + s.n_units * layout.blocks_per_unit() - pinned;
 }
 

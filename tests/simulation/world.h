@@ -47,7 +47,9 @@ struct Expected {
 inline bool withheld(const Request& r) { return r.beam_width > 0 || r.best_of > r.n; }
 
 // Whether the pool can be too small for a request, beside the blocks that are pinned.
-bool may_outgrow(const Scenario& scenario, const Request& request, const Expected& alone, int pinned);
+// `shares`: the answers share the whole blocks of the prompt, as they do once it is read.
+bool may_outgrow(const Scenario& scenario, const Request& request, const Expected& alone, int pinned,
+                 bool shares = false);
 
 // **Owns** what it has found out about a scenario's tasks.
 class Oracle {
