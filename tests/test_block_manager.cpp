@@ -427,6 +427,43 @@ TEST_CASE("what the sequences of a request take together is known before, also o
     CHECK(hits > 100);
 }
 
+TEST_CASE("of forked sequences each allocates the whole blocks that no sequence before it has, and the rest") {
+    std::mt19937 random(12);
+    const auto   below  = [&](int n) { return int(random() % unsigned(n)); };
+    int          shared = 0, equal = 0;
+    for (int trial = 0; trial < 500; trial++) {
+        const int                       size = 1 + below(5);
+        const BlockManager              m({4000, size, 0, {}}); // without a cached block
+        std::vector<std::vector<Token>> texts{text(1 + below(20))};
+        for (int i = below(60); i > 0; i--) {
+            for (auto& t : texts) t.push_back(below(4) == 0);
+            if (below(3) == 0 && texts.size() < 20) {
+                const std::vector<Token> fork = texts[std::size_t(below(int(texts.size())))];
+                texts.push_back(fork);
+            }
+            if (below(8) == 0 && texts.size() > 1) texts.erase(texts.begin() + below(int(texts.size())));
+        }
+        // Each sequence is compared with all before it.
+        int need = 0;
+        for (std::size_t i = 0; i < texts.size(); i++) {
+            int most = 0;
+            for (std::size_t j = 0; j < i; j++) {
+                const auto same =
+                    std::mismatch(texts[i].begin(), texts[i].end(), texts[j].begin(), texts[j].end()).first -
+                    texts[i].begin();
+                most = std::max(most, int(same) / size);
+            }
+            need += m.blocks_for(int(texts[i].size())) - most;
+            shared += most;
+            equal += most * size == int(texts[i].size());
+        }
+        const std::vector<std::span<const Token>> spans(texts.begin(), texts.end());
+        REQUIRE(m.blocks_to_allocate({}, spans, {}) == need);
+    }
+    CHECK(shared > 1000);
+    CHECK(equal > 50);
+}
+
 TEST_CASE("what was generated is found once its block is full") {
     BlockManager m({8, 4, 0, {}});
     auto         a = text(3);

@@ -167,6 +167,25 @@ TEST_CASE("what a constraint leaves no choice about is not sampled", "[engine]")
     CHECK(one_by_one == sampled);
 }
 
+TEST_CASE("no stop token is forced before min_tokens are generated", "[engine]") {
+    Engine            engine = load(GENERATE(false, true));
+    const std::string text   = "The answer to all of the questions is forty-two, and nothing else.";
+    ConstraintSpec    spec{.kind = ConstraintSpec::Kind::choice};
+    spec.choices                 = {text};
+    const std::vector<Token> all = encode_inside(engine.tokenizer(), " all");
+    REQUIRE(all.size() == 1);
+    Request r           = request(engine, *compile_constraint(spec));
+    r.stop_tokens       = all;
+    const Ended stopped = run(engine, {r}).begin()->second;
+    CHECK(engine.tokenizer().decode(stopped.tokens) == "The answer to all");
+    r.min_tokens       = int(stopped.tokens.size()) + 4; // sampled one by one, the text has more tokens
+    const Ended answer = run(engine, {r}).begin()->second;
+    CHECK(answer.finish == FinishReason::stop);
+    REQUIRE(int(answer.tokens.size()) > r.min_tokens);
+    CHECK(std::ranges::find(answer.tokens, all[0]) == answer.tokens.end());
+    CHECK(engine.tokenizer().decode(std::span(answer.tokens).first(answer.tokens.size() - 1)) == text);
+}
+
 TEST_CASE("forced tokens are computed in whatever steps, with the same bits", "[engine]") {
     const bool           pipeline   = GENERATE(false, true);
     const auto           constraint = array_of_numbers();

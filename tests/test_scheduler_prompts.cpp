@@ -156,3 +156,47 @@ TEST_CASE("few prompts are begun before the one that came first is through") {
     CHECK(s.n_running() == 4); // their blocks are taken, so there are not more
     CHECK(run_all(s).size() == 8);
 }
+
+TEST_CASE("a prompt whose rows are all wanted leaves each later request a row, and takes what is left") {
+    SchedulerOptions o = long_prompts();
+    o.max_logit_rows   = 16;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   all       = request(200, 1, 10'000);
+    all.prompt_logprobs = 0;
+    s.add(1, all);
+    run_step(s, plan);
+    CHECK(plan.logit_rows.size() == 16);
+    s.add(2, request(20, 4, 20'000));
+    CHECK(steps_to_first_token(s, 2, plan) == 1);
+    CHECK(plan.token_start == std::vector<std::int32_t>{0, 15, 35});
+    CHECK(plan.logit_rows.size() == 16);
+    CHECK(run_all(s) == std::vector<RequestId>{2, 1});
+}
+
+TEST_CASE("no step has more rows than there are, however many prompts want all of theirs") {
+    int full = 0;
+    for (unsigned seed = 0; seed < 100; seed++) {
+        std::mt19937     random(seed);
+        auto             below = [&](int n) { return int(random() % unsigned(n)); };
+        SchedulerOptions o     = long_prompts();
+        o.max_logit_rows       = o.max_sequences + below(3) * below(20);
+        Scheduler s(o);
+        StepPlan  plan;
+        for (RequestId id = 1; id <= 20; id++) {
+            Request r         = request(1 + below(100), 1 + below(20), Token(below(20) * 1000));
+            r.prompt_logprobs = below(2) - 1;
+            r.priority        = below(3);
+            s.add(id, std::move(r));
+        }
+        int n = 0;
+        for (; !s.idle() && n < 2000; n++) {
+            run_step(s, plan);
+            REQUIRE(int(plan.logit_rows.size()) <= o.max_logit_rows);
+            full += int(plan.logit_rows.size()) == o.max_logit_rows;
+        }
+        CAPTURE(seed);
+        CHECK(n < 2000);
+    }
+    CHECK(full > 100);
+}

@@ -243,7 +243,7 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
 }
 
 // Appends the tokens behind the last one for which the constraint leaves no choice. If the request has other rules for single tokens, or
-// wants log-probabilities, these tokens are sampled like all others.
+// wants log-probabilities, these tokens are sampled like all others; likewise while some are forbidden because of its min_tokens.
 void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
     const bool forces = can_fast_forward(group, s);
     // If the sequence's masks take long, its next mask is made beside the steps from the beginning.
@@ -264,8 +264,9 @@ bool Decoder::can_fast_forward(const SequenceGroup& group, const Sequence& s) co
     const Request&        r = group.request;
     const SamplingParams& p = r.sampling;
     return s.constraint && scheduler_.n_running() <= force_up_to_ && !withheld(r) && p.logprobs < 0 &&
-           p.allowed_tokens.empty() && p.bad_words.empty() && p.logit_bias.empty() && s.finish == FinishReason::none &&
-           scheduler_.can_force(group, s) && !forced_token(s);
+           p.allowed_tokens.empty() && p.bad_words.empty() && p.logit_bias.empty() &&
+           group.n_generated(s) >= r.min_tokens && s.finish == FinishReason::none && scheduler_.can_force(group, s) &&
+           !forced_token(s);
 }
 
 void Decoder::guess_forced(const SequenceGroup& group, Sequence& s, int n, std::vector<Token>& guess) const {

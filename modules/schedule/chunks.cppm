@@ -50,7 +50,8 @@ private:
     const Checkpoints& checkpoints_;
     int                tokens_ = 0; // of the step
     std::vector<Claim> claims_;
-    int                claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // by all claims together; of these, prompts
+    // By all claims together: tokens; rows that they cannot do without; and how many of the claims are prompts.
+    int claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0;
 };
 
 } // namespace quire
@@ -77,7 +78,8 @@ void StepShares::add(SequenceGroup& group, const BlockManager& blocks) {
     const bool all = group.computes_all();
     if (all && !whole_prompts_) c.tokens = std::min(c.tokens, max_logit_rows_);
     claimed_ += c.tokens;
-    claimed_rows_ += all ? c.tokens : int(group.sequences.size());
+    // In chunks a prompt takes the rows that are left, at least one.
+    claimed_rows_ += all && whole_prompts_ ? c.tokens : int(group.sequences.size());
     n_prompts_ += c.prompt;
 }
 

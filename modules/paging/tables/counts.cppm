@@ -39,8 +39,16 @@ public:
     void check_invariants() const;
 
 private:
-    int to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
-                    std::span<const TableId> closing, bool whole, int most_entries, bool& host);
+    // A whole block of some sequences of a count, which have the same tokens before it.
+    struct Block {
+        std::span<const Token> tokens;
+        int                    next  = -1; // another one behind the same tokens
+        int                    first = -1; // one that follows this block
+    };
+
+    std::size_t add_blocks(std::span<const Token> tokens);
+    int         to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                            std::span<const TableId> closing, bool whole, int most_entries, bool& host);
 
     const BlockTables&   tables_;
     std::vector<int>     seen_;         // [n_ids of either pool] the last count that met a block
@@ -48,6 +56,7 @@ private:
     int                  now_ = 0;
     std::vector<int>     leaving_; // [n_ids] sharers that are gone
     std::vector<BlockId> touched_; // those that some sharers have left
+    std::vector<Block>   blocks_;  // of the sequences so far, from 1 on; 0: what stands before their first blocks
 };
 
 } // namespace quire
@@ -115,6 +124,27 @@ int BlockCounts::blocks_to_allocate(const CacheNamespace& space, std::span<const
     return std::min(n, to_allocate(space, sequences, closing, whole, most_entries, host));
 }
 
+// Adds a sequence to the sequences of a count. Returns the most whole blocks that it has in common with one sequence before it. Each block is
+// compared once, and once more for each sequence that parts from this one there: a long prompt of many sequences costs little.
+std::size_t BlockCounts::add_blocks(std::span<const Token> tokens) {
+    const auto  size   = std::size_t(tables_.block_size());
+    std::size_t shared = 0, at = 0;
+    for (; tokens.size() >= size; tokens = tokens.subspan(size)) {
+        const std::span<const Token> block = tokens.first(size);
+        int                          next  = blocks_[at].first;
+        while (next >= 0 && !std::ranges::equal(blocks_[std::size_t(next)].tokens, block))
+            next = blocks_[std::size_t(next)].next;
+        if (next >= 0) {
+            shared++;
+        } else {
+            next = int(blocks_.size());
+            blocks_.push_back({block, std::exchange(blocks_[at].first, next)});
+        }
+        at = std::size_t(next);
+    }
+    return shared;
+}
+
 // `host`: with what is in host memory; afterwards whether something there was found.
 int BlockCounts::to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
                              std::span<const TableId> closing, bool whole, int most_entries, bool& host) {
@@ -123,17 +153,12 @@ int BlockCounts::to_allocate(const CacheNamespace& space, std::span<const std::s
     const auto         size      = std::size_t(tables_.block_size());
     int                n         = 0;
     begin(closing);
-    for (std::size_t i = 0; i < sequences.size(); i++) {
-        const std::span<const Token> tokens = sequences[i];
-        std::size_t                  shared = 0; // whole blocks with one of the sequences before it
-        for (std::span<const Token> other : sequences.first(i)) {
-            const auto same =
-                std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
-            shared = std::max(shared, std::size_t(same) / size);
-        }
-        const CacheHit hit = cache.match(space, tokens, whole, with_host);
-        host               = host || hit.from_host;
-        const auto found   = hit.entries.size();
+    blocks_.assign(1, {});
+    for (std::span<const Token> tokens : sequences) {
+        std::size_t    shared = sequences.size() > 1 ? add_blocks(tokens) : 0; // with one of the sequences before it
+        const CacheHit hit    = cache.match(space, tokens, whole, with_host);
+        host                  = host || hit.from_host;
+        const auto found      = hit.entries.size();
         for (std::size_t entry = 0; entry < found; entry++)
             for (int lane = 0; lane < int(tables_.cache_lanes.size()); lane++) {
                 if (int(entry) < hit.first[std::size_t(lane)]) continue;
