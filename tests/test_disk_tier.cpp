@@ -1,4 +1,5 @@
 // The prefix cache in files: an engine that starts with another's directory answers the same, bit for bit, and computes less.
+#include <sys/resource.h>
 #include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
@@ -342,6 +343,110 @@ TEST_CASE("a text that the files do not take is not said to be saved") {
     Result<Engine> none = Engine::load(model, o);
     REQUIRE_FALSE(none.has_value());
     CHECK(none.error().message.find("--kv-disk-bytes 1000 is too little for " + folder.path) == 0);
+}
+
+namespace {
+
+// No file can become larger than this, as if the disk were full.
+struct FullDisk {
+    FullDisk() {
+        getrlimit(RLIMIT_FSIZE, &before);
+        const rlimit small{100, before.rlim_max};
+        setrlimit(RLIMIT_FSIZE, &small);
+    }
+    FullDisk(const FullDisk&) = delete;
+    ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before); }
+    rlimit before{};
+};
+
+// Runs a request, and all that its blocks do behind it.
+Answer settle(Engine& engine, const Request& request) {
+    const Answer        answer = run(engine, {request}, {0})[0];
+    std::vector<Output> events;
+    for (int i = 0; i < 20; i++) engine.step(events);
+    engine.check_invariants();
+    return answer;
+}
+
+Request save_of(std::vector<Token> prompt) {
+    Request save;
+    save.prompt     = std::move(prompt);
+    save.cache_move = CacheMove::save;
+    return save;
+}
+
+} // namespace
+
+TEST_CASE("what a full disk has refused is written when its text is used again, or saved") {
+    const std::string name  = GENERATE("llama3-gqa-Q8_0.gguf", "gemma2-Q8_0.gguf", "lfm2-Q8_0.gguf");
+    const bool        saves = GENERATE(false, true);
+    CAPTURE(name, saves);
+    const std::string model = reference(cat("models/", name));
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    o.kv_files.jobs     = [] { return 100; }; // each step writes
+    Answer first;
+    int    n_known = 0; // tokens that the memory has in whole blocks
+    {
+        Engine      engine = load(model, o);
+        Answer      refused;
+        EngineStats full, idle;
+        bool        busy = false;
+        {
+            const FullDisk disk;
+            first   = settle(engine, greedy(prompt_of(70, 5), 3));
+            n_known = settle(engine, greedy(prompt_of(70, 5), 3)).cached_tokens / 8 * 8;
+            refused = settle(engine, save_of(prompt_of(70, 5)));
+            full    = engine.stats();
+            std::vector<Output> events;
+            for (int i = 0; i < 20; i++) busy = engine.step(events) || busy;
+            idle = engine.stats();
+        }
+        CHECK(n_known > 0);
+        CHECK(full.disk.written == 0);
+        CHECK(full.disk.refused > 0);
+        CHECK(refused.finish == FinishReason::failed);
+        CHECK_FALSE(busy); // nothing is tried again while there are no requests
+        CHECK(idle.disk.refused == full.disk.refused);
+        if (saves) {
+            const Answer saved = settle(engine, save_of(prompt_of(70, 5)));
+            CHECK(saved.finish == FinishReason::stop);
+            CHECK(saved.cached_tokens >= n_known);
+        } else {
+            (void)settle(engine, greedy(prompt_of(70, 5), 3));
+        }
+        CHECK(engine.stats().disk.written >= 8);
+    }
+    Engine       engine = load(model, o);
+    const Answer again  = settle(engine, greedy(prompt_of(70, 5), 3));
+    CHECK(again.cached_tokens >= n_known);
+    CHECK(identical(again, first));
+}
+
+TEST_CASE("a text whose records went with the oldest files is written again when it is used again, or saved") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    const bool        saves = GENERATE(false, true);
+    CAPTURE(saves);
+    Folder        folder;
+    EngineOptions o = options_of(folder.path);
+    o.kv_files.jobs = [] { return 100; };
+    o.kv_disk_bytes = 200'000;
+    {
+        Engine engine = load(model, o);
+        (void)settle(engine, greedy(prompt_of(70, 5), 3));
+        for (int i = 0; i < 300 && engine.stats().disk.segments_gone < 16; i++)
+            (void)settle(engine, greedy(prompt_of(70, 6 + i), 3));
+        REQUIRE(engine.stats().disk.segments_gone >= 16);
+        if (saves) {
+            const Answer saved = settle(engine, save_of(prompt_of(70, 5)));
+            CHECK(saved.finish == FinishReason::stop);
+            CHECK(saved.cached_tokens == 64);
+        } else {
+            (void)settle(engine, greedy(prompt_of(90, 5), 3)); // goes on behind them
+        }
+    }
+    Engine engine = load(model, o);
+    CHECK(settle(engine, greedy(prompt_of(90, 5), 3)).cached_tokens == (saves ? 64 : 88));
 }
 
 TEST_CASE("an engine says what the files have") {

@@ -108,6 +108,33 @@ TEST_CASE("files get later what they could not take at once") {
     CHECK(m.host().take_saved().empty());
 }
 
+TEST_CASE("files are offered again what they have refused or lost, when its text is used again") {
+    BlockManager m({.n_blocks = 8, .block_size = 4, .n_tier = 64, .for_files = ForFiles::shared});
+    const auto   use     = [&] { m.host().offer(m.known({}, text(16)).texts); };
+    const auto   written = [&](bool is_there) {
+        const std::vector<HostUnit> units = m.host().take_saved();
+        for (const HostUnit& unit : units) m.host().give_back(unit.unit, is_there);
+        m.check_invariants();
+        return units;
+    };
+    m.close_table(filled(m, text(16)));
+    step(m);
+    CHECK(written(false).size() == 4);
+    CHECK_FALSE(m.host().has_saved()); // not before the text is used
+    CHECK_FALSE(m.host().has_late());
+    use();
+    const std::vector<HostUnit> units = written(true);
+    REQUIRE(units.size() == 4);
+    use();
+    CHECK_FALSE(m.host().has_saved()); // files have them
+    m.host().files_lost({{units[1].serial, 0}, {units[2].serial, 1}, {units[3].serial + 1, 0}});
+    CHECK_FALSE(m.host().has_saved());
+    use();
+    const std::vector<HostUnit> again = written(true);
+    REQUIRE(again.size() == 1);
+    CHECK(again[0].serial == units[1].serial);
+}
+
 TEST_CASE("a namespace finds nothing of another one in host memory") {
     BlockManager         m({.n_blocks = 2, .block_size = 4, .n_tier = 8});
     const CacheNamespace mine = cache_namespace("mine"), yours = cache_namespace("yours");

@@ -190,6 +190,25 @@ TEST_CASE("the oldest segments go when the bytes are spent") {
     CHECK_FALSE(append(*open_store(folder.path, 100), 501)); // less than a record
 }
 
+TEST_CASE("a store says which records are gone, of every lane and namespace, and under every serial") {
+    Folder                 folder;
+    auto                   store = open_store(folder.path, 8192);
+    std::vector<std::byte> bytes = bytes_of(1);
+    REQUIRE(append(*store, 1));
+    REQUIRE(append(*store, 1, 2));
+    CHECK_FALSE(store->append({}, 100, 0, 0, tokens_of(1), pieces(bytes))); // text 1, computed again
+    REQUIRE(store->append({1, 2}, 200, 0, 0, tokens_of(50), pieces(bytes)));
+    CHECK(store->take_gone().empty());
+    for (std::uint64_t n = 300; n < 340; n++) REQUIRE(append(*store, n));
+    using Keys      = std::set<std::pair<std::uint64_t, int>>;
+    const auto gone = store->take_gone();
+    const Keys all(gone.begin(), gone.end());
+    for (const auto& [serial, lane] : all) CHECK_FALSE(store->has(serial, lane));
+    for (const auto& key : Keys{{1, 0}, {1, 2}, {100, 0}, {100, 2}, {200, 0}}) CHECK(all.contains(key));
+    CHECK_FALSE(all.contains({339, 0}));
+    CHECK(store->take_gone().empty());
+}
+
 TEST_CASE("what is damaged is not served: any byte flipped, any length cut") {
     const std::optional<Cipher> key =
         GENERATE(std::optional<Cipher>{}, std::optional<Cipher>{Cipher(std::string(32, 'k'))});

@@ -82,14 +82,20 @@ public:
     bool has_late() const { return !late_.empty(); } // units that files could not take, and will be offered again
     // Saves a unit that is here once more, for files that may lack it.
     void save_again(BlockId unit);
+    // Texts are used again: their units go to files that have refused or lost them. Nothing else offers these once more, so that no engine
+    // without requests is busy with a full disk.
+    void offer(std::span<const Prefix> texts);
+    // The serials and lanes of units that files have no longer.
+    void files_lost(std::vector<std::pair<std::uint64_t, int>> gone);
     // The units for files that were saved since the last call and that no file has: lent, so that they stay what they are. Some
     // come later, while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
     std::vector<HostUnit> take_saved();
     // Lends room for a unit of the lane of `wanted`, and fills in its unit and blocks. False: there is none.
     bool lend(HostUnit& wanted);
-    // The unit comes back. enter(): before that, a unit that was read can be found from now on, unless another one is found in its place.
+    // The unit comes back; `in_files`: files have what it has. enter(): before that, a unit that was read can be found from now on, unless
+    // another one is found in its place.
     void enter(const HostUnit& read, const CacheNamespace& space, const Prefix& parent, BlockHash hash);
-    void give_back(BlockId unit);
+    void give_back(BlockId unit, bool in_files = true);
     std::span<const BlockId> lent() const { return lent_; }
     int                      n_lent() const { return n_lent_; } // blocks
 
@@ -119,6 +125,7 @@ private:
     BlockPool                pool_;
     BlockIndex               index_; // of units, by hash and lane
     std::vector<BlockCopy>&  out_;
+    int                      n_lanes_;
     bool                     keeps_, paused_ = false, logging_ = false;
     ForFiles                 for_files_;
     std::vector<BlockId>     saved_, lent_; // saved_: since take_saved(); they are lent already
@@ -146,7 +153,7 @@ BlockHash key_of(BlockHash hash, int lane) { return hash ^ (std::uint64_t(lane) 
 HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::vector<BlockCopy>& out)
     : pool_(o.n_blocks, o.block_size, o.keeps ? FreeOrder::fifo : FreeOrder::lifo, {}, bundles,
             o.keeps ? o.n_markers : 0),
-      index_(o.keeps ? pool_.n_ids() : 0), out_(out), keeps_(o.keeps),
+      index_(o.keeps ? pool_.n_ids() : 0), out_(out), n_lanes_(int(bundles.size())), keeps_(o.keeps),
       for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0),
       is_late_(in_files_.size()), values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
 
@@ -241,6 +248,22 @@ void HostTier::save_again(BlockId unit) {
     if (!lend_to_files(unit)) pool_.release(unit);
 }
 
+void HostTier::offer(std::span<const Prefix> texts) {
+    for (const Prefix& text : texts)
+        for (int lane = 0; lane < n_lanes_; lane++)
+            if (const BlockId unit = find(text, lane); unit >= 0 && !in_files_[std::size_t(unit)]) save_again(unit);
+}
+
+void HostTier::files_lost(std::vector<std::pair<std::uint64_t, int>> gone) {
+    if (gone.empty()) return;
+    std::ranges::sort(gone);
+    for (BlockId unit = 0; unit < pool_.n_ids(); unit++)
+        if (in_files_[std::size_t(unit)] &&
+            std::binary_search(gone.begin(), gone.end(),
+                               std::pair<std::uint64_t, int>(pool_.entry(unit).serial, pool_.lane(unit))))
+            in_files_[std::size_t(unit)] = false;
+}
+
 // Notes a unit for take_saved(), unless files have it or cannot keep up. False: it is not lent.
 bool HostTier::lend_to_files(BlockId unit) {
     if (!at_once() || in_files_[std::size_t(unit)] ||
@@ -318,14 +341,15 @@ void HostTier::enter(const HostUnit& read, const CacheNamespace& space, const Pr
     log(read.unit, true);
 }
 
-// A unit that comes back with an entry is in the files: the unit was written, or read.
-void HostTier::give_back(BlockId unit) {
+// A unit that comes back without an entry was not read.
+void HostTier::give_back(BlockId unit, bool in_files) {
     const auto at = std::ranges::find(lent_, unit);
     check(at != lent_.end(), "a unit came back that was not lent");
     lent_.erase(at);
     n_lent_ -= pool_.n_blocks(unit);
-    in_files_[std::size_t(unit)] = pool_.state(unit) == HashState::cached;
-    if (in_files_[std::size_t(unit)]) use(unit);
+    const bool cached            = pool_.state(unit) == HashState::cached;
+    in_files_[std::size_t(unit)] = cached && in_files;
+    if (cached) use(unit);
     pool_.release(unit);
 }
 

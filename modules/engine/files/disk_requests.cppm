@@ -102,12 +102,13 @@ bool DiskRequests::take(RequestId id, Request& request) {
 bool DiskRequests::look_up(RequestId id, Request& request) {
     const auto size   = std::size_t(scheduler_.blocks().block_size());
     const bool shared = request.cache_salt.empty() && (!request.adapters || request.adapters->empty());
-    if (disk_.empty() || (!shared && !salts_) || request.wants_all_rows()) return false;
+    if ((!shared && !salts_) || request.wants_all_rows()) return false;
     const CacheNamespace space = scheduler_.namespace_of(request);
     const auto           most =
         (std::max<std::size_t>(request.prompt.size(), 1) - 1) / size; // blocks: one token is left to compute
     KnownText known = scheduler_.blocks().known(space, std::span(request.prompt).first(most * size));
-    if (std::size_t(known.n_usable) == most) return false;
+    scheduler_.blocks().host().offer(known.texts);
+    if (disk_.empty() || std::size_t(known.n_usable) == most) return false;
     disk_.look_up(id, space, std::move(known), request.prompt);
     waiting_.emplace(id, std::move(request));
     return true;
@@ -129,10 +130,13 @@ void DiskRequests::pass_on(RequestId id) {
 void DiskRequests::update() {
     DiskDone done = disk_.take_done();
     for (const TextChange& change : done.changes) log(change);
-    for (BlockId unit : done.written) scheduler_.blocks().host().give_back(unit);
-    for (DiskFound& found : done.found)
+    HostTier& host = scheduler_.blocks().host();
+    for (const DiskWritten& written : done.written) host.give_back(written.unit, written.is_there);
+    for (const DiskFound& found : done.found)
         if (found.is_read) end_read(found);
-        else begin_to_read(std::move(found));
+    host.files_lost(std::move(done.gone)); // last of what says where units are: what was written can be gone by now
+    for (DiskFound& found : done.found)
+        if (!found.is_read) begin_to_read(std::move(found));
     look_at_saves();
 }
 

@@ -32,10 +32,17 @@ struct DiskFound {
     bool                  is_read = false; // else only looked up
 };
 
+// A unit that is lent no longer.
+struct DiskWritten {
+    BlockId unit     = -1;
+    bool    is_there = false; // else the files have refused it
+};
+
 struct DiskDone {
-    std::vector<BlockId>    written; // units that are lent no longer
-    std::vector<DiskFound>  found;
-    std::vector<TextChange> changes; // of what the files have
+    std::vector<DiskWritten>       written;
+    std::vector<DiskFound>         found;
+    std::vector<TextChange>        changes; // of what the files have
+    std::vector<SegmentStore::Key> gone;    // what they have no longer
 };
 
 class DiskTier {
@@ -168,6 +175,7 @@ void DiskTier::publish_counts() {
     bytes_     = store_->bytes();
     stats_     = store_->stats();
     for (TextChange& change : store_->take_changes()) done_.changes.push_back(std::move(change));
+    for (const SegmentStore::Key& key : store_->take_gone()) done_.gone.push_back(key);
 }
 
 void DiskTier::run() {
@@ -189,9 +197,11 @@ bool DiskTier::do_one(std::unique_lock<std::mutex>& lock) {
         const HostUnit unit = std::move(writes_.front());
         writes_.pop_front();
         lock.unlock();
-        store_->append(unit.space, unit.serial, unit.parent, unit.lane, unit.tokens, memory_of(unit));
+        const bool is_there =
+            store_->append(unit.space, unit.serial, unit.parent, unit.lane, unit.tokens, memory_of(unit)) ||
+            store_->has(unit.serial, unit.lane);
         lock.lock();
-        done_.written.push_back(unit.unit);
+        done_.written.push_back({unit.unit, is_there});
     } else {
         return false;
     }

@@ -70,6 +70,8 @@ struct TextChange {
 
 class SegmentStore {
 public:
+    using Key = std::pair<std::uint64_t, int>; // of a record: the serial of its text, and its lane
+
     // Reads the heads of all records.
     SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles> files);
     SegmentStore(const SegmentStore&)            = delete;
@@ -94,10 +96,11 @@ public:
     const SegmentStats& stats() const { return stats_; }
     // Since the last call; at first what the files had, parents before children.
     std::vector<TextChange> take_changes() { return std::exchange(changes_, {}); }
+    // The records of all namespaces that are there no longer, since the last call, under each serial of their texts.
+    std::vector<Key> take_gone();
 
 private:
-    using Key = std::pair<std::uint64_t, int>; // serial and lane
-    struct Name {                              // of a text, in every directory; zeros: of the text without tokens
+    struct Name { // of a text, in every directory; zeros: of the text without tokens
         std::uint64_t store = 0, serial = 0;
         auto          operator<=>(const Name&) const = default;
     };
@@ -152,6 +155,7 @@ private:
     std::unordered_map<std::uint64_t, int>                n_children_; // by serial
     SegmentStats                                          stats_;
     std::vector<TextChange>                               changes_;
+    std::vector<Key>                                      gone_;
     std::vector<std::byte>                                buffer_;
     ThreadPool                                            readers_;
 };
@@ -340,6 +344,7 @@ std::uint64_t SegmentStore::find(const CacheNamespace& space, std::uint64_t pare
 void SegmentStore::forget(const Key& key) {
     const auto at = records_.find(key);
     if (at == records_.end()) return;
+    gone_.push_back(key);
     if (key.second == 0) {
         const auto children = children_.find(at->second.child_key);
         const auto own      = std::ranges::find(children->second, key.first, &Child::serial);
@@ -350,6 +355,17 @@ void SegmentStore::forget(const Key& key) {
         if (children->second.empty()) children_.erase(children);
     }
     records_.erase(at);
+}
+
+std::vector<SegmentStore::Key> SegmentStore::take_gone() {
+    std::vector<Key> gone = std::exchange(gone_, {});
+    if (gone.empty()) return gone;
+    std::ranges::sort(gone);
+    std::vector<Key> all = gone;
+    for (const auto& [serial, first] : aliases_)
+        for (auto at = std::ranges::lower_bound(gone, Key{first, 0}); at != gone.end() && at->first == first; ++at)
+            all.emplace_back(serial, at->second);
+    return all;
 }
 
 // Deletes the oldest segment. Its records that lead to others, or were read, are written once more, the first ones first, as far as they have
@@ -403,7 +419,7 @@ bool SegmentStore::begin_segment() {
     SegmentHead head{.model = o_.model, .block_size = std::uint32_t(o_.block_size), .encrypted = o_.cipher.has_value()};
     head.checksum = checksum_of(head);
     if (!files_->append(growing_, std::array{piece_of(head)})) {
-        files_->remove(growing_);
+        files_->remove(growing_--); // numbers are not used up while the disk is full
         return grows_ = false;
     }
     segments_[growing_].bytes = sizeof head;
@@ -477,8 +493,7 @@ bool SegmentStore::fetch(const Key& key, const Place& place, Pieces payload) con
         return false;
     std::uint64_t at = place.at + head->before_payload();
     if (o_.cipher)
-        return files_->read(place.segment, at, payload) &&
-               o_.cipher->open(head->payload_seal, head->sealed(), payload);
+        return files_->read(place.segment, at, payload) && o_.cipher->open(head->payload_seal, head->sealed(), payload);
     std::uint64_t checksum = checksum_of_payload(head->name, {});
     for (std::size_t i = 0, n = 0; i < payload.size(); i += n) {
         std::uint64_t bytes = 0; // of the next pieces, which are summed while the processor's cache has them
