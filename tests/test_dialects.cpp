@@ -105,6 +105,11 @@ TEST_CASE("messages become a chat", "[dialects]") {
     CHECK(m[3] == json_of(R"({"role":"tool","tool_call_id":"t1","name":"weather","content":"sun"})"));
     CHECK(m[4] == json_of(R"({"role":"user","content":"and?"})"));
     CHECK(r->tool_use.tools[0]["function"]["parameters"]["type"] == "object");
+    // Templates print a tool in the order of its members.
+    CHECK(
+        json_dump(r->conversation.input.tools[0])
+            .starts_with(
+                R"({"type":"function","function":{"name":"weather","description":"d","parameters":{"type":"object",)"));
     CHECK(!r->tool_use.parallel);
     CHECK(r->stop == std::vector<std::string>{"X"});
     CHECK(r->max_tokens == 8);
@@ -708,6 +713,18 @@ TEST_CASE("responses are stored for their owner, until their memory is used up",
     for (const char* wrong : {"?limit=0", "?limit=a", "?order=up", "?after=x"})
         CHECK(s.get(items + wrong, one).status == 400);
 
+    // An item of a stored response may be named by its id.
+    Plain named = whole;
+    named[1]    = {{"type", "item_reference"}, {"id", first["output"][0]["id"]}};
+    CHECK(ask({{"input", named}, {"store", false}})["usage"]["input_tokens"] == same["usage"]["input_tokens"]);
+    CHECK(Plain::parse(s.post("/v1/responses", {{"input", named}}, two).body)["error"]["message"] ==
+          "Item with id " + named[1]["id"].get<std::string>() +
+              " not found: it is in no stored response, or no longer.");
+    for (const char* id : {"", "_", "msg", "msg_", "msg_1_0", "item_0_0_0"})
+        ask({{"input", Plain::array({{{"type", "item_reference"}, {"id", id}}})}}, 400);
+    named.push_back(named[1]);
+    CHECK(has(ask({{"input", named}}, 400)["error"]["message"], "Duplicate item found"));
+
     // A stream is stored as well.
     const auto events =
         events_of(s.post("/v1/responses", {{"input", "a"}, {"stream", true}, {"max_output_tokens", 2}}, one).body);
@@ -746,6 +763,46 @@ TEST_CASE("a response's stream has llama.cpp's times and progress where asked", 
     }
     CHECK(progress);
     CHECK(times);
+}
+
+TEST_CASE("timings of several prompts are sums, in a stream as in a whole answer", "[server][dialects]") {
+    const Server& s = dialect_server();
+    Plain         body{{"prompt", {"Once upon a time there was a cat", "The sea", "Hello"}},
+                       {"n", 2},
+                       {"max_tokens", 3},
+                       {"temperature", 0},
+                       {"ignore_eos", true}};
+    const auto    check = [](const Plain& answer) {
+        INFO(answer.dump());
+        const Plain &t = answer["timings"], &usage = answer["usage"];
+        CHECK(t["prompt_n"].get<int>() + t["cache_n"].get<int>() == usage["prompt_tokens"].get<int>());
+        CHECK(t["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]);
+        CHECK(t["predicted_n"] == usage["completion_tokens"]);
+        CHECK(t["predicted_n"] == 18);
+    };
+    check(s.ask("/v1/completions", body));
+    body.update({{"stream", true}, {"stream_options", {{"include_usage", true}}}});
+    const std::string text = s.post("/v1/completions", body).body;
+    const std::size_t at   = text.rfind("data: {");
+    REQUIRE(at != std::string::npos);
+    check(Plain::parse(text.substr(at + 6, text.find("\n\n", at) - at - 6)));
+}
+
+TEST_CASE("where a call is required, an answer that is cut has no content", "[server][dialects]") {
+    const Server& s = dialect_server();
+    for (int n = 1; n < 7; n++) {
+        Plain       body{{"messages", user("Hello")},
+                         {"max_tokens", n},
+                         {"tool_choice", "required"},
+                         {"tools", Plain::parse(R"([{"type":"function","function":{"name":"f"}}])")}};
+        const Plain whole = s.ask("/v1/chat/completions", body)["choices"][0];
+        INFO(whole.dump());
+        CHECK((whole["message"]["content"].is_null() || whole["message"]["content"] == ""));
+        CHECK(whole["finish_reason"] == "length");
+        body["stream"]           = true;
+        const std::string stream = s.post("/v1/chat/completions", body).body;
+        CHECK(!has(stream, R"("content":")"));
+    }
 }
 
 TEST_CASE("/slots lists what runs", "[server][dialects]") {

@@ -14,6 +14,7 @@
 
 #include "http_client.h"
 #include "process.h"
+#include "reference.h"
 #include "server_process.h"
 
 using namespace quire::testing;
@@ -107,6 +108,14 @@ TEST_CASE("a saved slot comes back after a restart", "[server]") {
         CHECK(first["id_slot"] == 1);
         CHECK(s.ask("/completion", native(0, -1))["id_slot"] == 1); // the text begins alike
         CHECK(s.ask("/completion", {{"prompt", "x"}, {"n_predict", 2}})["id_slot"] == 0);
+        for (const Json& wrong : {Json(2), Json(-2), Json("1"), Json(0.5)}) {
+            Json named       = native(0, 0);
+            named["id_slot"] = wrong;
+            const Reply r    = s.post("/completion", named);
+            INFO(r.body);
+            CHECK(r.status == 400);
+            CHECK(Json::parse(r.body)["error"]["param"] == "id_slot");
+        }
         const Reply saved = act(s, "1", "save", "chat-1.bin");
         INFO(saved.body);
         REQUIRE(saved.status == 200);
@@ -170,6 +179,33 @@ TEST_CASE("a saved slot comes back after a restart", "[server]") {
         s.ask("/completion", salted);
         CHECK(act(s, "0", "save", "salted").status == 200);
         CHECK(Json::parse(act(s, "1", "restore", "salted").body)["n_restored"].get<int>() > 100);
+    }
+    fs::remove_all(folder);
+    fs::remove(key);
+}
+
+TEST_CASE("a slot whose text has adapters is saved with a key alone, and the answer says why", "[server]") {
+    const fs::path folder = temporary(), key = temporary();
+    std::ofstream(key) << std::string(40, 'k');
+    for (const bool with_key : {false, true}) {
+        fs::remove_all(folder);
+        std::vector<std::string> flags{"--slot-save-path",
+                                       folder.string(),
+                                       "--kv-host-bytes",
+                                       "64M",
+                                       "-np",
+                                       "1",
+                                       "--lora",
+                                       reference("adapters/llama3-gqa.one.gguf")};
+        if (with_key) flags.insert(flags.end(), {"--kv-key", key.string()});
+        const Server     s(flags, reference("models/llama3-gqa-F16.gguf"));
+        std::vector<int> prompt(60);
+        for (int i = 0; i < 60; i++) prompt[std::size_t(i)] = 5 + i * 37 % 600;
+        s.ask("/completion", {{"prompt", prompt}, {"n_predict", 4}, {"id_slot", 0}});
+        const Reply saved = s.post("/slots/0?action=save", {{"filename", "x"}});
+        INFO(saved.body);
+        CHECK(saved.status == (with_key ? 200 : 400));
+        CHECK(has(saved.body, "saved only with --kv-key") == !with_key);
     }
     fs::remove_all(folder);
     fs::remove(key);

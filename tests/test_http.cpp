@@ -86,6 +86,7 @@ struct Echo {
                 for (const char* word : {"one ", "two ", "three"}) write(word);
             };
         });
+        server->route("GET", "/gone", [](HttpExchange& e) { e.response.status = 499, e.response.body = "gone"; });
         server->route("GET", "/starves", [](HttpExchange&) { throw std::bad_alloc(); });
         server->route("GET", "/throws", [](HttpExchange&) { throw std::runtime_error("secret"); });
         // Never ends, until the other side goes.
@@ -282,7 +283,13 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(c.get("/echo").status == 405);
         CHECK(c.call("FETCH /echo HTTP/1.1\r\nHost: x\r\n\r\n").status == 405);
         c.send("HEAD /query HTTP/1.1\r\nHost: x\r\n\r\n");
-        CHECK(c.reply(false).status == 200);
+        const Reply head = c.reply(false);
+        CHECK(head.status == 200);
+        CHECK(!head.headers.contains("accept-ranges")); // ranges are ignored
+        c.send("GET /gone HTTP/1.1\r\nHost: x\r\n\r\n");
+        CHECK(c.until("\r\n") == "HTTP/1.1 499 Client Closed Request\r\n");
+        CHECK(c.until("\r\n\r\ngone").find("Content-Length: 4\r\n") != std::string::npos);
+        CHECK(c.get("/query").status == 200);
         CHECK(Client(echo.port).get("/" + std::string(3000, 'a')).status == 404);
         CHECK(Client(echo.port).get("/%00%ff/../../etc/passwd").status == 404);
     }

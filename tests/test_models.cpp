@@ -9,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
@@ -147,6 +148,23 @@ TEST_CASE("a model's id is its file's name, and a split model is one", "[models]
     CHECK(ids == std::vector<std::string>{"a", "x/a", "b"});
     CHECK(has(found->back().path, "b-00001-of-00002.gguf"));
     fs::remove_all(folder);
+    // A file further up is named first, and no two have one name.
+    fs::create_directories(folder / "a" / "b");
+    for (const char* name : {"x.gguf", "a/x.gguf", "a/x-00001-of-00002.gguf", "a/b/x.gguf", "a/b/y.gguf", "a/y.gguf",
+                             "y-00001-of-00002.gguf"})
+        std::ofstream(folder / name) << "";
+    const auto same = quire::find_models(folder.string());
+    REQUIRE(same);
+    std::map<std::string, std::string> paths;
+    for (const quire::FoundModel& one : *same) paths[one.id] = fs::relative(one.path, folder).string();
+    CHECK(paths == std::map<std::string, std::string>{{"a/b/x", "a/b/x.gguf"},
+                                                      {"a/b/y", "a/b/y.gguf"},
+                                                      {"a/x", "a/x-00001-of-00002.gguf"},
+                                                      {"a/x.gguf", "a/x.gguf"},
+                                                      {"a/y", "a/y.gguf"},
+                                                      {"x", "x.gguf"},
+                                                      {"y", "y-00001-of-00002.gguf"}});
+    fs::remove_all(folder);
     CHECK(has(quire::find_models(folder.string()).error().message, "cannot read"));
 
     CHECK(quire::directory_name("a-Q8_0.1") == "a-Q8_0.1");
@@ -189,7 +207,7 @@ TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
     CHECK((*presets)[0].words == std::vector<std::string>{"-c", "4", "--ctx-size=8", "--jinja"});
     CHECK((*presets)[0].load_on_startup);
     CHECK((*presets)[1].name == "a/b:Q8");
-    CHECK((*presets)[1].words == std::vector<std::string>{"-c", "4", "--model=/x y.gguf"});
+    CHECK((*presets)[1].words == std::vector<std::string>{"-c", "4", "--model=/x y.gguf", "--no-jinja"});
     CHECK(!(*presets)[1].load_on_startup);
     for (const auto& [text, fault] :
          {std::pair{"a = 1\n", "p.ini, line 1: a flag stands in a section: [NAME], or [*] for all models"},
@@ -250,7 +268,10 @@ TEST_CASE("requests choose a model by its name, in every dialect", "[models][ser
     CHECK(s.get("/health?model=mistral").status == 503);
     CHECK(s.get("/health?model=nobody").status == 404);
     CHECK(s.get("/health").status == 200);
-    CHECK(s.ask_get("/v1/models/llama")["id"] == "llama");
+    for (const char* path : {"/v1/models/llama", "/models/llama", "/v1/models/ll%61ma"}) {
+        CHECK(s.ask_get(path)["id"] == "llama");
+        CHECK(s.ask_get(path)["status"]["value"] == "loaded");
+    }
     const Json paths = s.ask_get("/openapi.json")["paths"];
     for (const char* path :
          {"/slots", "/blocks", "/blocks/events", "/lora-adapters", "/tokenizer_info", "/pins", "/kv_event_sources"}) {
@@ -349,7 +370,7 @@ TEST_CASE("models are loaded and unloaded by hand, and changes are seen", "[mode
     for (const char* name : {"nobody", "../llama", "llama.gguf", "LLAMA"})
         CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(name) + "\"}").status == 404);
     CHECK(s.client().post("/models/load", "{\"model\":\"" + std::string(4000, 'a') + "\"}").status == 400);
-    CHECK(s.get("/models/load").status == 405);
+    CHECK(s.get("/models/load").status == 404); // a name, which no model has
     CHECK(s.get("/v1/models/" + std::string(4000, 'a')).status == 404);
     CHECK(s.client().call("PUT /v1/models/llama HTTP/1.1\r\nHost: x\r\n\r\n").status == 405);
     CHECK(s.post("/v1/completions", completion("llama")).status == 200);
@@ -494,6 +515,7 @@ TEST_CASE("the models of the hub's cache are models of the server", "[models][se
         CHECK(status_of(s, "user/tiny-GGUF:Q8_0") == "unloaded");
         CHECK(status_of(s, "user/plain") == "unloaded");
         CHECK(s.get("/v1/models/user/tiny-GGUF:Q8_0").status == 200);
+        CHECK(s.ask_get("/v1/models/user%2Ftiny-GGUF%3AQ8_0")["id"] == "user/tiny-GGUF:Q8_0");
         CHECK(s.ask("/v1/completions", completion("user/tiny-GGUF:Q8_0"))["choices"] ==
               s.ask("/v1/completions", completion("llama"))["choices"]);
         CHECK(s.ask_get("/v1/models/user/tiny-GGUF:Q4_0")["max_model_len"] == 32);

@@ -1,6 +1,8 @@
 // OpenAI's responses. Their requests become those of chats, and their streams add up to their whole answers.
 #include <catch2/catch_test_macros.hpp>
 
+#include <fstream>
+
 #include <nlohmann/json.hpp>
 
 #include "server_process.h"
@@ -153,6 +155,9 @@ TEST_CASE("responses that are malformed are refused with their place", "[dialect
          "No tool call found for function call output with call_id x.");
     says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"{}"}])", "input",
          "No tool output found for function call x.");
+    says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"{}"},{"role":"user","content":"a"},
+             {"type":"function_call_output","call_id":"x","output":"1"}])",
+         "input", "Outputs have to follow their calls directly");
     says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"[]"}])", "input", "arguments");
     says(ask + R"(,"previous_response_id":"resp_1")", "previous_response_id", "nothing is stored here");
     says(ask + R"(,"conversation":"c")", "conversation", "conversation is not supported");
@@ -273,6 +278,15 @@ TEST_CASE("a stream of a response adds up to the whole response", "[dialects]") 
     const Json streamed = accumulate_response(b.events);
     CHECK(streamed["output"][0]["content"][0]["logprobs"][0]["token"] == "ab");
 
+    // The calls before the one that is cut are whole.
+    b = both(make, {piece_of({text_part("a"), call("weather", "{}")}), piece_of({call("weather", "{\"ci")}, "length")},
+             usage);
+    CHECK(accumulate_response(b.events) == b.whole);
+    CHECK(b.whole["status"] == "incomplete");
+    CHECK(b.whole["output"][0]["status"] == "completed");
+    CHECK(b.whole["output"][1]["status"] == "completed");
+    CHECK(b.whole["output"][2]["status"] == "incomplete");
+
     const auto stream = make();
     const auto failed = events_of(stream->begin(usage) + stream->failure({500, "why", "", ""}));
     CHECK(failed.back().name == "response.failed");
@@ -319,4 +333,35 @@ TEST_CASE("/v1/responses answers as the chat does", "[server][dialects]") {
     CHECK(bad.status == 400);
     CHECK(Plain::parse(bad.body)["error"]["param"] == "input");
     CHECK(s.post("/responses", body).status == 200);
+}
+
+TEST_CASE("log-probabilities of a response are those of its message's text", "[server][dialects]") {
+    const std::string file = temporary();
+    std::ofstream(file) << "{% for m in messages %}{{ m.content }}\n{% endfor %}<think>\n";
+    const Server s({"--chat-template-file", file, "--reasoning-budget", "3"});
+    Plain        body{{"input", "Once upon a time"},
+                      {"max_output_tokens", 24},
+                      {"temperature", 0},
+                      {"include", {"message.output_text.logprobs"}}};
+    const auto   check = [](const Plain& response) {
+        INFO(response.dump());
+        REQUIRE(response["output"].size() == 2);
+        CHECK(response["output"][0]["type"] == "reasoning");
+        const Plain& part = response["output"][1]["content"][0];
+        REQUIRE(!part["logprobs"].empty());
+        std::string spelled;
+        for (const Plain& one : part["logprobs"])
+            for (const Plain& byte : one["bytes"]) spelled += char(byte.get<int>());
+        // White space in front of the text is none of it.
+        CHECK(spelled.ends_with(part["text"].get<std::string>()));
+        CHECK(spelled.find_first_not_of(" \n") == spelled.size() - part["text"].get<std::string>().size());
+        CHECK(int(part["logprobs"].size()) < response["usage"]["output_tokens"].get<int>());
+    };
+    const Plain whole = s.ask("/v1/responses", body);
+    check(whole);
+    body["stream"]       = true;
+    const Json  streamed = accumulate_response(events_of(s.post("/v1/responses", body).body));
+    const Plain added    = Plain::parse(json_dump(streamed));
+    check(added);
+    CHECK(added["output"][1]["content"] == whole["output"][1]["content"]);
 }

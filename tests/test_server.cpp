@@ -457,7 +457,10 @@ TEST_CASE("the other endpoints", "[server]") {
     CHECK(models["object"] == "list");
     CHECK(models["data"][0]["id"] == "quire-14m-q8_0");
     CHECK(models["data"][0]["max_model_len"] == 1024);
-    CHECK(Json::parse(s.get("/v1/models/quire-14m-q8_0").body)["id"] == "quire-14m-q8_0");
+    for (const char* path : {"/v1/models/quire-14m-q8_0", "/models/quire-14m-q8_0", "/v1/models/quire%2D14m-q8_0"}) {
+        CHECK(s.ask_get(path)["id"] == "quire-14m-q8_0");
+        CHECK(s.ask_get(path)["status"]["value"] == "loaded");
+    }
     CHECK(s.get("/v1/models/gpt-4").status == 404);
     CHECK(Json::parse(s.get("/version").body).contains("version"));
     const Json props = Json::parse(s.get("/props").body);
@@ -474,6 +477,10 @@ TEST_CASE("the other endpoints", "[server]") {
     const Json text = s.ask("/detokenize", {{"tokens", tokens["tokens"]}});
     CHECK(text["prompt"] == "Hello world");
     CHECK(text["content"] == "Hello world");
+    Json decimals = Json::array();
+    for (const Json& id : tokens["tokens"]) decimals.push_back(id.get<double>());
+    CHECK(s.ask("/detokenize", {{"tokens", decimals}}) == text);
+    CHECK(s.post("/detokenize", {{"tokens", {1.5}}}).status == 400);
     CHECK(s.ask("/tokenize", {{"content", "Hello"}, {"with_pieces", true}})["tokens"][0]["piece"] == "Hello");
     CHECK(s.ask("/tokenize", {{"prompt", "Hello"}, {"return_token_strs", true}})["token_strs"].size() == 1);
     CHECK(s.ask("/tokenize", {{"messages", user("Hello")}})["count"].get<int>() > 3);
@@ -524,6 +531,8 @@ TEST_CASE("faults have OpenAI's shape", "[server]") {
     fault(s.post("/v1/chat/completions", {{"messages", user(large)}}), 400, "messages");
     fault(s.post("/v1/completions", {{"prompt", std::string(8 << 20, 'a')}}), 400, "prompt");
     fault(s.post("/v1/chat/completions", {{"messages", user(std::string(8 << 20, 'a'))}}), 400, "messages");
+    for (const char* field : {"prompt", "content"})
+        fault(s.post("/tokenize", {{field, std::string(8 << 20, 'a')}}), 400, field);
     fault(s.client().post("/v1/completions", std::string(17 << 20, ' ')), 413, nullptr);
     CHECK(s.ask("/v1/completions", {{"prompt", large}, {"truncate_prompt_tokens", 10}})["usage"]["prompt_tokens"] ==
           10);

@@ -111,6 +111,8 @@ TEST_CASE("adapters that no program can use", "[server][adapters]") {
         ends({"--lora", "/none.gguf"}, 1, "cannot open /none.gguf: ");
         ends({"--lora-scaled", "f"}, 2, "--lora-scaled: 'f' is not FILE:SCALE with a number as the scale");
         ends({"--lora-modules", "f"}, 2, "--lora-modules: 'f' is not NAME=FILE");
+        ends({"--lora-modules", "two=" + adapter("one"), "two=" + adapter("two")}, 1,
+             "another adapter has the name 'two', too");
         ends({"--lora-modules", R"({"name": "n"})"}, 2, R"(--lora-modules: '{"name": "n"}' lacks a name or a path)");
         ends({"--lora-modules", R"({"name": 1})"}, 2, "--lora-modules: name is not a text");
         ends({"--lora-modules", R"({"file": "f"})"}, 2,

@@ -25,6 +25,9 @@ Result<std::vector<Adapter>> read_adapters(const EngineOptions& o, const Gguf& m
     std::vector<Adapter> adapters;
     for (const AdapterOption& one : o.adapters) {
         if (!std::isfinite(one.scale)) return fail(one.path, ": the scale of an adapter has to be a finite number");
+        const auto has_name = [&](const AdapterOption& other) { return &other != &one && other.name == one.name; };
+        if (!one.name.empty() && std::ranges::any_of(o.adapters, has_name))
+            return fail(one.path, ": another adapter has the name ", quote(one.name), ", too");
         Result<Adapter> adapter = read_adapter(one.path, model);
         if (!adapter) return std::unexpected(adapter.error());
         adapters.push_back(std::move(*adapter));

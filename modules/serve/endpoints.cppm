@@ -201,9 +201,9 @@ void Endpoints::add_to(HttpServer& server) {
     versioned("POST", "/embeddings", answer_embeddings);
     versioned("POST", "/rerank", answer_rerank);
     versioned("GET", "/models", answer_models);
-    if (pool_.many()) add(server, "GET", "/v1/models/**", answer_model); // names come and go, and may have slashes
+    if (pool_.many()) versioned("GET", "/models/**", answer_model); // names come and go, and may have slashes
     else
-        for (const std::string& name : pool_.names()) add(server, "GET", "/v1/models/" + name, answer_model);
+        for (const std::string& name : pool_.names()) versioned("GET", "/models/" + name, answer_model);
     add(server, "GET", "/lora-adapters", answer_adapters);
     add(server, "POST", "/lora-adapters", answer_set_adapters);
     if (pool_.many()) {

@@ -192,7 +192,7 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
     for (const ApiRoute& route : routes) {
         const std::string_view bare =
             route.path.starts_with("/v1/") ? std::string_view(route.path).substr(3) : route.path;
-        const bool             named = route.path.starts_with("/v1/models/"); // by a model's name
+        const bool             named = route.method == "GET" && bare.starts_with("/models/") && bare != "/models/sse";
         const std::string_view known = named ? "/models/*" : bare;
         const auto             row   = std::ranges::find(route_rows, known, &RouteRow::path);
         check(row != std::end(route_rows), "a route that /openapi.json does not describe");

@@ -106,7 +106,7 @@ constexpr AnswerRow answer_rows[] = {
      "architecture?":{"input_modalities":["text"],"output_modalities":["text"]},"meta?":{}}]})"},
     {"GET", "/models/*", Form::json,
      R"({"id":"a","object":"model","created":1795719309,"owned_by":"quire","root":"a","parent":null,
-     "max_model_len":null,"status?":{"value":"loaded"}})"},
+     "max_model_len":null,"status":{"value":"loaded"}})"},
     {"POST", "/models/load", Form::json, R"({"success":true})"},
     {"POST", "/models/unload", Form::json, R"({"success":true})"},
     {"GET", "/models/sse", Form::events},

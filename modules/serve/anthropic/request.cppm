@@ -218,9 +218,14 @@ private:
             if (schema == tool.end() || !schema->is_object())
                 return fail(where + ".input_schema", "it has to be an object");
             if (text_in(tool, "name").empty()) return fail(where + ".name", "Field required");
-            Json function{{"name", tool["name"]}, {"parameters", *schema}};
-            for (const char* name : {"description", "strict"})
+            // In the order of the other APIs: templates print the object.
+            Json       function{{"name", tool["name"]}};
+            const auto take = [&](const char* name) {
                 if (const auto at = tool.find(name); at != tool.end() && !at->is_null()) function[name] = *at;
+            };
+            take("description");
+            function["parameters"] = *schema;
+            take("strict");
             list.push_back({{"type", "function"}, {"function", std::move(function)}});
         }
         chat_["tools"] = std::move(list);

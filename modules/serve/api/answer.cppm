@@ -13,9 +13,10 @@ export namespace quire {
 
 struct Usage {
     int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-    int reasoning_tokens = 0; // of the completion
-    int loaded_tokens    = 0; // of the cached ones, those that were in host memory
-    int disk_tokens      = 0; // of these, those that files had
+    int reasoning_tokens = 0;                  // of the completion
+    int loaded_tokens    = 0;                  // of the cached ones, those that were in host memory
+    int disk_tokens      = 0;                  // of these, those that files had
+    int draft_tokens = 0, accepted_tokens = 0; // see Output
 };
 
 // One token, spelled in bytes, with its log-probability.
@@ -107,6 +108,8 @@ public:
     virtual std::string failure(const ApiError& error) = 0;
     // failure() where there is no memory to write anything.
     virtual std::string_view out_of_memory() const = 0;
+    // Whether Choice::logprobs are to be those of the tokens of the text alone, in the piece that has the text; else of all tokens.
+    virtual bool logprobs_of_text() const { return false; }
     // After a silence.
     virtual std::string ping() { return std::string(comment_event); }
     // The Content-Type of a stream.

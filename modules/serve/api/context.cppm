@@ -146,6 +146,7 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options, Shared
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
     options.limits.vocab_size       = service.config().vocab_size;
     options.limits.context          = service.engine_options().context;
+    options.limits.slots            = slots.on() ? slots.n() : 0;
     options.middle                  = complete_middle_marks(options.middle, service.tokenizer());
     if (options.tool_form == ToolForm::none || options.tool_form == ToolForm::other)
         options.tool_form = ToolForm::hermes;

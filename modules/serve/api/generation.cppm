@@ -56,12 +56,15 @@ private:
         std::size_t              offset = 0; // characters so far, for text_offset
         std::optional<TimePoint> first, last;
         std::string              reason;
+        // Of tokens whose text, if they have any, is still to come; see AnswerRenderer::logprobs_of_text().
+        std::vector<SpelledPosition> unsaid;
     };
 
     Answer&                      answer_of(const Output& output);
     PromptState&                 prompt_of(const Output& output) { return prompts_[handle_->prompt_of(output)]; }
     Choice                       add(Output& output);
     void                         add_prompt(const Output& output, Choice& choice);
+    static void                  say(Choice& choice, Answer& answer, std::vector<AnswerPart> parts);
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
     std::vector<SpelledPosition> spell_prompt(const PromptState& prompt) const;
@@ -105,7 +108,7 @@ Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead 
     for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);
     for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
         answers_.push_back(
-            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, 0, false, false, 0, {}, {}, {}});
+            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, 0, false, false, 0, {}, {}, {}, {}});
 }
 
 std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompts) {
@@ -228,10 +231,26 @@ void Generation::add_prompt(const Output& output, Choice& choice) {
         s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
 }
 
+// Adds parts to the piece; if they have text, also the log-probabilities of its tokens. Those of marks, reasoning and calls go.
+void Generation::say(Choice& choice, Answer& answer, std::vector<AnswerPart> parts) {
+    const auto text = std::ranges::find(parts, AnswerPart::Kind::content, &AnswerPart::kind);
+    if (text != parts.end()) {
+        const auto blank = [](char c) { return std::string_view(" \t\r\n").contains(c); };
+        auto       from  = answer.unsaid.begin();
+        // White space in front of the text that is none of it.
+        while (from != answer.unsaid.end() && !blank(text->text[0]) && std::ranges::all_of(from->chosen->bytes, blank))
+            ++from;
+        std::move(from, answer.unsaid.end(), std::back_inserter(choice.logprobs));
+    }
+    if (!parts.empty()) answer.unsaid.clear();
+    append(choice.parts, std::move(parts));
+}
+
 // Adds the output to its answer. Returns what the client has not got yet of it.
 Choice Generation::add(Output& output) {
-    PromptState& prompt = prompt_of(output);
-    Answer&      answer = answer_of(output);
+    const bool   of_text = parsed_.logprobs && renderer_->logprobs_of_text();
+    PromptState& prompt  = prompt_of(output);
+    Answer&      answer  = answer_of(output);
     Choice       choice;
     choice.index         = int(&answer - answers_.data());
     choice.prompt_tokens = prompt.n_tokens;
@@ -243,6 +262,8 @@ Choice Generation::add(Output& output) {
     usage_.disk_tokens += output.disk_tokens - prompt.from_disk;
     prompt.from_disk = output.disk_tokens;
     prompt.preempted = output.n_preempted;
+    usage_.draft_tokens += output.draft_tokens - prompt.drafted;
+    usage_.accepted_tokens += output.accepted_tokens - prompt.accepted;
     prompt.drafted   = output.draft_tokens;
     prompt.accepted  = output.accepted_tokens;
     prompt.first_run = output.first_run;
@@ -266,9 +287,13 @@ Choice Generation::add(Output& output) {
             last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
         if (is_stop) choice.stop_token = token;
         answer.text.push(token, last);
+        if (of_text && used < output.logprobs.size())
+            answer.unsaid.push_back(std::move(spell(std::span(output.logprobs).subspan(used, 1), answer)[0]));
         used++;
         if (!head_.chat) continue;
-        append(choice.parts, answer.parser.push(answer.text.take()));
+        const bool reasoned = answer.parser.in_reasoning();
+        say(choice, answer, answer.parser.push(answer.text.take()));
+        if (reasoned || answer.parser.in_reasoning()) answer.unsaid.clear(); // of the reasoning or of its marks
         if (!answer.parser.in_reasoning()) continue;
         usage_.reasoning_tokens += answer.text.n_tokens() - answer.n_reasoning;
         answer.n_reasoning = answer.text.n_tokens();
@@ -282,7 +307,7 @@ Choice Generation::add(Output& output) {
             answer.last = output.times[i];
         }
     }
-    if (parsed_.logprobs) {
+    if (parsed_.logprobs && !of_text) {
         auto fresh = spell(std::span(output.logprobs).first(std::min(used, output.logprobs.size())), answer);
         std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
     }
@@ -306,8 +331,14 @@ Choice Generation::add(Output& output) {
         append(choice.parts, AnswerPart::Kind::content, answer.text.take());
         return choice;
     }
-    append(choice.parts, answer.parser.push(answer.text.take()));
-    if (answer.finished) append(choice.parts, answer.parser.finish());
+    say(choice, answer, answer.parser.push(answer.text.take()));
+    if (answer.finished) {
+        std::vector<AnswerPart> rest = answer.parser.finish();
+        // Where a call is required, there is no text: this is the beginning of a mark.
+        if (parsed_.constraint && parsed_.constraint->spec.answer && parsed_.constraint->spec.answer->required)
+            std::erase_if(rest, [](const AnswerPart& part) { return part.kind == AnswerPart::Kind::content; });
+        say(choice, answer, std::move(rest));
+    }
     answer.n_calls += int(std::ranges::count_if(
         choice.parts, [](const AnswerPart& p) { return p.kind == AnswerPart::Kind::call && !p.call.more; }));
     if (answer.n_calls > 0 && choice.finish_reason == "stop" && !answer.parser.cut())

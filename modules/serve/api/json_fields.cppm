@@ -183,7 +183,7 @@ public:
         return std::int64_t(x);
     }
     static std::optional<Token> token_of(const Json& v, int vocab_size) {
-        const std::optional<std::int64_t> n = v.is_number_integer() ? integer_of(v) : std::nullopt;
+        const std::optional<std::int64_t> n = integer_of(v);
         if (!n || *n < 0 || *n >= vocab_size) return std::nullopt;
         return Token(*n);
     }

@@ -29,7 +29,8 @@ struct ApiLimits {
     int                      reasoning_budget = -1;    // tokens; -1: none
     bool                     trim_chats       = false; // unless a request says otherwise
     bool                     context_shift    = false;
-    bool                     verbose          = false; // likewise
+    int                      slots            = 0;     // that a request may name; 0: none is saved, so any number goes
+    bool                     verbose          = false; // unless a request says otherwise
     JsonLimits               json;
 };
 

@@ -76,6 +76,23 @@ public:
         return ssize_t(n);
     }
     ssize_t write(const char* from, std::size_t n) override {
+        // The first write has the whole head. cpp-httplib has no phrase for this status of nginx.
+        const std::string_view text(from, n);
+        if (std::exchange(begun_, true) || !text.starts_with("HTTP/1.1 499 ")) return send(from, n);
+        const std::string head = cat("HTTP/1.1 499 Client Closed Request", text.substr(std::min(text.find('\r'), n)));
+        return send(head.data(), head.size()) < 0 ? -1 : ssize_t(n);
+    }
+    void get_remote_ip_and_port(std::string& ip, int& port) const override {
+        ip   = connection_.remote;
+        port = 0;
+    }
+    void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
+    socket_t socket() const override { return connection_.fd; }
+
+    bool broken() const { return broken_; }
+
+private:
+    ssize_t send(const char* from, std::size_t n) {
         for (std::size_t sent = 0; sent < n;) {
             if (broken_) return -1;
             const auto [io, some] = connection_.transmit(from + sent, n - sent);
@@ -90,16 +107,6 @@ public:
         }
         return ssize_t(n);
     }
-    void get_remote_ip_and_port(std::string& ip, int& port) const override {
-        ip   = connection_.remote;
-        port = 0;
-    }
-    void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
-    socket_t socket() const override { return connection_.fd; }
-
-    bool broken() const { return broken_; }
-
-private:
     bool wait(short events) const {
         pollfd                  p{connection_.fd, events, 0};
         const Clock::time_point start = Clock::now();
@@ -113,8 +120,8 @@ private:
     Connection&  connection_;
     std::string  head_;
     double       write_seconds_;
-    std::size_t  at_     = 0;
-    bool         broken_ = false;
+    std::size_t  at_    = 0;
+    bool         begun_ = false, broken_ = false;
     std::size_t& written_;
 };
 
@@ -255,6 +262,9 @@ void HttpRouter::Impl::prepare(Router& router) const {
     router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr error) { // NOLINT
         std::rethrow_exception(std::move(error)); // to answer()
     });
+    // cpp-httplib adds it to answers to HEAD; ranges are ignored here.
+    router.set_post_routing_handler(
+        [](const httplib::Request&, httplib::Response& res) { res.headers.erase("Accept-Ranges"); });
 }
 
 void HttpRouter::hold(HttpHandler handler) {

@@ -353,6 +353,10 @@ void answer_slot_action(ApiContext& api, HttpExchange& e) {
         const SlotText text = slots.text(*slot);
         if (text.tokens.empty()) return wrong(cat("slot ", *slot, " has no text to save"));
         if (auto ok = slots.check(*name, text); !ok) return wrong(ok.error().message);
+        const auto adapters = api.service.engine().adapters();
+        if (api.service.engine_options().kv_key.empty() &&
+            std::ranges::any_of(adapters, [](const auto& one) { return one.scale != 0; }))
+            return wrong("adapters are in use, and texts with adapters are saved only with --kv-key");
         const auto n = move_slot(api, e, text, CacheMove::save);
         if (!n) return;
         const Result<std::size_t> bytes = slots.write(*name, text);

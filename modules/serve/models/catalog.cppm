@@ -15,8 +15,9 @@ struct FoundModel {
 // The id of a model with this file name; nothing: it is no model of its own but a later part, an image encoder, or no GGUF file.
 std::optional<std::string> model_id(const std::string& file_name);
 
-// The models below `directory`, sorted by path, without those whose name is no UTF-8: no request could name them. A file whose id another one
-// has gets its path below `directory` without the suffix. Error: the directory cannot be read, or it has more than 10,000 models.
+// The models below `directory`, sorted by depth and path, without those whose name is no UTF-8: no request could name them. A file whose id
+// another one has gets its path below `directory` without the suffix; where that is taken, too, with it. Error: the directory cannot be read,
+// or it has more than 10,000 models.
 Result<std::vector<FoundModel>> find_models(const std::string& directory);
 
 // A directory's name for a model: the id, where other characters than letters, digits, '-', '_' and '.' become '_' and a hash follows.
@@ -70,15 +71,20 @@ Result<std::vector<FoundModel>> find_models(const std::string& directory) {
     add_models(directory, 0, found, error);
     if (error) return fail_with(ErrorKind::system, "cannot read ", quote(directory), ": ", error.message());
     if (found.size() > most) return fail_with(ErrorKind::limit, directory, " has more than ", most, " models");
-    std::ranges::sort(found, std::less<>(), &FoundModel::path);
+    const auto depth = [](const FoundModel& one) { return std::count(one.path.begin(), one.path.end(), '/'); };
+    std::ranges::sort(found, [&](const FoundModel& a, const FoundModel& b) {
+        return depth(a) != depth(b) ? depth(a) < depth(b) : a.path < b.path;
+    });
     std::set<std::string> taken;
-    for (FoundModel& one : found)
-        if (!taken.insert(one.id).second) {
-            one.id = std::filesystem::path(one.path).lexically_relative(directory).string();
-            one.id.resize(one.id.size() - suffix.size());
-            cut_part(one.id);
-            taken.insert(one.id);
-        }
+    for (FoundModel& one : found) {
+        if (taken.insert(one.id).second) continue;
+        std::string whole = std::filesystem::path(one.path).lexically_relative(directory).string();
+        one.id            = whole.substr(0, whole.size() - suffix.size());
+        cut_part(one.id);
+        if (taken.insert(one.id).second) continue;
+        one.id = std::move(whole); // a split model has the path without the suffix
+        taken.insert(one.id);
+    }
     return found;
 }
 

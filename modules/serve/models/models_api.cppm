@@ -11,7 +11,7 @@ export import quire.serve.models.model_pool;
 export namespace quire {
 
 void answer_models(ModelPool& pool, HttpExchange& e);
-// /v1/models/NAME
+// /v1/models/NAME and /models/NAME
 void answer_model(ModelPool& pool, HttpExchange& e);
 // The body of /models/load and /models/unload: a model's name.
 Parsed<std::string> parse_model_request(std::string_view json, const ApiLimits& limits);
@@ -76,12 +76,31 @@ void answer_models(ModelPool& pool, HttpExchange& e) {
     answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
 }
 
+// A path without its percent-encoding.
+std::string decoded(std::string_view path) {
+    std::string out;
+    for (std::size_t i = 0; i < path.size(); i++) {
+        unsigned   byte = 0;
+        const auto code = path.substr(i, 3);
+        if (code.size() < 3 || code[0] != '%' ||
+            std::from_chars(code.data() + 1, code.data() + 3, byte, 16).ptr != code.data() + 3) {
+            out += path[i];
+            continue;
+        }
+        out += char(byte);
+        i += 2;
+    }
+    return out;
+}
+
 void answer_model(ModelPool& pool, HttpExchange& e) {
-    const std::string name = e.request.path.substr(std::string_view("/v1/models/").size());
-    const auto        view = pool.view(name);
+    constexpr std::string_view before = "/models/";
+    const std::string          path   = decoded(e.request.path);
+    const std::string          name   = path.substr(path.find(before) + before.size());
+    const auto                 view   = pool.view(name);
     if (!view) return refuse(e, pool.unknown(name));
-    Json model = model_json(pool, *view, pool.card(view->id).get(), name);
-    if (pool.many()) model["status"] = status_json(*view);
+    Json model      = model_json(pool, *view, pool.card(view->id).get(), name);
+    model["status"] = status_json(*view);
     answer_json(e, std::move(model));
 }
 

@@ -129,8 +129,9 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     r.priority       = f.integer("priority", -1'000'000, 1'000'000, 0);
     r.cache_salt     = f.text("cache_salt", 1024);
     out.cache_prompt = f.boolean("cache_prompt", true);
-    if (const Json* slot = f.find("id_slot"); slot && slot->is_number_unsigned() && *slot <= 1 << 20)
-        out.slot = slot->get<int>(); // any other value: none is named
+    (void)f.find("id_slot");
+    if (limits.slots > 0)
+        if (const int slot = f.integer("id_slot", -1, limits.slots - 1, -1); slot >= 0) out.slot = slot;
     out.return_token_ids = f.boolean("return_token_ids", false) || f.boolean("return_tokens", false);
     out.tokens_as_ids    = f.boolean("return_tokens_as_token_ids", false);
     out.truncate_prompt  = f.integer("truncate_prompt_tokens", -1, huge, 0);

@@ -133,18 +133,17 @@ void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage,
     else if (head.include_usage) chunk["usage"] = nullptr;
 }
 
-// The tokens of all answers, and the time of the longest answer.
-std::optional<Timings> all_timings(std::span<const Choice> choices) {
-    std::optional<Timings> all;
-    for (const Choice& c : choices) {
-        if (!c.timings) continue;
-        if (!all) {
-            all = c.timings;
-            continue;
-        }
-        all->generated_tokens += c.timings->generated_tokens;
-        all->prompt_ms    = std::max(all->prompt_ms, c.timings->prompt_ms);
-        all->generated_ms = std::max(all->generated_ms, c.timings->generated_ms);
+// The tokens of all prompts and answers, and the time of the longest answer. `answers`: by their index.
+std::optional<Timings> all_timings(const std::map<int, Timings>& answers, const Usage& usage) {
+    if (answers.empty()) return std::nullopt;
+    Timings all{.prompt_tokens   = usage.prompt_tokens,
+                .cached_tokens   = usage.cached_tokens,
+                .draft_tokens    = usage.draft_tokens,
+                .accepted_tokens = usage.accepted_tokens};
+    for (const auto& [index, one] : answers) {
+        all.generated_tokens += one.generated_tokens;
+        all.prompt_ms    = std::max(all.prompt_ms, one.prompt_ms);
+        all.generated_ms = std::max(all.generated_ms, one.generated_ms);
     }
     return all;
 }
@@ -167,7 +166,10 @@ Json message_json(const ResponseHead& head, const Choice& c) {
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage) {
     Json body = frame(head, head.chat ? "chat.completion" : "text_completion");
     Json list = Json::array();
+
+    std::map<int, Timings> timings;
     for (const Choice& c : choices) {
+        if (c.timings) timings.insert_or_assign(c.index, *c.timings);
         Json choice{{"index", c.index}};
         if (head.chat) choice["message"] = message_json(head, c);
         else choice["text"] = text_of(c.parts);
@@ -181,7 +183,7 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
     }
     body["choices"] = std::move(list);
     body["usage"]   = usage_json(usage);
-    if (const auto timings = all_timings(choices)) body["timings"] = timings_json(*timings);
+    if (const auto all = all_timings(timings, usage)) body["timings"] = timings_json(*all);
     if (!head.verbose.is_null()) body["__verbose"] = head.verbose;
     if (head.chat && !choices.empty()) {
         if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
@@ -303,7 +305,7 @@ public:
 
     std::string piece(Choice c, const Usage& usage) override {
         std::string out;
-        if (c.timings) timings_ = c.timings;
+        if (c.timings) timings_.insert_or_assign(c.index, *c.timings);
         if (c.progress) out += event(render_progress(c, usage));
         if (c.first && head_.chat) out += event(render_first_chunk(head_, c, usage));
         // A call comes behind the text before it, and before the end.
@@ -327,8 +329,9 @@ public:
     }
 
     std::string end(const Usage& usage) override {
-        return head_.include_usage ? event(render_usage_chunk(head_, usage, timings_)) + event("[DONE]")
-                                   : event("[DONE]");
+        return head_.include_usage
+                   ? event(render_usage_chunk(head_, usage, all_timings(timings_, usage))) + event("[DONE]")
+                   : event("[DONE]");
     }
 
     std::string failure(const ApiError& error) override { return event(error_body(error)) + event("[DONE]"); }
@@ -371,7 +374,7 @@ private:
 
     ResponseHead             head_;
     std::optional<TextChunk> content_, reasoning_, arguments_;
-    std::optional<Timings>   timings_; // the last ones
+    std::map<int, Timings>   timings_; // of each answer, the last ones
 };
 
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head) {

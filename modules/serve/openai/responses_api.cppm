@@ -63,11 +63,9 @@ public:
             add_timings(data);
             send("response.in_progress", std::move(data));
         }
-        // The end token has no text, and no place here.
-        if (!c.finish_reason.empty() && !cut_ && c.stop_string.empty() && !c.logprobs.empty()) c.logprobs.pop_back();
         if (head_.logprobs) add_logprobs(c.logprobs);
-        make(blocks_.push(std::move(c.parts)));
-        if (!c.finish_reason.empty()) make(blocks_.finish());
+        make(blocks_.push(std::move(c.parts)), "completed");
+        if (!c.finish_reason.empty()) make(blocks_.finish(), state()); // the item that was open at the end
         return std::exchange(events_, "");
     }
 
@@ -85,6 +83,8 @@ public:
         send("response.failed", {{"response", std::move(failed)}});
         return std::exchange(events_, "");
     }
+
+    bool logprobs_of_text() const override { return true; }
 
     std::string_view out_of_memory() const override {
         return "event: error\ndata: {\"type\":\"error\",\"code\":\"server_error\","
@@ -113,12 +113,13 @@ private:
         send(type, std::move(out));
     }
 
-    void make(const std::vector<BlockEvent>& events) {
+    // `status`: of the items that end.
+    void make(const std::vector<BlockEvent>& events, const char* status) {
         for (const BlockEvent& b : events) {
             const bool is_call = b.kind == AnswerPart::Kind::call;
             if (b.what == BlockEvent::What::begin) is_call ? begin_call(b) : begin_item(b.kind);
             else if (b.what == BlockEvent::What::text) is_call ? add_arguments(b.text) : add_text(b);
-            else is_call ? end_call() : end_item(b.kind);
+            else is_call ? end_call(status) : end_item(b.kind, status);
         }
     }
 
@@ -161,7 +162,7 @@ private:
                                    json_quoted(b.text), logprobs, R"(,"sequence_number":)", sequence_++, '}'));
     }
 
-    void end_item(AnswerPart::Kind kind) {
+    void end_item(AnswerPart::Kind kind, const char* status) {
         Json done{{"content_index", 0}, {"text", part_["text"]}};
         if (kind == AnswerPart::Kind::content) {
             for (const Json& one : std::exchange(logprobs_, Json::array())) part_["logprobs"].push_back(one);
@@ -170,12 +171,13 @@ private:
         send_item(kind == AnswerPart::Kind::content ? "response.output_text.done" : "response.reasoning_text.done",
                   std::move(done));
         send_item("response.content_part.done", {{"content_index", 0}, {"part", part_}});
-        items_.back()["status"] = state();
+        items_.back()["status"] = status;
         items_.back()["content"].push_back(std::move(part_));
         send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
     }
 
     void begin_call(const BlockEvent& b) {
+        logprobs_                = Json::array(); // of a text that was none
         const auto          at   = tools_.find(b.call.name);
         const ResponsesTool tool = at != tools_.end() ? at->second : ResponsesTool{"", b.call.name};
         custom_                  = tool.custom;
@@ -203,7 +205,7 @@ private:
                                        R"(,"sequence_number":)", sequence_++, '}'));
     }
 
-    void end_call() {
+    void end_call(const char* status) {
         Json& call = items_.back();
         if (custom_) {
             const std::string input = custom_input(arguments_);
@@ -214,11 +216,11 @@ private:
             send_item("response.function_call_arguments.done", {{"name", call["name"]}, {"arguments", arguments_}});
             call["arguments"] = arguments_;
         }
-        call["status"] = state();
+        call["status"] = status;
         send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", call}});
     }
 
-    // The log-probabilities go to the text that comes next: it is not known which token belongs to which text.
+    // The log-probabilities go to the text that comes next.
     void add_logprobs(std::span<const SpelledPosition> positions) {
         const auto one = [](const SpelledLogprob& t) {
             return Json{{"token", t.bytes}, {"logprob", finite_logprob(t.logprob)}, {"bytes", bytes_json(t.bytes)}};

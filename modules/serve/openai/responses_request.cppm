@@ -107,7 +107,8 @@ private:
                               {"role", "user"},
                               {"content", Json::array({{{"type", "input_text"}, {"text", *input}}})}});
         else
-            for (const Json& item : objects_of(f_, "input", limits_.messages)) items_.push_back(item);
+            for (const Json& item : objects_of(f_, "input", limits_.messages))
+                items_.push_back(text_in(item, "type") == "item_reference" ? referenced(item) : item);
         if (f_.failed()) return;
         if (items_.size() == n_earlier) return f_.fail("input", "input is empty");
         if (items_.size() > std::size_t(limits_.messages))
@@ -119,14 +120,31 @@ private:
         if (!f_.failed()) finish_outputs();
     }
 
+    // The item of a stored response that an item_reference names. The id of an item has that of its response: msg_ID_0 is of resp_ID.
+    Json referenced(const Json& reference) {
+        const std::string id    = text_in(reference, "id");
+        const std::size_t begin = id.find('_') + 1, end = id.rfind('_');
+        if (!find_items_) f_.fail("input", "an item_reference is not supported: nothing is stored here");
+        else if (id.empty()) f_.fail("input", "the id of an item_reference is missing");
+        else if (!referenced_.insert(id).second)
+            f_.fail("input", cat("Duplicate item found with id ", cut_short(id), "."));
+        if (f_.failed()) return {};
+        Parsed<Json> items = Json::array();
+        if (end != id.npos && begin < end) items = find_items_(cat("resp_", id.substr(begin, end - begin)));
+        if (!items && items.error().status != 400) f_.fail(items.error());
+        if (items)
+            for (Json& item : *items)
+                if (text_in(item, "id") == id) return std::move(item);
+        f_.fail("input", cat("Item with id ", cut_short(id), " not found: it is in no stored response, or no longer."));
+        return {};
+    }
+
     void read_item(const Json& item, const std::string& where) {
         const std::string type = text_in(item, "type");
         if (type == "message" || (type.empty() && item.contains("role"))) return read_message(item, where);
         if (type == "function_call" || type == "custom_tool_call") return read_call(item, where);
         if (type == "function_call_output" || type == "custom_tool_call_output") return read_output(item, where);
         if (type == "reasoning") return read_thoughts(item, where);
-        if (type == "item_reference")
-            return f_.fail("input", cat(where, " refers to an item that is stored; nothing is stored here"));
         f_.fail("input", type.empty() ? where + " has no type"
                                       : cat(where, " is an item of type ", quote(type), ", which is not supported"));
     }
@@ -213,7 +231,8 @@ private:
     void finish_outputs() {
         const auto at = std::ranges::find(open_, true, &Call::whole);
         if (at != open_.end() && !f_.failed())
-            f_.fail("input", cat("No tool output found for function call ", cut_short(at->id), "."));
+            f_.fail("input", cat("No tool output found for function call ", cut_short(at->id),
+                                 ". Outputs have to follow their calls directly, before any other message."));
         open_.clear();
     }
 
@@ -363,16 +382,17 @@ private:
         return out;
     }
 
-    const Json&      body_;
-    const ApiLimits& limits_;
-    const FindItems& find_items_;
-    JsonFields       f_;
-    std::string      previous_; // the id of the response that this one continues; "": none
-    bool             store_    = false;
-    Json             items_    = Json::array();
-    Json             chat_     = Json::object();
-    Json             messages_ = Json::array();
-    TranslatedTools  tools_;
+    const Json&           body_;
+    const ApiLimits&      limits_;
+    const FindItems&      find_items_;
+    JsonFields            f_;
+    std::string           previous_; // the id of the response that this one continues; "": none
+    bool                  store_ = false;
+    Json                  items_ = Json::array();
+    std::set<std::string> referenced_; // ids of item references
+    Json                  chat_     = Json::object();
+    Json                  messages_ = Json::array();
+    TranslatedTools       tools_;
     Json answer_ = Json::object(); // the message of the assistant that is read: content, reasoning_content, tool_calls
     struct Call {
         std::string id, name;

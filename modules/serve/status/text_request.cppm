@@ -11,6 +11,7 @@ export namespace quire {
 // /tokenize, /apply-template, /pin: a text or a conversation.
 struct TextRequest {
     std::optional<std::string>  text;
+    const char*                 field = "prompt"; // that has the text
     std::optional<Conversation> conversation;
     bool                        add_special = true, parse_special = true, with_pieces = false, token_strings = false;
     std::string                 cache_salt;
@@ -41,7 +42,10 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     const bool by_content = f.has("content");
     for (const char* name : {"prompt", "content"}) f.describe(name, R"({"type":"string"})");
     if (f.has("messages")) out.conversation = parse_conversation(f, limits);
-    else out.text = f.text(by_content ? "content" : "prompt", limits.json.bytes);
+    else {
+        out.field = by_content ? "content" : "prompt";
+        out.text  = f.text(out.field, limits.json.bytes);
+    }
     // vLLM's names and defaults, or llama.cpp's.
     out.add_special   = f.boolean("add_special", !by_content && !out.conversation);
     out.add_special   = f.boolean("add_special_tokens", out.add_special);
@@ -57,7 +61,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
 Parsed<std::vector<Token>> encode(const PromptEncoder& encoder, const TextRequest& request) {
     if (!request.conversation) {
         const std::string_view text = request.text ? std::string_view(*request.text) : std::string_view();
-        if (auto ok = encoder.check_split(text.size(), "prompt"); !ok) return std::unexpected(ok.error());
+        if (auto ok = encoder.check_split(text.size(), request.field); !ok) return std::unexpected(ok.error());
         return encoder.encode_text(text, request.add_special, request.parse_special);
     }
     Parsed<MarkedText> text = encoder.render(*request.conversation);
