@@ -288,6 +288,11 @@ TEST_CASE("numbers and flags of layers may be lists", "[config]") {
             keys(w);
         });
     };
+    const Loaded number = load("lfm2", {.keys = [](GgufWriter& w) {
+                                   w.set("lfm2.shortconv.l_cache", 3u);
+                                   w.set("lfm2.attention.recurrent_layers", 1u);
+                               }});
+    CHECK(number.error.find("lfm2.attention.recurrent_layers is no list of true or false") != std::string::npos);
     // Layers that recur have no heads.
     for (int recurs : {0, 1}) {
         const std::vector<std::int32_t> flags{recurs}, heads{recurs ? 0 : 4, 4};
@@ -310,15 +315,16 @@ TEST_CASE("numbers and flags of layers may be lists", "[config]") {
             });
 }
 
-TEST_CASE("Granite 4 H has RoPE unless its file says that it has none", "[config]") {
-    for (std::optional<bool> key : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
-        const Loaded got = load("granitehybrid", {.keys = [&](GgufWriter& w) {
-                                    if (key) w.set("granitehybrid.rope.scaling.finetuned", *key);
-                                }});
-        CAPTURE(got.error);
-        REQUIRE(got.config);
-        CHECK(got.config->layers[0].rope == key.value_or(true));
-    }
+TEST_CASE("Granite has RoPE unless its file says that it has none", "[config]") {
+    for (const std::string family : {"granite", "granitehybrid"})
+        for (std::optional<bool> key : {std::optional<bool>(), std::optional(false), std::optional(true)}) {
+            const Loaded got = load(family, {.keys = [&](GgufWriter& w) {
+                                        if (key) w.set(family + ".rope.scaling.finetuned", *key);
+                                    }});
+            CAPTURE(family, got.error);
+            REQUIRE(got.config);
+            CHECK(got.config->layers[0].rope == key.value_or(true));
+        }
 }
 
 TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divided by", "[config]") {

@@ -210,12 +210,15 @@ TEST_CASE("special tokens in a text are found only where they may be", "[tokeniz
 }
 
 TEST_CASE("special tokens of more text than can be searched for are refused", "[tokenizer]") {
-    GgufWriter w;
+    GgufWriter               w;
+    std::vector<std::string> tokens{"<s>"};
+    for (int i = 0; i < 1 << 14; i++)
+        tokens.push_back(std::to_string(i) + std::string(1024 - std::to_string(i).size(), 'x'));
     w.set("tokenizer.ggml.model", "llama");
-    w.set("tokenizer.ggml.tokens", std::vector<std::string>{"<s>", std::string(std::size_t(1) << 24, 'x')});
+    w.set("tokenizer.ggml.tokens", tokens);
     const std::string path = temporary();
     const auto        load = [&](std::int32_t type) {
-        w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{3, type});
+        w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>(tokens.size(), type));
         REQUIRE(w.write(path));
         const Result<Gguf> file = Gguf::open(path);
         REQUIRE(file);
@@ -224,6 +227,13 @@ TEST_CASE("special tokens of more text than can be searched for are refused", "[
     };
     CHECK(load(1) == "");
     CHECK(load(3) == path + ": the special tokens have 16777219 bytes together, more than 16777215");
+    // One that is long would be compared with the text at each of its bytes.
+    tokens = {"<s>", std::string(1025, 'x')};
+    w.set("tokenizer.ggml.tokens", tokens);
+    CHECK(load(1) == "");
+    CHECK(load(3) == path + ": token 1 has 1025 bytes; one that is looked for at each place has at most 1024");
+    w.set("tokenizer.ggml.model", "rwkv");
+    CHECK(load(1) == path + ": token 1 has 1025 bytes; one that is looked for at each place has at most 1024");
     unlink(path.c_str());
 }
 

@@ -271,9 +271,10 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
     std::vector<Mixer> mixers = read_mixers(keys, c, ff_sizes, kv_heads);
     const int          n      = c.n_layers + int(c.mtp);
     mixers.resize(std::size_t(n), Mixer::attention);
-    c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers);
-    const int               period =
+    c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
+    const std::vector<bool> listed =
+        keys.flags("attention.sliding_window_pattern", c.n_layers + c.n_extra_layers, true);
+    const int period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
     const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
     const int step = keys.integer("interleave_moe_layer_step", 1, 1, 1 << 20); // of so many layers the last has experts

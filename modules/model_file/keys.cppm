@@ -44,11 +44,14 @@ public:
         if (!value) return set_error(value.error()), false;
         return *value;
     }
-    // A list of one flag for each layer, as booleans or as integers 0 and 1; empty if the key is missing or not a list.
-    std::vector<bool> flags(std::string_view key, int n_layers) {
+    // A list of one flag for each layer, as booleans or as integers 0 and 1; empty if the key is missing, or a number where `or_number`.
+    std::vector<bool> flags(std::string_view key, int n_layers, bool or_number = false) {
         const GgufValue* value = file_.find(full(key));
         const auto*      list  = value ? std::get_if<GgufArray>(value) : nullptr;
-        if (!list) return {};
+        if (!list) {
+            if (value && !or_number) refuse(cat(full(key), " is no list of true or false for each layer"));
+            return {};
+        }
         std::vector<bool> flags     = list->bools;
         bool              are_flags = true;
         const auto        take      = [&](const auto& numbers) {

@@ -146,8 +146,11 @@ constexpr std::array tokenizer_models{
 };
 
 // The special tokens to look for in a text.
-Result<void> find_special(const Gguf& file, const Vocabulary& v, ByteTrie& all_special, ByteTrie& user_defined) {
+// `any`: normal tokens are looked for at each byte, too. So a long one would cost its length at each byte of a text of its letters.
+Result<void> find_special(const Gguf& file, const Vocabulary& v, bool any, ByteTrie& all_special,
+                          ByteTrie& user_defined) {
     constexpr std::size_t                           most_bytes = (std::size_t(1) << 24) - 1; // of all together
+    constexpr std::size_t                           longest    = 1024;
     std::vector<std::pair<std::string_view, Token>> special, defined;
     std::size_t                                     bytes = 0;
     for (std::size_t i = 0; i < v.tokens.size(); i++) {
@@ -157,6 +160,9 @@ Result<void> find_special(const Gguf& file, const Vocabulary& v, ByteTrie& all_s
             special.emplace_back(v.tokens[i], Token(i));
             bytes += v.tokens[i].size();
         }
+        if (v.tokens[i].size() > longest && (any || type != TokenType::normal))
+            return fail(file.path(), ": token ", i, " has ", v.tokens[i].size(),
+                        " bytes; one that is looked for at each place has at most ", longest);
     }
     if (bytes > most_bytes)
         return fail(file.path(), ": the special tokens have ", bytes, " bytes together, more than ", most_bytes);
@@ -207,7 +213,9 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     else if (t.is("rwkv")) t.encoder = RwkvEncoder(t.vocabulary);
     else t.encoder = SpmEncoder(t.vocabulary);
     if (!loaded) return std::unexpected(loaded.error());
-    if (Result<void> found = find_special(file, t.vocabulary, t.all_special, t.user_defined); !found)
+    if (Result<void> found =
+            find_special(file, t.vocabulary, t.is("t5") || t.is("rwkv"), t.all_special, t.user_defined);
+        !found)
         return std::unexpected(found.error());
     return Tokenizer(std::move(impl));
 }
