@@ -1,6 +1,9 @@
 // Files that the programs write: whole, or not at all, and a sentence that says so.
 #include <catch2/catch_test_macros.hpp>
 
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <filesystem>
 
 #include "process.h"
@@ -47,6 +50,29 @@ TEST_CASE("a disk that is full leaves nothing behind", "[output]") {
     const Finished nowhere = shell(QUIRE_BIN "/bench make-model --shape tiny -o /nonexistent/x.gguf");
     CHECK(nowhere.code == 1);
     CHECK(nowhere.err.find("cannot write /nonexistent/x.gguf: No such file") != std::string::npos);
+    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a process that is killed leaves nothing behind", "[output]") {
+    const std::string folder = temporary() + ".d", path = folder + "/out";
+    std::filesystem::create_directory(folder);
+    const int nameless = open(folder.c_str(), O_TMPFILE | O_WRONLY, 0600);
+    if (nameless < 0) SKIP("the file system has no files without a name");
+    close(nameless);
+    const pid_t child = fork();
+    if (child == 0) {
+        OutputFile        file(path);
+        const std::string text(100000, 'x');
+        file.write(std::as_bytes(std::span(text)));
+        _exit(file.good() ? 0 : 1); // without finish(), and without its destructor
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(std::filesystem::is_empty(folder));
+    std::ofstream(path) << "what was there";
+    CHECK(write_file(path, "new").has_value());
+    CHECK(slurp(path) == "new");
     std::filesystem::remove_all(folder);
 }
 

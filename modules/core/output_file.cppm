@@ -15,8 +15,9 @@ import quire.core.base;
 
 export namespace quire {
 
-// Written under a temporary name next to its path and renamed by finish(): a full disk leaves no partial file, and an earlier
-// file stays. Other than regular files, such as a pipe or a terminal, are written directly.
+// Written without a name, or where the file system cannot do that, under a temporary name next to its path, and named by finish(): a full
+// disk or a killed process leaves no partial file, and an earlier file stays. Other than regular files, such as a pipe or a terminal, are
+// written directly.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -31,8 +32,9 @@ public:
 
 private:
     std::string path_, part_; // part_: "" where it is written as it is
-    std::FILE*  file_  = nullptr;
-    int         fault_ = 0; // errno
+    std::FILE*  file_     = nullptr;
+    bool        is_named_ = true;
+    int         fault_    = 0; // errno
 };
 
 // Error: `output` is a regular file and one of `inputs`, by this or another name or link, so that writing it would destroy what is
@@ -51,6 +53,9 @@ module :private;
 
 namespace quire {
 
+// A path to an open file that has no name.
+std::string name_of(int fd) { return cat("/proc/self/fd/", fd); }
+
 OutputFile::OutputFile(const std::string& path) : path_(path) {
     std::signal(SIGXFSZ, SIG_IGN); // beyond a limit of size a write fails like any other
     struct stat info{};
@@ -63,9 +68,16 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
             path_ = real;
             ::free(real);
         }
-        part_ = cat(path_, '.', getpid(), ".part");
-        const int fd =
-            open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, there ? info.st_mode & 0777 : 0666);
+        part_                    = cat(path_, '.', getpid(), ".part");
+        const mode_t      mode   = there ? info.st_mode & 0777 : 0666;
+        const std::string folder = std::filesystem::path(path_).parent_path().string();
+        int               fd     = open(folder.empty() ? "." : folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+        if (fd >= 0 && access(name_of(fd).c_str(), F_OK) != 0) { // it could not be named: there is no /proc
+            close(fd);
+            fd = -1;
+        }
+        is_named_ = fd < 0;
+        if (fd < 0) fd = open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
         if (fd >= 0) file_ = fdopen(fd, "wb");
     }
     if (file_ == nullptr) fault_ = errno;
@@ -73,7 +85,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
 
 OutputFile::~OutputFile() {
     if (file_ != nullptr) std::fclose(file_);
-    if (file_ != nullptr && !part_.empty()) unlink(part_.c_str());
+    if (file_ != nullptr && !part_.empty() && is_named_) unlink(part_.c_str());
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {
@@ -82,6 +94,12 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 
 Result<void> OutputFile::finish() {
     if (file_ != nullptr) {
+        if (!is_named_ && fault_ == 0) {
+            unlink(part_.c_str()); // of an earlier process with this number
+            if (std::fflush(file_) != 0 ||
+                linkat(AT_FDCWD, name_of(fileno(file_)).c_str(), AT_FDCWD, part_.c_str(), AT_SYMLINK_FOLLOW) != 0)
+                fault_ = errno;
+        }
         if (std::fclose(std::exchange(file_, nullptr)) != 0 && fault_ == 0) fault_ = errno;
         if (fault_ == 0 && !part_.empty() && std::rename(part_.c_str(), path_.c_str()) != 0) fault_ = errno;
         if (fault_ != 0 && !part_.empty()) unlink(part_.c_str());
