@@ -100,6 +100,23 @@ TEST_CASE("plain text goes through pipes", "[chat]") {
     CHECK(!has(f.out + f.err, "\r"));
     CHECK(!has(f.out, "> "));
     CHECK(timings(chat({"--show-timings"}, "one \\\ntwo\n").err).size() == 1); // a message of two lines
+    // A script sees that a line has no answer.
+    const Finished missed = chat({"-c", "100"}, "Hello\n" + std::string(4000, 'x') + "\nHello\n");
+    INFO(missed.err);
+    CHECK(missed.code == 1);
+    CHECK(std::ranges::count(missed.out, '\n') >= 2);
+}
+
+TEST_CASE("Ctrl-C ends a run that is no conversation", "[chat]") {
+    const std::string endless = "timeout --preserve-status -s INT 2 " QUIRE_BIN "/chat -m " QUIRE_ROOT
+                                "/models/quire-14m-q8_0.gguf --ignore-eos --context-shift ",
+                      text = QUIRE_ROOT "/README.md > /dev/null 2>&1";
+    for (const std::string& rest :
+         {std::string("-st -p Tell > /dev/null 2>&1"), "< " + text, "-st -c 16384 < " + text}) {
+        CAPTURE(rest);
+        const int status = std::system((endless + rest).c_str());
+        CHECK(WEXITSTATUS(status) == 130);
+    }
 }
 
 TEST_CASE("commands", "[chat]") {
@@ -148,7 +165,7 @@ TEST_CASE("a full context says so", "[chat]") {
     const std::string              back = "The message is taken back: with it the conversation has ",
                       fit               = " tokens, and 39 fit into the context; /clear starts a new one.\n";
     const Finished f                    = run_program("chat", arguments, "Hello\nmore\n/clear\nHello\n");
-    CHECK(f.code == 0);
+    CHECK(f.code == 1); // a message has no answer
     CHECK(f.err.starts_with(full + back));
     CHECK(f.err.ends_with(fit + "A new conversation.\n" + full));
     CHECK(lines(f.err) == 4);
@@ -186,9 +203,9 @@ TEST_CASE("a message that does not fit is taken back, with what /read put before
     const auto     want  = timings(plain.err);
     REQUIRE(want.size() == 2);
     REQUIRE(!has(plain.err, "longer than the context"));
-    const auto as_before = [&](const Finished& f) {
+    const auto as_before = [&](const Finished& f, int code = 0) {
         CAPTURE(f.err);
-        CHECK(f.code == 0);
+        CHECK(f.code == code);
         CHECK(f.out == plain.out);
         const auto got = timings(f.err);
         REQUIRE(got.size() == 2);
@@ -216,7 +233,7 @@ TEST_CASE("a message that does not fit is taken back, with what /read put before
     SECTION("a message that is too long, by itself or with a file, leaves the old turns") {
         for (const bool trims : {true, false}) {
             const Finished f = talk("Hello\n/read " + half + "\n" + words + words + "\nAnd now?\n", trims);
-            as_before(f);
+            as_before(f, 1);
             CHECK(has(f.err, "The message is too long and is taken back: it has "));
             CHECK(has(f.err, "What /read put before it is gone, too.\n"));
         }
@@ -376,7 +393,7 @@ TEST_CASE("Ctrl-C at the prompt leaves", "[chat]") {
     int status = 0;
     waitpid(child, &status, 0);
     CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(WEXITSTATUS(status) == 130);
     close(to[1]);
     close(from[0]);
 }

@@ -24,7 +24,11 @@ TEST_CASE("values are cut where a character ends", "[base]") {
     CHECK(quote(std::string(64, 'a')) == "'" + std::string(64, 'a') + "'");
     CHECK(quote(std::string(65, 'a')) == "'" + std::string(64, 'a') + "…'");
     CHECK(quote("a\xc3\xa9z", 2) == "'a…'"); // é does not fit
-    CHECK(quote("a\xc3\xa9z", 3) == "'a\\xc3\\xa9…'");
+    CHECK(quote("a\xc3\xa9z", 3) == "'aé…'");
+    CHECK(quote("日本 ü €😀") == "'日本 ü €😀'");
+    CHECK(quote("a\u202eb\u200bc\xc2\x85") == "'a\\xe2\\x80\\xaeb\\xe2\\x80\\x8bc\\xc2\\x85'"); // order, place, control
+    CHECK(quote("\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80\xe2\x82", 99) ==
+          "'\\xc0\\xaf\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80\\xe2\\x82'"); // too long, surrogate, too large, cut
     CHECK(cut_short("a\xc3\xa9z", 2) == "a…");
     CHECK(cut_short("a\xc3\xa9z", 4) == "a\xc3\xa9z");
     CHECK(cut_short("\xf0\x9f\x98\x80\xf0\x9f\x98\x80", 7) == "\xf0\x9f\x98\x80…");

@@ -2,15 +2,22 @@
 // is not there, which they say once the command line is right.
 #include <catch2/catch_test_macros.hpp>
 
+#include <sys/stat.h>
+#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "process.h"
+
+import quire.core.base;
+import quire.tools.common.flag_sources;
+import quire.tools.common.foreign_flags;
 
 using namespace quire::testing;
 
@@ -260,6 +267,58 @@ TEST_CASE("flags come from the environment and from a file; what is typed counts
               "server: QUIRE_CONFIG: cannot read '/nonexistent/file'"));
 }
 
+TEST_CASE("an empty value is a value, not the word behind it", "[flags]") {
+    const auto run = [](const char* name, const std::string& program, std::vector<std::string> typed) {
+        setenv(name, "", 1);
+        const Finished f = run_program(program, std::move(typed));
+        unsetenv(name);
+        return f.err;
+    };
+    const std::string none = "/nonexistent/a.gguf";
+    CHECK(has(run("LLAMA_API_KEY", "server", {"--no-pages", "-m", none}), "--api-key is empty"));
+    CHECK(has(run("QUIRE_PREDICT", "chat", {"-st", "-p", "x", "-m", none}),
+              "QUIRE_PREDICT: --predict: '' is not a number"));
+    CHECK(has(run_program("server", {"--api-key=", "--no-pages", "-m", none}).err, "--api-key is empty"));
+    CHECK(has(run_program("chat", {"--ctx-size=", "-st", "-m", none}).err, "--ctx-size: '' is not a number"));
+}
+
+TEST_CASE("off switches off what is on by default", "[flags]") {
+    const auto words = [](const std::string& line) {
+        std::vector<std::string> given;
+        const quire::OwnFlag     own = [](const std::string& name) -> std::optional<bool> {
+            constexpr std::string_view flags[] = {"--slots", "--no-slots", "--no-pages", "--no-prefix-cache", "--trim"};
+            return std::ranges::find(flags, name) != std::end(flags) ? std::optional(false) : std::nullopt;
+        };
+        CHECK(quire::add_words_of_line(line, "", quire::Program::server, own, given).has_value());
+        return given;
+    };
+    using Words = std::vector<std::string>;
+    CHECK(words("slots = off") == Words{"--no-slots"});
+    CHECK(words("slots = on") == Words{"--slots"});
+    CHECK(words("no-slots = 0").empty());
+    CHECK(words("webui = false") == Words{"--no-webui"}); // renamed later
+    CHECK(words("cache-prompt = no") == Words{"--no-cache-prompt"});
+    CHECK(words("trim = no").empty());               // off already
+    CHECK(words("ngl = 99") == Words{"-ngl", "99"}); // llama.cpp's short names
+}
+
+TEST_CASE("a typed model takes the place of one in a variable, a typed flag that of its opposite", "[flags]") {
+    const std::string a = "/nonexistent/a.gguf", b = "/nonexistent/b.gguf";
+    setenv("LLAMA_ARG_MODEL", a.c_str(), 1);
+    setenv("QUIRE_PROMPT", "x", 1);
+    setenv("QUIRE_NO_SHOW_TIMINGS", "1", 1);
+    for (const std::vector<std::string>& typed : {std::vector<std::string>{b, "-st", "-f", QUIRE_ROOT "/README.md"},
+                                                  {"-st", "--show-timings", "-m", b},
+                                                  {"-st", "-hf", "user/none", "--offline"}}) {
+        const Finished f = run_program("chat", typed);
+        INFO(f.err);
+        CHECK(f.code == 1);
+        CHECK(has(f.err, typed[0] == "-st" && typed[1] == "-hf" ? "none" : "b.gguf"));
+        CHECK(!has(f.err, "exclude"));
+    }
+    for (const char* name : {"LLAMA_ARG_MODEL", "QUIRE_PROMPT", "QUIRE_NO_SHOW_TIMINGS"}) unsetenv(name);
+}
+
 TEST_CASE("the flags that mean the opposite of the default do what they say", "[flags]") {
     for (const char* flag : {"--log-disable", "--disable-log-requests", "--async-scheduling"})
         CHECK_FALSE(has(run_program("server", {"-m", nowhere, flag}).err, "ignored"));
@@ -337,6 +396,13 @@ TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
         CHECK(has(run_program("chat", {"-m", model, flag, "/"}).err, "chat: cannot read '/': it is a directory\n"));
     }
     CHECK(has(run_program("server", {"--config", "/dev/null"}).err, "'/dev/null': it is no regular file\n"));
+    // A pipe is read to its end, as from a shell's <(...).
+    const std::string pipe = temporary() + ".pipe";
+    REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    std::thread writes([&] { std::ofstream(pipe) << "port = none\n"; });
+    CHECK(has(run_program("server", {"--config", pipe}).err, "line 1: --port: 'none' is not a number"));
+    writes.join();
+    unlink(pipe.c_str());
 }
 
 TEST_CASE("flags of the KV files that can mean nothing are refused by name", "[flags]") {

@@ -1,5 +1,6 @@
 // chat: a conversation with a model in the terminal, or line by line through a pipe.
-// Exit codes: 0, 1 (a file or model that cannot be used: one line on stderr), 2 (wrong usage), 130 (a second Ctrl-C).
+// Exit codes: 0, 1 (a file or model that cannot be used, a piped message without an answer: one line on stderr), 2 (wrong usage), 130 (a
+// second Ctrl-C; in a pipe and with -st the first).
 
 import quire.core.base;
 import quire.core.output_file;
@@ -130,8 +131,10 @@ bool obey(Chat& chat, const std::string& line, std::string& attached) {
     return true;
 }
 
-int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::optional<std::string> first) {
+// Returns the exit code: 1 where a script, which sees answers alone, lacks one.
+int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::optional<std::string> first, bool script) {
     std::string attached; // by /read
+    int         code = 0;
     if (first) {
         const bool answered = chat.say(std::move(*first));
         if (a.single_turn) return answered ? 0 : 1;
@@ -141,15 +144,16 @@ int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::option
         if (bare.find_first_not_of('\n') == std::string::npos) continue;
         const bool slashes = bare.starts_with("//");
         if (bare[0] == '/' && !slashes && bare.find('\n') == std::string::npos) {
-            if (!obey(chat, bare, attached)) return 0;
+            if (!obey(chat, bare, attached)) return code;
             continue;
         }
         const bool answered = chat.say(attached + (slashes ? bare.substr(1) : *line));
         if (!answered && !attached.empty()) chat.note("What /read put before it is gone, too.");
         attached.clear();
         if (a.single_turn) return answered ? 0 : 1;
+        if (script && !answered) code = 1;
     }
-    return 0;
+    return code;
 }
 
 // All of a piped text as one message; nothing if there are but blanks.
@@ -266,7 +270,8 @@ int run(ChatArguments& a) {
     }
     Chat chat(*engine, a, *chat_template, facts);
     if (first && interactive && !a.single_turn) std::printf("> %s\n", printable(*first).c_str());
-    on_interrupt(OnInterrupt::ask);
+    // Without a conversation that goes on, Ctrl-C ends the program: half an answer must not look like a whole one.
+    on_interrupt(facts.in && !a.single_turn ? OnInterrupt::ask : OnInterrupt::leave);
     int code = 0;
     {
         LineReader reader(facts, interactive ? history_path() : "", completions);
@@ -278,7 +283,7 @@ int run(ChatArguments& a) {
         }
         if (!facts.in && !first && !a.single_turn && facts.err)
             chat.note("Each line of the piped text is a message; with -st all of it is one.");
-        code = converse(chat, reader, a, std::move(first));
+        code = converse(chat, reader, a, std::move(first), !facts.in);
         if (chat.failed()) code = 1;
     }
     on_interrupt(OnInterrupt::leave);

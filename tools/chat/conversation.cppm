@@ -89,7 +89,12 @@ struct Chat::Impl {
     }
 
     // A line about the program itself: never on standard output, where only answers belong.
-    void note(std::string_view text) const { std::fprintf(stderr, "%.*s\n", int(text.size()), text.data()); }
+    void note(std::string_view text) const {
+        WordWrap          wrap;
+        const std::string shown =
+            progress_ ? wrap.push(text, screen_columns()) + wrap.finish(screen_columns()) : std::string(text);
+        std::fprintf(stderr, "%s\n", shown.c_str());
+    }
 
     // The last prompt and its answer as the model saw them. Keeping the ids, in place of tokenising the whole text
     // anew, makes sure that the next prompt begins with them, and that the prefix cache has its blocks.

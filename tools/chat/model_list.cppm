@@ -47,6 +47,8 @@ std::string model_list(const std::string& folder) {
     const std::string cache = hub_cache_folder();
     for (const CachedModel& one : cached_models(cache))
         models.push_back({cat(one.repo, " ", one.name), "", "", one.path});
+    for (const std::string& path : url_models())
+        models.push_back({std::filesystem::path(path).filename().string(), "", "", path});
     if (models.empty())
         return cat("There is no model in ", folder, " or ", cache, "; chat -hf USER/MODEL fetches one.\n");
     std::size_t name = 5, type = 4, size = 4; // the widths of the columns

@@ -462,6 +462,35 @@ Result<ParsedWords> parse_words(CLI::App& app, Program program, const std::vecto
     return ParsedWords{std::nullopt, std::move(flags->note)};
 }
 
+// Whether `flags` has the name of a flag that says where the model is; FILE is the word without a flag.
+bool names_model(const std::set<std::string>& flags) {
+    constexpr std::string_view sources[] = {"FILE", "-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"};
+    return std::ranges::any_of(sources, [&](std::string_view one) { return flags.count(std::string(one)) > 0; });
+}
+
+// What is typed counts more than the environment and files: forgets other places of the model, and what excludes a typed flag.
+void forget_overruled(const CLI::App& app, Program program, const OwnFlag& own, std::span<char* const> typed,
+                      std::vector<GivenFlag>& untyped) {
+    std::set<std::string> names;
+    for (std::size_t i = 0; i < typed.size(); i++) {
+        const std::string word = typed[i], name = word.substr(0, word.find('='));
+        names.insert(looks_like_flag(word) ? name : "FILE");
+        i += looks_like_flag(word) && name == word && takes_value(name, program, own).value_or(false);
+    }
+    const auto excludes = [&](const std::string& name) {
+        const CLI::Option* const option = app.get_option_no_throw(name);
+        return option != nullptr && std::ranges::any_of(option->get_excludes(), [&](const CLI::Option* other) {
+                   return std::ranges::any_of(
+                       names, [&](const std::string& one) { return app.get_option_no_throw(one) == other; });
+               });
+    };
+    std::erase_if(untyped, [&](const GivenFlag& flag) {
+        if (flag.words.empty()) return false;
+        const std::string name = flag.words[0].substr(0, flag.words[0].find('='));
+        return (names_model(names) && (names_model({name}) || name == "--hf-file")) || excludes(name);
+    });
+}
+
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust,
                                const std::vector<std::string>& before, const std::string& where) {
@@ -498,6 +527,7 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
     if (const char* path = std::getenv("QUIRE_CONFIG"); path && *path && !typed_config && program != Program::bench)
         if (auto ok = take_file(path); !ok) return complain(cat("QUIRE_CONFIG: ", ok.error().message));
     // Whatever is typed comes last, and counts.
+    forget_overruled(app, program, own, std::span(argv + 1, std::size_t(std::max(0, argc - 1))), untyped);
     std::vector<std::string> words = before;
     for (const GivenFlag& flag : untyped) words.insert(words.end(), flag.words.begin(), flag.words.end());
     words.insert(words.end(), argv + 1, argv + argc);

@@ -18,13 +18,16 @@ struct GivenFlag {
 };
 
 // QUIRE_CTX_SIZE=8192 is --ctx-size 8192, and so is LLAMA_ARG_CTX_SIZE=8192, with llama.cpp's names. A flag without a value is given by 1,
-// true, on or yes. Variables that name no flag are somebody else's. Error: the variable, and what is wrong with it.
+// true, on or yes; 0, false, off or no give the flag that says the opposite, if there is one. Variables that name no flag are somebody
+// else's. Error: the variable, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFlag& own);
 
 // The flags of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments, values may stand in quotes.
 // Error: the line, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
+// Whether a value follows the flag; nothing: there is no such flag.
+std::optional<bool> takes_value(const std::string& flag, Program program, const OwnFlag& own);
 // The flag of one such line, with its dashes; "": the line has none.
 std::string flag_of_line(std::string_view line);
 // Appends the words of one such line to `words`; a line without a flag has none. `where`: the beginning of an error.
@@ -48,20 +51,25 @@ std::optional<bool> is_yes(std::string_view text) {
     return std::nullopt;
 }
 
-// Whether a value follows the flag; nothing: there is no such flag.
 std::optional<bool> takes_value(const std::string& flag, Program program, const OwnFlag& own) {
     const std::optional<bool> mine = own(flag);
     return mine ? mine : foreign_takes_value(program, flag);
 }
 
 // `where`: the beginning of an error.
-Result<void> add_words(const std::string& flag, bool takes, const std::string& value, const std::string& where,
-                       std::vector<std::string>& words) {
-    if (takes) words.push_back(cat(flag, "=", value)); // in one word, as a value may begin with a dash
-    else if (const std::optional<bool> given = is_yes(value); !given)
+Result<void> add_words(const std::string& flag, const std::string& value, const std::string& where, Program program,
+                       const OwnFlag& own, std::vector<std::string>& words) {
+    if (takes_value(flag, program, own).value_or(false)) {
+        words.push_back(cat(flag, "=", value)); // in one word, as a value may begin with a dash
+        return {};
+    }
+    const std::optional<bool> given = is_yes(value);
+    if (!given)
         return fail(where, flag, " takes no value but 1, true, on, yes or 0, false, off, no; ", quote(value),
                     " is none");
-    else if (*given) words.push_back(flag);
+    const std::string opposite = cat("--no-", flag.substr(std::min<std::size_t>(2, flag.size())));
+    if (*given) words.push_back(flag);
+    else if (flag.starts_with("--") && takes_value(opposite, program, own)) words.push_back(opposite);
     return {};
 }
 
@@ -97,10 +105,9 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
                                  : name.starts_with(llama) ? flag_of_llama(name.substr(llama.size()))
                                                            : std::string();
         if (flag.empty() || flag == "--config") continue;
-        const std::optional<bool> takes = takes_value(flag, program, own);
-        if (!takes) continue;
+        if (!takes_value(flag, program, own)) continue;
         GivenFlag given{std::string(name), {}};
-        if (auto ok = add_words(flag, *takes, value, cat(name, ": "), given.words); !ok)
+        if (auto ok = add_words(flag, value, cat(name, ": "), program, own, given.words); !ok)
             return std::unexpected(ok.error());
         flags.push_back(std::move(given));
     }
@@ -135,17 +142,21 @@ std::string flag_of_line(std::string_view line) { return split_line(line).flag; 
 
 Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
                                std::vector<std::string>& words) {
-    const auto [flag, value] = split_line(line);
+    auto [flag, value] = split_line(line);
     if (flag.empty()) return {};
-    const std::optional<bool> takes = takes_value(flag, program, own);
+    std::optional<bool> takes = takes_value(flag, program, own);
+    if (!takes && flag.starts_with("--")) { // llama.cpp's short names: ngl is -ngl
+        takes = takes_value(flag.substr(1), program, own);
+        if (takes) flag.erase(0, 1);
+    }
     if (!takes || flag == "--config") return fail(where, "there is no flag ", quote(flag));
     if (*takes && value.empty()) return fail(where, flag, " needs a value");
-    if (flag.size() == 2 && *takes) {
+    if (*takes && !flag.starts_with("--")) {
         words.push_back(flag);
         words.emplace_back(value);
         return {};
     }
-    return add_words(flag, *takes, !*takes && value.empty() ? "1" : std::string(value), where, words);
+    return add_words(flag, !*takes && value.empty() ? "1" : std::string(value), where, program, own, words);
 }
 
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own) {

@@ -18,6 +18,8 @@ using OwnFlag = std::function<std::optional<bool>(const std::string& name)>;
 
 // Whether a value follows a flag of these other programs (or may follow); nothing: there is no such flag.
 std::optional<bool> foreign_takes_value(Program program, std::string_view name);
+// Whether a typed word is a flag, and no number below zero.
+bool looks_like_flag(std::string_view word);
 
 // The command line in the program's own flags. Error: a flag for a function that quire lacks, or an unknown flag: a dash
 // with several letters is never taken for one letter and its value.
@@ -261,6 +263,8 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
                 else if (takes || joined) done.words.push_back(cat(value, part.substr(1)));
             }
             i += takes;
+        } else if (takes_value.value_or(false) && joined && value.empty()) {
+            done.words.insert(done.words.end(), {name, ""}); // CLI11 would take the next word
         } else if (takes_value) {
             done.words.push_back(word);
             if (!*takes_value || joined || i + 1 == words.size()) continue;

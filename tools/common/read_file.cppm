@@ -1,4 +1,8 @@
 // quire.tools.common.read_file: a whole file, or the reason why it cannot be read. Owns nothing.
+module;
+
+#include <sys/stat.h>
+
 export module quire.tools.common.read_file;
 
 import quire.core.base;
@@ -7,7 +11,7 @@ export namespace quire {
 
 // "cannot read 'PATH': " and the reason.
 Error cannot_read(const std::string& path);
-// A regular file of at most 16 MiB.
+// A regular file, or what comes through a pipe until its end, of at most 16 MiB.
 Result<std::string> read_file(const std::string& path);
 
 } // namespace quire
@@ -27,9 +31,10 @@ Error cannot_read(const std::string& path) {
 
 Result<std::string> read_file(const std::string& path) {
     constexpr std::size_t most = std::size_t(16) << 20;
-    std::error_code       ignored;
     std::ifstream         file;
-    if (std::filesystem::is_regular_file(path, ignored)) file.open(path, std::ios::binary);
+    struct stat           info{};
+    if (stat(path.c_str(), &info) == 0 && (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode)))
+        file.open(path, std::ios::binary);
     if (!file.is_open()) return std::unexpected(cannot_read(path));
     std::string text;
     char        buffer[65536];

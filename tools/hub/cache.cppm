@@ -51,6 +51,10 @@ struct CachedModel {
 };
 // All *.gguf of the commits that branches have, sorted.
 std::vector<CachedModel> cached_models(const std::string& cache);
+// The first files of the models that came from URLs, sorted.
+std::vector<std::string> url_models();
+// Whether a name ends in .gguf, also in capitals.
+bool is_gguf_name(std::string_view name);
 
 // Of NAME-00001-of-00003.gguf: the numbers and the text before them. One part: count is 1.
 struct PartName {
@@ -182,6 +186,17 @@ std::vector<std::string> parts_of(const std::string& name) {
     return names;
 }
 
+bool is_gguf_name(std::string_view name) { return name.ends_with(".gguf") || name.ends_with(".GGUF"); }
+
+std::vector<std::string> url_models() {
+    const std::string        folder = cat(cache_home(), "/quire/urls");
+    std::vector<std::string> models;
+    for (const std::string& name : files_below(folder))
+        if (is_gguf_name(name) && part_of(fs::path(name).filename().string()).number == 1)
+            models.push_back(cat(folder, "/", name));
+    return models;
+}
+
 std::vector<CachedModel> cached_models(const std::string& cache) {
     std::vector<CachedModel> models;
     std::error_code          error, ignored;
@@ -197,7 +212,7 @@ std::vector<CachedModel> cached_models(const std::string& cache) {
         for (const std::string& branch : files_below(cached.folder + "/refs")) commits.insert(cached.commit_of(branch));
         for (const std::string& commit : commits)
             for (const std::string& name : cached.files(commit))
-                if (name.ends_with(".gguf") && part_of(name).number == 1)
+                if (is_gguf_name(name) && part_of(name).number == 1)
                     models.push_back({repo, name, cached.file(commit, name)});
     }
     std::ranges::sort(models, {}, [](const CachedModel& m) { return std::tie(m.repo, m.name, m.path); });

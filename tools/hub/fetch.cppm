@@ -39,8 +39,9 @@ struct RemoteFile {
     std::string  lock;      // a file that one process at a time locks
     std::int64_t size = -1; // bytes; -1: the server says it
     std::string  digest; // in hexadecimal: SHA-256 (64 digits), or SHA-1 as git has it (40); "": the server may say one
-    bool         tagged        = false; // the server's ETag is kept in PATH.etag, and asked for again
-    double       stall_seconds = 10;
+    // A GGUF file of any server: its ETag or date is kept in PATH.etag, and it is asked for again.
+    bool                                   tagged        = false;
+    double                                 stall_seconds = 10;
     std::function<Error(const WebAnswer&)> refused; // what a refusal means, in a sentence; empty: the status
 };
 
@@ -275,9 +276,11 @@ std::optional<Error> Fetch::begin(const WebAnswer& head) {
         return fail_here(cat("should have ", file_.size, " bytes, and ", origin_of(file_.url), " offers ", total,
                              ": the file has changed, or a proxy answers in its place"));
     if (total >= 0) size_ = total;
-    for (const std::string& etag : {head.header("x-linked-etag"), head.header("etag")})
+    // The hub's are digests, of other servers it is a name of the version only.
+    for (const std::string& etag : {head.header("x-linked-etag"), file_.tagged ? "" : head.header("etag")})
         if (digest_.empty() && is_hex(bare_etag(etag), 64)) digest_ = bare_etag(etag);
     etag_ = head.header("etag");
+    if (etag_.empty()) etag_ = head.header("last-modified");
     if (file_.tagged) { // of which version the part is
         if (auto ok = write_file(part_ + ".etag", etag_); !ok) return ok.error();
     }
@@ -317,6 +320,12 @@ Result<void> Fetch::finish() {
                 Error{ErrorKind::system, cat(file_.name, ": what came from ", origin_of(file_.url), " has the digest ",
                                              got, ", not ", digest_, "; it was deleted, so try again")});
         }
+    }
+    char magic[4]{};
+    if (file_.tagged && (pread(fd_, magic, 4, 0) != 4 || std::string_view(magic, 4) != "GGUF")) {
+        start_again();
+        return std::unexpected(Error{ErrorKind::system, cat(file_.name, ": what came from ", origin_of(file_.url),
+                                                            " is no GGUF file; it was deleted")});
     }
     if (fdatasync(fd_) != 0 || std::rename(part_.c_str(), file_.path.c_str()) != 0)
         return std::unexpected(fail_here(cat("cannot become ", file_.path, ": ", std::strerror(errno))));

@@ -154,7 +154,12 @@ WebAnswer web_get(const WebRequest& request, const WebBody& body, const std::fun
     const auto  add_header             = [&lines](const std::string& line) {
         if (curl_slist* longer = curl_slist_append(lines, line.c_str())) lines = longer;
     };
-    if (!request.etag.empty()) add_header(cat(request.from > 0 ? "If-Range: " : "If-None-Match: ", request.etag));
+    const bool is_date = request.etag.ends_with(" GMT");
+    if (!request.etag.empty())
+        add_header(cat(request.from > 0 ? "If-Range: "
+                       : is_date        ? "If-Modified-Since: "
+                                        : "If-None-Match: ",
+                       request.etag));
     if (request.from > 0) add_header(cat("Range: bytes=", request.from, "-"));
     const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(lines, curl_slist_free_all);
     const long                                                        stall = std::max(1L, long(request.stall_seconds));

@@ -356,7 +356,14 @@ Result<std::string> repo_file(const Repo& repo, const std::string& tag, const st
         remote.size          = one.size;
         remote.digest        = one.digest;
         remote.stall_seconds = stall_seconds();
-        remote.refused       = [&](const WebAnswer& answer) { return repo.refusal(answer, remote.name); };
+        remote.refused       = [&](const WebAnswer& answer) {
+            const bool stored_elsewhere = answer.header("x-error-code").empty(); // the hub names its reason
+            if (!stored_elsewhere || (answer.status != 403 && answer.status != 404))
+                return repo.refusal(answer, remote.name);
+            return Error{ErrorKind::system,
+                         cat(remote.name, ": ", repo.hub, " lists the file, but the storage answered with status ",
+                                   answer.status, ": try again later")};
+        };
         if (auto ok = fetch_file(remote, repo.report); !ok) return std::unexpected(ok.error());
         if (auto ok = cached.link(listing->commit, name, one.digest); !ok) return std::unexpected(ok.error());
     }
