@@ -294,8 +294,9 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(Client(echo.port).get("/%00%ff/../../etc/passwd").status == 404);
     }
     SECTION("segments that may be any") {
-        for (const char* path : {"/items/x", "/items/a%20b", "/items/x/parts", "/all/a", "/all/a/b/c", "/all/a/"})
+        for (const char* path : {"/items/x", "/items/x/parts", "/all/a", "/all/a/b/c", "/all/a/"})
             CHECK(c.get(path).body == path);
+        CHECK(c.get("/items/a%20b").body == "/items/a b"); // a handler gets it decoded
         for (const char* path : {"/items", "/items/", "/items//parts", "/items/x/", "/items/x/y", "/items/x/parts/",
                                  "/items/a%2Fb", "/all", "/all/", "/allx", "/x/items/y"})
             CHECK(c.get(path).status == 404);

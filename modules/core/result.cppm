@@ -2,6 +2,7 @@
 export module quire.core.result;
 
 import quire.core.std;
+import quire.core.unicode;
 
 export namespace quire {
 
@@ -40,8 +41,8 @@ inline void       check(bool ok, std::string_view what, std::source_location at 
     if (!ok) broken(what, at);
 }
 
-// Text from outside, made safe for one line of a message: controls, what changes the order or the place of the text behind it, and what is
-// no UTF-8 as \xNN; at most `max` bytes, no character of UTF-8 cut, and "…" where there was more.
+// Text from outside, made safe for one line of a message: what is no printable character of UTF-8 as \xNN, at most `max` bytes, no character
+// cut, and "…" where there was more.
 std::string quote(std::string_view text, std::size_t max = 64);
 // A text unchanged, without quotes: at most `max` bytes, no character of UTF-8 cut, and "…" where there was more.
 std::string cut_short(std::string_view text, std::size_t max = 64);
@@ -132,39 +133,13 @@ std::string cut_short(std::string_view text, std::size_t max) {
     return cat(text.substr(0, n), n < text.size() ? "…" : "");
 }
 
-// Bytes of the character at the beginning of a text, if it is UTF-8 and only shows itself; else 0.
-std::size_t visible_character(std::string_view text) {
-    const auto         byte    = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-    const std::size_t  n       = text.empty()      ? 0
-                                 : byte(0) < 0x80  ? 1
-                                 : byte(0) < 0xc2  ? 0
-                                 : byte(0) < 0xe0  ? 2
-                                 : byte(0) < 0xf0  ? 3
-                                 : byte(0) <= 0xf4 ? 4
-                                                   : 0;
-    constexpr unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (n == 0 || n > text.size()) return 0;
-    unsigned code = n == 1 ? byte(0) : byte(0) & (0x7fu >> n);
-    for (std::size_t i = 1; i < n; i++) {
-        if ((byte(i) & 0xc0) != 0x80) return 0;
-        code = code << 6 | (byte(i) & 0x3f);
-    }
-    const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0), surrogate = code >= 0xd800 && code < 0xe000,
-               separator = code == 0x2028 || code == 0x2029, private_use = code >= 0xe000 && code < 0xf900,
-               direction = code == 0xad || code == 0x61c || (code >= 0x200b && code <= 0x200f) ||
-                           (code >= 0x202a && code <= 0x202e) || (code >= 0x2060 && code <= 0x206f) || code == 0xfeff ||
-                           (code >= 0xfff0 && code <= 0xffff);
-    const bool seen = !control && !surrogate && !separator && !private_use && !direction && code < 0xe0000;
-    return code >= least[n] && seen ? n : 0;
-}
-
 std::string quote(std::string_view text, std::size_t max) {
     std::string out = "'";
     max             = whole_characters(text, max);
     for (std::size_t i = 0; i < max;) {
-        if (const std::size_t n = visible_character(text.substr(i, max - i)); n > 0) {
-            out += text.substr(i, n);
-            i += n;
+        if (const CodePoint c = utf8_next(text.substr(0, max), i); c.valid && is_printable(c.value)) {
+            out += text.substr(i, std::size_t(c.bytes));
+            i += std::size_t(c.bytes);
         } else {
             char hex[5];
             std::snprintf(hex, sizeof hex, "\\x%02x", unsigned(static_cast<unsigned char>(text[i++])));

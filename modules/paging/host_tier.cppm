@@ -249,13 +249,14 @@ void HostTier::save_again(BlockId unit) {
 }
 
 void HostTier::offer(std::span<const Prefix> texts) {
+    if (!at_once()) return;
     for (const Prefix& text : texts)
         for (int lane = 0; lane < n_lanes_; lane++)
             if (const BlockId unit = find(text, lane); unit >= 0 && !in_files_[std::size_t(unit)]) save_again(unit);
 }
 
 void HostTier::files_lost(std::vector<std::pair<std::uint64_t, int>> gone) {
-    if (gone.empty()) return;
+    if (!at_once() || gone.empty()) return;
     std::ranges::sort(gone);
     for (BlockId unit = 0; unit < pool_.n_ids(); unit++)
         if (in_files_[std::size_t(unit)] &&

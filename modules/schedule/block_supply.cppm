@@ -26,7 +26,7 @@ public:
     void allocate_drafts(SequenceGroup& group, int keep_free);
 
 private:
-    // What grow_once() did.
+    // The progress of one grow_once().
     struct Growth {
         bool runs = false; // a sequence has tokens to compute
         bool more = false; // tables have grown

@@ -8,7 +8,7 @@ export namespace quire {
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
 struct HttpRequest {
-    std::string method, path, remote; // `remote`: address and port, or "unix"
+    std::string method, path, remote; // `path`: a handler gets it decoded; `remote`: address and port, or "unix"
     HttpFields  headers;              // names in lower case
     HttpFields  query;                // decoded
     std::string body;

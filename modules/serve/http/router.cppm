@@ -288,6 +288,7 @@ httplib::Server::Handler HttpRouter::Impl::serving(HttpHandler handler) {
     Impl& s = *this;
     return [&s, handler = std::move(handler)](const httplib::Request& req, httplib::Response& res) {
         HttpExchange& e = *current_exchange;
+        e.request.path  = req.path; // decoded, as the routes have it
         for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
         try {
             handler(e);

@@ -76,27 +76,9 @@ void answer_models(ModelPool& pool, HttpExchange& e) {
     answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
 }
 
-// A path without its percent-encoding.
-std::string decoded(std::string_view path) {
-    std::string out;
-    for (std::size_t i = 0; i < path.size(); i++) {
-        unsigned   byte = 0;
-        const auto code = path.substr(i, 3);
-        if (code.size() < 3 || code[0] != '%' ||
-            std::from_chars(code.data() + 1, code.data() + 3, byte, 16).ptr != code.data() + 3) {
-            out += path[i];
-            continue;
-        }
-        out += char(byte);
-        i += 2;
-    }
-    return out;
-}
-
 void answer_model(ModelPool& pool, HttpExchange& e) {
     constexpr std::string_view before = "/models/";
-    const std::string          path   = decoded(e.request.path);
-    const std::string          name   = path.substr(path.find(before) + before.size());
+    const std::string          name   = e.request.path.substr(e.request.path.find(before) + before.size());
     const auto                 view   = pool.view(name);
     if (!view) return refuse(e, pool.unknown(name));
     Json model      = model_json(pool, *view, pool.card(view->id).get(), name);
