@@ -514,6 +514,9 @@ TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {
     c.rope_attn_factor = 0.5f;
     rope_frequencies(c, false, {}, scale);
     CHECK(scale == 0.5f);
+    c.yarn_attn_factor = 3; // in place of YaRN's own
+    rope_frequencies(c, false, {}, scale);
+    CHECK(scale == 1.5f);
     c.rope_base_local = 100; // layers with a window: another base, no scaling
     c.rope_dim_local  = 4;
     CHECK(rope_frequencies(c, true, {}, scale)[1] == Catch::Approx(0.1f));

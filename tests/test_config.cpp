@@ -343,6 +343,7 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
                                            w.set("llama.rope.scaling.attn_factor", 0.5f);
                                            w.set("llama.rope.scaling.yarn_beta_fast", 16.f);
                                            w.set("llama.rope.scaling.yarn_beta_slow", 2.f);
+                                           w.set("llama.rope.scaling.yarn_attn_factor", 1.5f);
                                        })});
     REQUIRE(linear.config);
     CHECK(linear.config->rope_scaling == RopeScaling::linear);
@@ -353,6 +354,7 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
     CHECK(yarn.config->rope_attn_factor == 0.5f);
     CHECK(yarn.config->yarn_beta_fast == 16);
     CHECK(yarn.config->yarn_beta_slow == 2);
+    CHECK(yarn.config->yarn_attn_factor == 1.5f);
     CHECK(load("llama", {.keys = scaled("yarn")}).config->rope_original_context ==
           128); // the context it was trained with
 
@@ -370,6 +372,7 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
               .error.find("longrope, but tensor rope_factors_long.weight is missing") != std::string::npos);
     refused("llama.rope.scaling.type", 1u, "rope.scaling.type is an unsigned integer");
     refused("llama.rope.scaling.original_context_length", 0u, "original_context_length is 0", scaled("yarn"));
+    refused("llama.rope.scaling.yarn_attn_factor", 0.f, "yarn_attn_factor is 0", scaled("yarn"));
     refused("llama.rope.scaling.yarn_beta_slow", 40.f, "yarn_beta_fast 32 is not above yarn_beta_slow 40",
             scaled("yarn"));
 }

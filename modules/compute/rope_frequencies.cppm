@@ -34,7 +34,8 @@ std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::
         low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
         high = std::min(std::ceil(pair_of(double(config.yarn_beta_slow))), double(config.rope_dim - 1));
         if (high <= low) high = low + 0.001;
-        if (config.yarn_scales_rope && config.rope_factor > 1)
+        if (config.yarn_attn_factor > 0) scale *= config.yarn_attn_factor;
+        else if (config.yarn_scales_rope && config.rope_factor > 1)
             scale = float((0.1 * std::log(double(config.rope_factor)) + 1.0) * double(config.rope_attn_factor));
     }
     for (int i = 0; i < half; i++) {

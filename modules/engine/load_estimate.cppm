@@ -67,16 +67,16 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
         " rope.dimension_count rope.freq_base rope.freq_base_swa rope.scale_linear rope.scaling.type"
         " rope.scaling.factor rope.scaling.attn_factor rope.scaling.original_context_length"
         " rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier"
+        " rope.scaling.yarn_attn_factor rope.scaling.yarn_ext_factor"
         " rope.scaling.finetuned embedding_scale residual_scale logit_scale expert_count expert_used_count"
         " expert_feed_forward_length expert_shared_feed_forward_length expert_shared_count expert_weights_norm"
         " expert_weights_scale expert_gating_func expert_group_count leading_dense_block_count pooling_type"
         " token_type_count classifier.output_labels position_offset do_layer_norm_before use_parallel_residual"
         " tensor_data_layout expert_group_used_count nextn_predict_layers interleave_moe_layer_step"
-        " attention.temperature_scale attention.temperature_length moe_latent_size attention.key_length_swa "
-        "attention.value_length_swa rope.dimension_count_swa"
+        " attention.temperature_scale attention.key_length_swa attention.value_length_swa rope.dimension_count_swa"
         " attention.shared_kv_layers embedding_length_per_layer_input attention.recurrent_layers"
         " full_attention_interval ssm.conv_kernel ssm.state_size ssm.group_count ssm.time_step_rank ssm.inner_size"
-        " shortconv.l_cache rope.dimension_sections ";
+        " shortconv.l_cache rope.dimension_sections attention.temperature_length moe_latent_size ";
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return known.find(cat(" ", key, " ")) == known.npos;

@@ -115,6 +115,7 @@ struct ModelConfig {
     float         rope_attn_factor      = 1; // multiplies cosine and sine, in addition to YaRN's own factor
     bool          yarn_scales_rope      = true;
     float         yarn_beta_fast = 32, yarn_beta_slow = 1;
+    float         yarn_attn_factor  = 0; // in place of YaRN's own factor; 0: none
     int           position_offset   = 0; // row of position 0 in the learned vectors
     float         embedding_scale   = 1;
     float         attention_scale   = 1;                    // of q·k
@@ -195,6 +196,8 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
     if (c.rope_scaling != RopeScaling::yarn) return;
     c.yarn_beta_fast = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
     c.yarn_beta_slow = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
+    if (keys.has("rope.scaling.yarn_attn_factor"))
+        c.yarn_attn_factor = keys.number("rope.scaling.yarn_attn_factor", {}, 0);
     if (c.yarn_beta_fast <= c.yarn_beta_slow)
         keys.refuse(
             cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
@@ -436,7 +439,7 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
         if (c.latent) { // YaRN's factor then belongs to the scores, not to cosine and sine (DeepSeek-V2, section 3.1.4)
             c.attention_scale *= mscale * mscale;
             c.yarn_scales_rope = false;
-        } else c.rope_attn_factor /= mscale;
+        } else if (c.yarn_attn_factor == 0) c.rope_attn_factor /= mscale;
     }
 }
 
