@@ -450,9 +450,11 @@ void launch_tma(const Attention& a, const Plan& plan, int slots, float* partial,
     }
     prepare_kernel(gpu, decode_tma_kernel<D, false, Type>, decode_warps * 32, bytes);
     // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
-    // are more than two waves.
-    const int ctas        = gpu.n_sms * KvTiles < D, Type != KvType::f16 > ::ctas_per_sm;
-    const int short_slots = n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
+    // are more than two waves. Where one group of heads has more CTAs than that, it pays if a short split is a quarter of a long one.
+    const int ctas  = gpu.n_sms * KvTiles < D, Type != KvType::f16 > ::ctas_per_sm;
+    const int least = n <= ctas && n_short >= 4 * n ? 1 : 0;
+    const int short_slots =
+        n_short == 0 || n * slots < 2 * ctas ? 0 : std::clamp((ctas * 3 / 10 + n / 2) / n, least, slots);
     return run_kernel(decode_tma_kernel<D, false, Type>,
                       dim3(unsigned(n * (slots - short_slots) + n_short * short_slots + shared_ctas)),
                       decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);

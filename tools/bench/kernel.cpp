@@ -127,7 +127,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
     for (auto [S, L, H, K] :
          {Shape{1, 4096, 40, 40}, Shape{1, 16384, 40, 40}, Shape{8, 1024, 40, 40}, Shape{32, 1024, 40, 40},
           Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
-          Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
+          Shape{128, 4096, 32, 8}, Shape{256, 544, 32, 8}, Shape{256, 1024, 32, 8}})
         for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
             if (!wanted(a, {"decode"})) continue;
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",

@@ -123,6 +123,9 @@ private:
         return shape;
     }
     void put_states(const StepPlan& plan);
+    // Copies n numbers from this place on, with the next ones if those are near. flush(): the last ones, too.
+    void copy(std::size_t at, std::size_t n);
+    void flush();
     int  n_runs_ = 0, most_tokens_ = 0; // sequences with those that only fill up a graph; the tokens of the longest
 
     cuda::Context& gpu_;
@@ -146,6 +149,7 @@ private:
     int                                                     unpacked_ = 0;
     std::int32_t*                                           identity_ = nullptr; // 0, 1, 2 ... on the device
     StepShape                                               shape_;
+    std::size_t copied_begin_ = 0, copied_end_ = 0; // of the copy that has yet to be made
 };
 
 } // namespace quire
@@ -228,6 +232,12 @@ void StepUpload::compile(const Program& program, std::span<const KvLayer> layers
     check(int(kinds_.size()) <= limits_.n_attentions, "more kinds of attention than announced");
 }
 
+// The words of so many entries of a list.
+template <class Entry>
+std::size_t ints(int n) {
+    return std::size_t(n) * sizeof(Entry) / 4;
+}
+
 // The state units of the step. Sequences that fill up a graph come behind the others, with no tokens.
 void StepUpload::put_states(const StepPlan& plan) {
     for (const GroupPlan& group : plan.groups) {
@@ -244,10 +254,26 @@ void StepUpload::put_states(const StepPlan& plan) {
         std::fill_n(host_ + at_tokens_ + S + 1, all - S, plan.token_start.back());
         std::ranges::copy(group.state_from, host_ + at_from_);
         std::ranges::copy(group.state_to, host_ + at_to_);
-        cuda::copy_to_device(device_ + at_tokens_, host_ + at_tokens_, (all + 1) * 4, gpu_);
-        cuda::copy_to_device(device_ + at_from_, host_ + at_from_, n * 4, gpu_);
-        cuda::copy_to_device(device_ + at_to_, host_ + at_to_, n * 4, gpu_);
+        copy(at_tokens_, all + 1);
+        copy(at_from_, n);
+        copy(at_to_, n);
     }
+}
+
+void StepUpload::copy(std::size_t at, std::size_t n) {
+    constexpr std::size_t gap = 16384; // a copy takes as long as the 64 KB between two of them
+    if (n == 0) return;
+    if (at > copied_end_ + gap) {
+        flush();
+        copied_begin_ = at;
+    }
+    copied_end_ = at + n;
+}
+
+void StepUpload::flush() {
+    if (const std::size_t n = copied_end_ - copied_begin_; n > 0)
+        cuda::copy_to_device(device_ + copied_begin_, host_ + copied_begin_, n * 4, gpu_);
+    copied_begin_ = copied_end_ = 0;
 }
 
 bool StepUpload::send(const StepPlan& plan) {
@@ -301,14 +327,26 @@ bool StepUpload::send(const StepPlan& plan) {
                         launches_[i]);
     }
     plans_[0].items = items(0);
-    // The first tables stand behind all else; each further part has a place of its own.
-    const std::size_t first = plan.groups[0].parts.empty() ? 0 : plan.groups[0].parts[0].tables.size();
-    cuda::copy_to_device(device_, host_, (at_tables_ + first) * 4, gpu_);
+    // In the order of the buffer, and no more than the step has: deterministic steps have room for very many items.
+    copy(0, std::size_t(shape_.tokens));
+    copy(at_positions_, std::size_t(shape_.tokens));
+    for (std::size_t i = 0; i < plans_.size(); i++) copy(at_slots_ + i * room, std::size_t(shape_.tokens));
+    copy(at_rows_, std::size_t(shape_.logit_rows));
+    copy(at_starts_, at_items_ - at_starts_);
+    for (std::size_t i = 0; i < kinds_.size(); i++) {
+        const AttentionWork& work = work_[i];
+        const std::size_t    at   = at_items_ + i * list_ints_;
+        copy(at, ints<cuda::SplitKvItem>(work.n_items + work.n_short));
+        copy(at + at_shared_, ints<cuda::SharedTile>(work.n_shared));
+        copy(at + at_queries_, ints<cuda::SharedQuery>(work.n_shared_queries));
+    }
+    for (std::size_t i = 0; i < kinds_.size(); i++) copy(tiles_at(i), std::size_t(work_[i].n_tiles) * 3);
+    for (std::size_t i = 0; i < kinds_.size() && tiles; i++) copy(unpacks_at(i), unpack_ints());
     for (std::size_t g = 0, i = 0; g < plan.groups.size(); g++)
         for (const GroupPlan::Part& part : plan.groups[g].parts)
-            if (const std::size_t at = at_tables_ + i++ * table_ints_; i > 1)
-                cuda::copy_to_device(device_ + at, host_ + at, part.tables.size() * 4, gpu_);
+            copy(at_tables_ + i++ * table_ints_, part.tables.size());
     put_states(plan);
+    flush();
     return decoding && !tiles;
 }
 
