@@ -293,7 +293,7 @@ TEST_CASE("GPU: the workspace of attention does not grow with contexts times seq
 }
 
 // Prints digests of bits, to compare processes and builds (docs/cuda-notes.md, "Early reads"). Steps have at most 64 rows, so that most
-// kernels are quire's own; the library's are chosen by timing.
+// kernels are quire's own; nothing is chosen by timing.
 TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") {
     if (no_gpu()) return;
     for (const MixModel& model : mix_models)
@@ -306,6 +306,8 @@ TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") 
                 EngineOptions plain;
                 plain.device        = "cuda";
                 plain.deterministic = deterministic;
+                plain.kv_type       = model.kv;
+                plain.tune          = false;
                 plain.context       = 400;
                 plain.swap_blocks   = 200;
                 EngineOptions o     = random_options(plain, random, round, model);

@@ -43,7 +43,7 @@ Result<Backends> gpu_backends(const EngineOptions& o, int n) {
     for (int r = 0; r < n; r++) {
         const int                        index = o.processes.n > 1 ? (before + r) % n_gpus : r / o.ranks_per_gpu;
         Result<std::unique_ptr<Backend>> gpu   = make_cuda_backend(
-            {index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1, o.fp8_rows});
+            {index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1, o.fp8_rows, o.tune});
         if (!gpu && o.device != "cuda" && r == 0) break;
         if (!gpu) return std::unexpected(gpu.error());
         gpus.push_back(std::move(*gpu));

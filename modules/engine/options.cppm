@@ -54,9 +54,10 @@ struct EngineOptions {
     bool        fusion       = true; // false: on a GPU every operation runs alone
     int         threads      = 0;    // 0: the physical cores
     std::string isa{};               // "": the best this CPU has; or a name that cpu_kernels() knows
-    bool        tune       = true;   // on a CPU: measure at start how weights are best prefetched
-    int         block_size = 16;     // tokens, 1..256
-    int         context    = 0;      // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    // Measure at start: on a CPU how weights are best prefetched, on a GPU which of cuBLASLt's GEMMs are fastest.
+    bool tune       = true;
+    int  block_size = 16; // tokens, 1..256
+    int  context    = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
     // KV blocks as if all layers kept all positions; 0: a full context for each sequence, at most what the device can spare. An engine's
     // options() say how many blocks the pool has: with several cache groups more, of fewer layers each; and those for a recurrent state of
     // each sequence, where layers have one.

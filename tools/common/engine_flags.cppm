@@ -123,7 +123,8 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
         ->check(CLI::IsMember({"f16", "fp8"}))
         ->default_str("f16");
     app.add_option("--tune", options.tune,
-                   "on or off: on a CPU, measure at the first start how weights are best prefetched")
+                   "on or off: measure at start; on a CPU, once, how weights are best prefetched, on a GPU which of "
+                   "cuBLASLt's GEMMs are fastest")
         ->default_str(options.tune ? "on" : "off");
 }
 
@@ -468,7 +469,7 @@ bool names_model(const std::set<std::string>& flags) {
     return std::ranges::any_of(sources, [&](std::string_view one) { return flags.count(std::string(one)) > 0; });
 }
 
-// What is typed counts more than the environment and files: forgets other places of the model, and what excludes a typed flag.
+// Typed flags count more than the environment and files: removes from `untyped` other places of the model, and flags that exclude a typed one.
 void forget_overruled(const CLI::App& app, Program program, const OwnFlag& own, std::span<char* const> typed,
                       std::vector<GivenFlag>& untyped) {
     std::set<std::string> names;

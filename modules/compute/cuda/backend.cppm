@@ -38,6 +38,8 @@ struct CudaOptions {
     bool   shares_device      = false; // with other ranks of the model
     // > 0: the GEMMs of steps with so many tokens and more are in e4m3.
     int fp8_rows = 0;
+    // Measure at start which of cuBLASLt's GEMMs are fastest; false: the library's first choice, the same in every process.
+    bool tune = true;
 };
 
 // Error: no such device, and why.
@@ -333,7 +335,8 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
     if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     // Between ranks attn_output stands alone, and its GEMM is the library's.
-    gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
+    if (options_.tune)
+        gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
     if (options_.fp8_rows > 0 && !gemm_.make_fp8(limits_.max_tokens, limits_.rank_vocab, memory_))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the weights in fp8");
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
