@@ -2,9 +2,9 @@
 # Runs the two commands as a new user would: tests/bare.sh RELEASE (12 or 13) creates a Debian of that release with only git
 # and make (debootstrap, a chroot), clones the last commit into it, and runs there
 #   as a user without sudo       make chat: must name what is missing and stop
-#   as root                      make chat with a question piped in, make test (on 13 without a network), on 13 make test-clients
-#   as root, without a network   make chat again
-#   as a user without sudo       on 13 make chat in a clone of that user, without a network
+#   as root                      make chat with a question piped in, and once more without a network
+#   as root on 12, on 13 as a user without sudo, in a clone of that user and without a network
+#                                make chat, make test; on 13 make test-clients, with a network
 # The products of `make package` and `make dist` are then tried in the same Debian with nothing installed: the archive without a network, and
 # the package, which is installed and removed.
 # The mirror, the name servers and the certificates are those of the machine at hand. Needs root, debootstrap and about 4 GB
@@ -101,29 +101,30 @@ step "make chat" yes root "$chat"
 answer
 says 'about 1 GB on disk and about four minutes' # said before it is taken
 says '^setup: unpacking '                        # and shown while it is
-if [ "$release" = 13 ]; then # the tests need no network: here they see none
-    step "make" yes root "make"
-    step "make test" no root "make test"
-else
-    step "make test" yes root "make test"
-fi
-tests
-if [ "$release" = 13 ]; then # what one release shows for both; the machine of .ci/run is the other one
-    step "make test-clients" yes root "QUIRE_CLIENTS=few make test-clients"
-    grep -E 'SKIP' "$log" || true
-fi
 step "without network: make chat" no root "$chat"
 answer
 if grep -q '^setup:' "$log"; then fail "the second make chat installs something"; fi
-if [ "$release" = 13 ]; then # likewise
-    step "as a user: make chat" no reader "$chat"
+user=root home=/root
+if [ "$release" = 13 ]; then # what one release shows for both: all that follows needs no rights
+    step "packages for the clients and for packages" yes root "tools/setup.sh clients && tools/setup.sh package"
+    user=reader home=/home/reader
+    step "as a user: make chat" no $user "$chat"
     answer
+    step "make" yes $user "make"
+    step "make test" no $user "make test"
+else
+    step "make test" yes $user "make test"
+fi
+tests
+if [ "$release" = 13 ]; then # likewise; the machine of .ci/run is the other release
+    step "make test-clients" yes $user "QUIRE_CLIENTS=few make test-clients"
+    grep -E 'SKIP' "$log" || true
 fi
 # The Debian with nothing installed. A pipe into chat makes it answer each line.
-step "make package" yes root "make package"
-step "make dist" no root "make dist"
+step "make package" yes $user "make package"
+step "make dist" no $user "make dist"
 tail -n 1 "$log"
-cp "$root"/root/quire/build/release/package/*.deb "$root"/root/quire/dist/*.tar.gz "$clean/root/quire/"
+cp "$root$home"/quire/build/release/package/*.deb "$root$home"/quire/dist/*.tar.gz "$clean/root/quire/"
 root=$clean step "nothing installed: the archive" no root "tar -xzf *.tar.gz && cd */ && for program in server bench inspect quantize \
     block-viz; do ./\$program --help >/dev/null; done && echo 'What is a quire?' | ./chat -st"
 answer
