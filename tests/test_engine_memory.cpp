@@ -7,6 +7,7 @@
 #include "process.h"
 #include "reference.h"
 
+import quire.compute.cuda.backend;
 import quire.core.base;
 import quire.model_file.config;
 import quire.engine.engine;
@@ -301,6 +302,20 @@ TEST_CASE("as many sequences with a state run at once as were asked for, beside 
     for (int i = 0; i < 64; i++) REQUIRE(engine.submit(greedy(prompt_of(3), 4)).has_value());
     engine.step(events);
     CHECK(engine.stats().step_tokens == 64 * 3);
+}
+
+TEST_CASE("as many sequences run at once as the device has room for, and no more than tokens in a step") {
+    EngineOptions o = with_blocks(64);
+    o.device        = "cpu";
+    o.max_sequences = 0;
+    CHECK(load(model(), o).options().max_sequences == 64);
+    o.max_batch_tokens = 8;
+    CHECK(load(model(), o).options().max_sequences == 8);
+    if (n_cuda_devices() == 0) return;
+    o.device           = "cuda";
+    o.max_batch_tokens = 0;
+    const int n        = load(model(), o).options().max_sequences;
+    CHECK((n == 64 || n == 128 || n == 256 || n == 512 || n == 1024));
 }
 
 TEST_CASE("shared_step_seconds cuts prompts only beside requests that generate") {

@@ -109,7 +109,8 @@ int run(int argc, char** argv) {
                      "who gives out KV memory: blocks on demand, or contiguous chunks as the paper's other systems do")
         ->check(CLI::IsMember({"quire", "orca-max", "orca-pow2", "orca-oracle", "faster-transformer"}))
         ->capture_default_str();
-    add_number(*throughput_command, "--max-sequences", a.max_sequences, 1, 4096);
+    add_number(*throughput_command, "--max-sequences", a.max_sequences, 0, 4096,
+               "most sequences at once; 0: as many as the server's");
     CLI::App* kernel_command = app.add_subcommand("kernel", "single GPU kernels");
     kernel_command->add_option("--only", a.only,
                                "kernels whose name begins so: gemv, skinny GEMM, cuBLASLt, decode, prefill attention, "

@@ -591,7 +591,7 @@ int run(Arguments& a, int argc, char** argv) {
 
 void add_engine_flags(CLI::App& app, Arguments& a) {
     EngineOptions& o      = a.engine;
-    o.max_sequences       = 64;
+    o.max_sequences       = 0;
     o.shared_step_seconds = 0.15; // on a CPU, for the users of streams
     o.kv_host_bytes       = -1;
     add_model_flag(app, a.model);
@@ -604,7 +604,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(0, 1 << 24));
     app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")
         ->check(within(0, 1024));
-    add_number(app, "--parallel,--max-num-seqs", o.max_sequences, 1, 4096, "most sequences at once (short: -np)");
+    add_number(app, "--parallel,--max-num-seqs", o.max_sequences, 0, 4096,
+               "most sequences at once (short: -np); 0: 64, on a GPU up to 1024, by its memory");
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
                    "most tokens in one step; default: 2048 or 4096 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));

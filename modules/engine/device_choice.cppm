@@ -3,6 +3,7 @@ export module quire.engine.device_choice;
 
 import quire.compute.cpu.backend;
 import quire.compute.cuda.backend;
+import quire.compute.kv_cache;
 import quire.compute.ranks.rank_group;
 import quire.core.base;
 import quire.core.thread_pool;
@@ -21,6 +22,9 @@ struct Devices {
 Result<Devices> choose_devices(const std::string& path, EngineOptions& options, const ModelConfig& config,
                                const std::shared_ptr<ProcessGroup>& processes);
 
+// Sequences at once where the options do not say: 64; on a GPU up to 1024, by its memory and the bytes of a sequence's state.
+int usual_sequences(const EngineOptions& options, const ModelConfig& config);
+
 } // namespace quire
 
 module :private;
@@ -32,18 +36,36 @@ bool wants_gpu(const EngineOptions& o) {
     return o.device == "cuda" || (o.device == "auto" && gpu_has(o.kv_type) && o.isa.empty());
 }
 
+// Processes of one host take the GPUs in turn; where each process sees its own GPU alone, all have the number 0.
+int gpu_of(const EngineOptions& o, int rank) {
+    const int n = std::max(n_cuda_devices(), 1), n_local = o.tensor_parallel / o.processes.n;
+    return o.processes.n > 1 ? (o.processes.local * n_local + rank) % n : rank / o.ranks_per_gpu;
+}
+
+int usual_sequences(const EngineOptions& o, const ModelConfig& config) {
+    constexpr int         least = 64;
+    constexpr std::size_t each  = std::size_t(64) << 20; // of the GPU's memory: a sequence and its row of a step
+    const int             room  = o.max_batch_tokens > 0 ? o.max_batch_tokens : 1 << 20; // a step has a token of each
+    if (config.family->encoder || !wants_gpu(o)) return std::min(least, room);
+    const auto        memory = std::size_t(double(cuda_memory(gpu_of(o, 0))) * o.gpu_memory_utilization);
+    const std::size_t states = KvCache::state_bytes(config) / std::size_t(o.tensor_parallel) * (o.drafts.on ? 2 : 1);
+    // A deterministic step keeps partial sums of each token.
+    const int most = std::min(o.deterministic ? 256 : 1024, room);
+    int       n    = std::min(least, most);
+    while (2 * n <= most && std::size_t(2 * n) * std::max(each, 4 * states) <= memory) n *= 2;
+    return n;
+}
+
 using Backends = std::vector<std::unique_ptr<Backend>>;
 
 // A GPU for each of n ranks. None: there is no GPU, and the options do not ask for one.
 Result<Backends> gpu_backends(const EngineOptions& o, int n) {
     if (o.tensor_parallel > 1) announce_cuda_ranks();
     Backends gpus;
-    // Processes of one host take the GPUs in turn; where each process sees its own GPU alone, all have the number 0.
-    const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * n;
     for (int r = 0; r < n; r++) {
-        const int                        index = o.processes.n > 1 ? (before + r) % n_gpus : r / o.ranks_per_gpu;
-        Result<std::unique_ptr<Backend>> gpu   = make_cuda_backend(
-            {index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1, o.fp8_rows, o.tune});
+        Result<std::unique_ptr<Backend>> gpu =
+            make_cuda_backend({gpu_of(o, r), o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1,
+                               o.fp8_rows, o.tune});
         if (!gpu && o.device != "cuda" && r == 0) break;
         if (!gpu) return std::unexpected(gpu.error());
         gpus.push_back(std::move(*gpu));

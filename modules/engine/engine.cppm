@@ -10,6 +10,7 @@ import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
 import quire.engine.adapter_list;
+import quire.engine.device_choice;
 import quire.engine.draft_model;
 import quire.engine.eagle_draft;
 import quire.engine.executor;
@@ -257,7 +258,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                             const MakeExecutor& make) try {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
-    if (o.max_sequences < 1 || o.max_batch_tokens < 0 ||
+    if (o.max_sequences < 0 || o.max_batch_tokens < 0 ||
         (o.max_batch_tokens > 0 && o.max_batch_tokens < o.max_sequences))
         return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
                     " sequences");
@@ -297,6 +298,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     }
     file->prefetch();
 
+    if (o.max_sequences == 0) o.max_sequences = usual_sequences(o, *config);
     int logit_rows = std::max(o.max_sequences, default_logit_rows);
     if (config->family->encoder) { // a text runs in one step, and each of its rows is wanted
         if (o.context == 0) o.context = std::min(config->context_length, 8192);

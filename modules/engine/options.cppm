@@ -101,7 +101,7 @@ struct EngineOptions {
     double step_seconds = 0;
     // Seconds of a step beside requests that generate, on a CPU; 0: no bound. A step gives each of them one token.
     double shared_step_seconds = 0;
-    int    max_sequences       = 16; // running at once
+    int    max_sequences       = 16; // running at once; 0: usual_sequences()
     bool   prefix_cache        = true;
     // Of a model with recurrent states: the tokens between two states that stay in the prefix cache, where a prompt that begins alike can
     // go on; rounded up to whole blocks. 0: chosen by what a state costs in memory.

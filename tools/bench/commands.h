@@ -22,7 +22,7 @@ struct Arguments {
     bool             counts = false; // make-model
     bool             eagle  = false; // likewise, as what follows
     int              mtp    = 0;
-    int repetitions = 5, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000, max_sequences = 256;
+    int repetitions = 5, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000, max_sequences = 0;
     int npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;
     bool   json = false, no_warmup = false, prompt_shared = false, explain = false;

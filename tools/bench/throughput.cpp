@@ -46,7 +46,7 @@ int throughput(const Arguments& a) {
     }
     EngineOptions o       = a.engine;
     o.max_sequences       = a.max_sequences;
-    o.max_batch_tokens    = std::max(step_tokens(a), a.max_sequences);
+    o.max_batch_tokens    = a.batch_tokens > 0 ? std::max(a.batch_tokens, a.max_sequences) : 0;
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
     o.reservations        = reservations_of(find_system(a.system).value_or(System::quire));

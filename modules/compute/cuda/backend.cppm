@@ -54,6 +54,7 @@ Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double secon
 // not installed, or the processes do not find each other.
 Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group);
 int          n_cuda_devices();
+std::size_t  cuda_memory(int device); // bytes; 0: there is no such device that can run a model
 
 } // namespace quire
 
@@ -512,6 +513,11 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
 void announce_cuda_ranks() { cuda::announce_ranks(); }
 
 int n_cuda_devices() { return cuda::n_devices(); }
+
+std::size_t cuda_memory(int device) {
+    cuda::DeviceInfo info{};
+    return cuda::open_device(device, info) == nullptr ? info.total : 0;
+}
 
 std::vector<CudaRank*> ranks_of(std::span<Backend* const> backends) {
     std::vector<CudaRank*> ranks;
