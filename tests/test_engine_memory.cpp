@@ -420,6 +420,31 @@ TEST_CASE("in every preemption mode a preempted request goes on as if nothing ha
             }
 }
 
+TEST_CASE("several answers that outgrow the pool end where they end alone, whatever preempted them") {
+    pipelined = GENERATE(false, true);
+    for (const bool cache : {true, false})
+        for (const bool shifts : {false, true}) {
+            EngineOptions o    = with_blocks(24);
+            o.swap_blocks      = 0;
+            o.prefix_cache     = cache;
+            Engine  engine     = load(model(), o);
+            Request a          = greedy(prompt_of(20), 100); // equal answers: they share blocks after a recomputation
+            a.n                = 6;
+            a.priority         = 1;
+            a.context_shift    = shifts;
+            Request b          = greedy(prompt_of(40, 200), 30);
+            b.n                = 4;
+            const Answers want = run_one(engine, a);
+            CHECK(want.by_index.at(0).finish == FinishReason::length);
+            CAPTURE(cache, shifts);
+            for (const int at : {5, 20, 40}) {
+                const auto got = run_all(engine, {{a}, {b, at}});
+                CHECK(got[0].n_preempted > 0);
+                CHECK(identical(got[0], want));
+            }
+        }
+}
+
 TEST_CASE("blocks behind the window of every layer are given back, and the text stays the same") {
     const std::string path = reference("models/mistral-swa-Q8_0.gguf"); // a window of 32 in all layers
     const Request     r = greedy(prompt_of(40), 360), other = greedy(prompt_of(30, 100), 200);

@@ -39,6 +39,11 @@ public:
                blocks_.blocks_per_unit();
     }
 
+    // Whether the answers of a group, with more_tokens tokens more each, exceed the pool even if nothing else had blocks. They count as if they
+    // shared the full blocks of the prompt alone, as answers do that were never preempted: so the token at which they end or shift does not
+    // depend on other requests. Layers with windows or states, beams and pinned prompts: always false, the pool itself decides.
+    bool outgrows(const SequenceGroup& group, int more_tokens = 0) const;
+
     // The blocks that an admission takes from the free list, or that the group's sequences will need later. A group that runs alone needs
     // fewer. `closing`: tables that are closed before.
     int to_admit(SequenceGroup& group, std::span<const TableId> closing = {}, bool alone = false);
@@ -78,6 +83,17 @@ bool BlockDemand::is_whole(const Sequence& s) const {
     const int n = int(s.tokens.size()), held = blocks_.n_entries(s.table);
     return held >= blocks_.entries_for(n) ||
            (held >= blocks_.entries_for(n - s.n_new) && (window_ == 0 || s.n_computed >= n - s.n_new));
+}
+
+bool BlockDemand::outgrows(const SequenceGroup& group, int more_tokens) const {
+    const Request& r = group.request;
+    const int      k = int(group.sequences.size());
+    if (k < 2 || !group.prompt_done || r.beam_width > 0 || r.pin || window_ > 0 || blocks_.blocks_per_unit() > 0)
+        return false;
+    const std::int64_t shared = int(r.prompt.size()) / blocks_.block_size(),
+                       each   = blocks_.entries_for(int(group.sequences[0]->tokens.size()) + more_tokens);
+    return (shared + k * (each - shared)) * blocks_.layout().blocks_per_entry() >
+           blocks_.n_blocks() - blocks_.n_pinned();
 }
 
 int BlockDemand::to_keep_free(const SequenceGroup& group, Groups running) const {

@@ -236,7 +236,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
       demand_(blocks_, checkpoints_, options.max_batch_tokens, int(double(blocks_.n_blocks()) * options.watermark)),
       supply_(blocks_, demand_, reservations_.get()),
       shares_(options.max_sequences, options.max_logit_rows, options.whole_prompts, checkpoints_),
-      ahead_(blocks_, limit_, checkpoints_, options.max_sequences) {
+      ahead_(blocks_, demand_, limit_, checkpoints_, options.max_sequences) {
     if (reservations_) options_.prefix_cache = false;
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
@@ -487,9 +487,15 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
             i++;
             continue;
         }
-        if (supply_.allocate_slots(group)) {
+        const bool outgrows = !reservations_ && demand_.outgrows(group);
+        if (!outgrows && supply_.allocate_slots(group)) {
             shares_.add(group, blocks_);
             i++;
+            continue;
+        }
+        if (outgrows) {
+            if (limit_.can_shift(group.request, int(group.sequences[0]->tokens.size()))) shift(i);
+            else end(*running()[i++], FinishReason::length);
             continue;
         }
         if (blocks_.drop_last()) continue; // what an answer's end may need gives way to what it needs now

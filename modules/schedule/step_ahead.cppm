@@ -3,6 +3,7 @@ export module quire.schedule.step_ahead;
 
 import quire.core.base;
 import quire.schedule.batch;
+import quire.schedule.block_demand;
 import quire.schedule.checkpoints;
 import quire.schedule.context_limit;
 import quire.schedule.sequence;
@@ -13,7 +14,8 @@ class StepAhead {
 public:
     using Groups = std::span<const std::unique_ptr<SequenceGroup>>;
 
-    StepAhead(BlockManager& blocks, const ContextLimit& limit, const Checkpoints& checkpoints, int max_sequences);
+    StepAhead(BlockManager& blocks, const BlockDemand& demand, const ContextLimit& limit,
+              const Checkpoints& checkpoints, int max_sequences);
 
     // While a step runs in which each of n_sequences sequences gets a token. The token ids of the plan stay open. False: the next step needs
     // more than a token of each, or a sequence of `running` is not in the running step.
@@ -28,6 +30,7 @@ private:
     bool plan_tokens(Groups running, std::size_t n_sequences);
 
     BlockManager&          blocks_;
+    const BlockDemand&     demand_;
     const ContextLimit&    limit_;
     const Checkpoints&     checkpoints_;
     std::vector<Scheduled> items_;
@@ -40,8 +43,9 @@ module :private;
 
 namespace quire {
 
-StepAhead::StepAhead(BlockManager& blocks, const ContextLimit& limit, const Checkpoints& checkpoints, int max_sequences)
-    : blocks_(blocks), limit_(limit), checkpoints_(checkpoints) {
+StepAhead::StepAhead(BlockManager& blocks, const BlockDemand& demand, const ContextLimit& limit,
+                     const Checkpoints& checkpoints, int max_sequences)
+    : blocks_(blocks), demand_(demand), limit_(limit), checkpoints_(checkpoints) {
     items_.reserve(std::size_t(max_sequences));
     writes_.reserve(std::size_t(max_sequences));
 }
@@ -61,7 +65,8 @@ bool StepAhead::plan_tokens(Groups running, std::size_t n_sequences) {
     for (const auto& group : running) {
         const Request& r = group->request;
         // Beams fork, and so do several answers after their prompt; a prompt that generates nothing ends.
-        if (r.beam_width > 0 || !r.generates() || (!group->prompt_done && r.width() > 1)) return false;
+        if (r.beam_width > 0 || !r.generates() || (!group->prompt_done && r.width() > 1) || demand_.outgrows(*group, 1))
+            return false;
         for (const auto& s : group->sequences) {
             n_running++;
             const int position = int(s->tokens.size()); // of the token that this step gives it
