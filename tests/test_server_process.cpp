@@ -392,7 +392,7 @@ TEST_CASE("wrong usage is one line", "[server]") {
     for (const auto& [arguments, code] :
          std::vector<std::pair<std::vector<std::string>, int>>{{{"--nonsense"}, 2},
                                                                {{"--port", "99999"}, 2},
-                                                               {{"--parallel", "-1"}, 2},
+                                                               {{"--parallel", "5000"}, 2},
                                                                {{"-m", shipped, "--chat-template", "none"}, 2},
                                                                {{"-m", "/nonexistent.gguf"}, 1},
                                                                {{"-m", shipped, "--host", "256.1.1.1"}, 1},

@@ -604,8 +604,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(0, 1 << 24));
     app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")
         ->check(within(0, 1024));
-    add_number(app, "--parallel,--max-num-seqs", o.max_sequences, 0, 4096,
-               "most sequences at once (short: -np); 0: 64, on a GPU up to 1024, by its memory");
+    add_number(app, "--parallel,--max-num-seqs", o.max_sequences, -1, 4096,
+               "most sequences at once (short: -np); 0 or -1: 64, on a GPU up to 1024, by its memory");
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
                    "most tokens in one step; default: 2048 or 4096 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
@@ -761,6 +761,7 @@ void add_flags(CLI::App& app, Arguments& a) {
 
 // Limits that follow from others.
 void complete_limits(Arguments& a) {
+    a.engine.max_sequences         = std::max(a.engine.max_sequences, 0);
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
