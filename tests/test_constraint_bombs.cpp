@@ -154,6 +154,22 @@ TEST_CASE("work on a constraint ends at a bound, whatever takes it", "[grammar]"
     }
 }
 
+TEST_CASE("a random walk that comes to no mask is reported", "[inspect]") {
+    const Json     line{{"id", 1},
+                        {"schema", {{"type", "string"}, {"pattern", cat("^", lookaheads(60), "$")}}},
+                        {"tests", Json::array()}};
+    const Finished f = run_program("inspect",
+                                   {"constrain", QUIRE_ROOT "/tests/data/tokenizers/ggml-vocab-llama-spm.gguf",
+                                    "--schema-tests", "-", "--walks", "1"},
+                                   line.dump() + "\n");
+    INFO(f.err);
+    REQUIRE(f.code == 0);
+    const Json answer = Json::parse(f.out);
+    CHECK(answer["walks"].empty());
+    CHECK(has(answer["error"].dump(), "a walk fails behind"));
+    CHECK(has(answer["error"].dump(), "more work for one token"));
+}
+
 TEST_CASE("a constraint whose automata are full begins them anew: the same masks", "[grammar]") {
     const auto      spec  = text_spec(Kind::regex, "(?:[a-z ]*[aeiou ][a-z ]{9})*|X(?:b|c)");
     const auto      roomy = *compile_constraint(spec), tight = *compile_constraint(spec, {.lexer_states = 400});

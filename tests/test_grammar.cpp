@@ -308,6 +308,8 @@ TEST_CASE("a schema that cannot be met or is not supported is refused by name", 
     const std::string deep = R"({"$ref":"#/$defs/d0","$defs":{)" + chain + R"("d41":{"type":"null"}}})";
     CHECK(says(error_of(schema(deep.c_str())), "more than 64 schemas stand in one another"));
     CHECK(says(error_of(schema("false")), "cannot be met"));
+    CHECK(says(error_of(schema(R"({"not":{"oneOf":[{}],"propertyNames":{"type":["integer","boolean"]}}})")),
+               "no text that can be generated satisfies it"));
     CHECK(says(error_of(schema(R"({"type":"integer","minimum":2,"maximum":1})")), "cannot be met"));
     CHECK(says(error_of(schema(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})")),
                "cannot be met"));
@@ -437,6 +439,41 @@ TEST_CASE("a mask has exactly the tokens whose bytes are accepted", "[grammar]")
         text_spec(Kind::grammar, "root ::= e\ne ::= t (\"ab\" t)*\nt ::= [a-c]+ | [a-c]+ \"12\" e | \"{\" e \"}\""),
     };
     for (const ConstraintSpec& spec : specs) check_masks(bytes_and_words(), spec, 20, 40);
+}
+
+TEST_CASE("every digit of a multiple leads to one, also within bounds", "[grammar]") {
+    const auto begins = [](const char* text, std::string_view number) {
+        ConstraintState state(compiled(schema(text)), bytes_and_words());
+        return state.accept_bytes(number);
+    };
+    CHECK(begins(R"({"type":"number","multipleOf":19.997})", "-439.934"));
+    CHECK_FALSE(begins(R"({"type":"number","multipleOf":19.997})", "-424."));
+    CHECK(begins(R"({"type":"number","multipleOf":0.19997})", "424.13637"));
+    CHECK_FALSE(begins(R"({"type":"number","multipleOf":0.19997})", "424.0"));
+    CHECK(begins(R"({"type":"number","multipleOf":19997,"minimum":-1000,"maximum":1000})", "0.0"));
+    CHECK_FALSE(begins(R"({"type":"number","multipleOf":19997,"minimum":-1000,"maximum":1000})", "1"));
+    CHECK(begins(R"({"type":"integer","multipleOf":19997,"maximum":19998})", "1"));
+    CHECK_FALSE(begins(R"({"type":"integer","multipleOf":19997,"maximum":19996})", "1"));
+    std::mt19937_64 random(7);
+    for (const char* text : {R"({"type":"number","multipleOf":19.997})", R"({"type":"number","multipleOf":0.19997})",
+                             R"({"type":"number","multipleOf":0.000019997,"maximum":3})",
+                             R"({"type":"number","multipleOf":19997,"minimum":-1000,"maximum":1000})",
+                             R"({"type":"number","multipleOf":19.997,"minimum":-1000,"maximum":1000.5})"}) {
+        const auto c = compiled(schema(text));
+        for (int walk = 0; walk < 40; walk++) {
+            ConstraintState            state(c, bytes_and_words());
+            std::vector<std::uint64_t> bits(state.words());
+            for (int step = 0; step < 30 && !state.ended(); step++) {
+                const Result<void> made = state.mask(bits);
+                INFO(text << "  " << step << "  " << (made ? "" : made.error().message));
+                REQUIRE(made);
+                std::vector<Token> allowed;
+                for (Token t = 0; t < bytes_and_words()->vocab_size(); t++)
+                    if ((bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0) allowed.push_back(t);
+                REQUIRE(state.accept(allowed[random() % allowed.size()]));
+            }
+        }
+    }
 }
 
 TEST_CASE("masks of names and of counted text are exact too", "[grammar]") {

@@ -159,7 +159,7 @@ void find_controls(const Tokenizer& tokenizer, AnswerRules& rules) {
     if (const CallMarks* m = rules.form.marks.get())
         texts.insert(texts.end(), {m->section_open, m->call_open, m->name_close, m->call_close, m->separator,
                                    m->section_close, m->parameter_open, m->parameter_separator, m->text.open,
-                                   m->text.close, m->other.open, m->other.close});
+                                   m->text.close, m->other.open, m->other.close, m->wrap.open, m->wrap.close});
     for (Token t = 0; t < tokenizer.vocab_size(); t++) {
         if (tokenizer.type(t) != TokenType::control || tokenizer.piece(t).empty()) continue;
         const std::string_view piece = tokenizer.piece(t);

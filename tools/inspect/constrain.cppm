@@ -31,7 +31,8 @@ struct ConstrainTests {
 // "mask_us_mean", "mask_us_max"} for `print`. The data goes through as compact JSON in UTF-8. Error: a line that is not so.
 //
 // With masks: first a line {"vocabulary": [bytes of each token], "end": [tokens]}; then also "tokens": [[…]] and "masks": [[…]],
-// one more than tokens: token t is bit t % 8 of byte t / 8. Bytes are in hexadecimal. With walks: "walks": [texts].
+// one more than tokens: token t is bit t % 8 of byte t / 8. Bytes are in hexadecimal. With walks: "walks": [texts]; "error" is then also
+// that of a walk that came where no token can follow, with its text so far.
 Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, const ConstrainTests& options,
                              const std::function<void(const Json&)>& print);
 
@@ -212,14 +213,18 @@ std::vector<std::string> test_data(std::string_view line) {
     return all;
 }
 
-// A random text under the masks: half of its tokens are such as bring JSON to an end. Nothing: none within 200 tokens.
-std::optional<std::string> random_text(const std::shared_ptr<Constraint>&      constraint,
-                                       const std::shared_ptr<const TokenTrie>& trie, std::mt19937_64& random) {
+// A random text under the masks: half of its tokens are such as bring JSON to an end. Nothing: none within 200 tokens. Error: no token can
+// follow, or one of the mask is refused.
+Result<std::optional<std::string>> random_text(const std::shared_ptr<Constraint>&      constraint,
+                                               const std::shared_ptr<const TokenTrie>& trie, std::mt19937_64& random) {
     ConstraintState            state(constraint, trie);
     std::vector<std::uint64_t> bits(state.words());
     std::string                text;
     for (int i = 0; i < 200; i++) {
-        if (!state.mask(bits)) return {};
+        const auto failed = [&](std::string_view why) {
+            return fail("a walk fails behind ", json_quoted(text), ": ", why);
+        };
+        if (auto ok = state.mask(bits); !ok) return failed(ok.error().message);
         std::vector<Token> any, marks;
         for (Token t = 0; t < trie->vocab_size(); t++) {
             if (!has(bits, t)) continue;
@@ -228,12 +233,13 @@ std::optional<std::string> random_text(const std::shared_ptr<Constraint>&      c
                 marks.push_back(t); // the end also
         }
         const std::vector<Token>& from = !marks.empty() && random() % 2 == 0 ? marks : any;
-        const Token               t    = from[random() % from.size()];
-        if (!state.accept(t)) return {};
+        if (from.empty()) return failed("the mask has no token");
+        const Token t = from[random() % from.size()];
+        if (!state.accept(t)) return failed("a token of the mask is refused");
         if (state.ended()) return text;
         text += trie->bytes(t);
     }
-    return {};
+    return std::nullopt;
 }
 
 void add_times(Json& out, const std::vector<double>& first, const std::vector<double>& all) {
@@ -298,8 +304,11 @@ Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, co
                 tokens.push_back(walk.tokens);
                 masks.push_back(walk.masks);
             }
-            for (int i = 0; i < options.n_walks; i++)
-                if (auto text = random_text(*made, trie, random)) walks.push_back(std::move(*text));
+            for (int i = 0; i < options.n_walks; i++) {
+                const Result<std::optional<std::string>> text = random_text(*made, trie, random);
+                if (text && *text) walks.push_back(**text);
+                else if (!text && out["error"].is_null()) out["error"] = text.error().message;
+            }
         }
         out["accepted"] = std::move(accepted);
         if (options.masks) out["tokens"] = std::move(tokens), out["masks"] = std::move(masks);

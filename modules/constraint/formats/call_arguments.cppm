@@ -54,7 +54,9 @@ public:
         const auto value_of = [&](const Parameter& p) {
             const auto mark = [&](const std::string& text) { return literal(for_key(text, p.name)); };
             return value(tool, root, *p.schema, Spelling::tagged,
-                         {{mark(m.text.open), mark(m.text.close)}, {mark(m.other.open), mark(m.other.close)}});
+                         {.text  = {mark(m.text.open), mark(m.text.close)},
+                          .other = {mark(m.other.open), mark(m.other.close)},
+                          .wrap  = {mark(m.wrap.open), mark(m.wrap.close)}});
         };
         const RegexId between = join({white(), loose(m.parameter_separator), white()});
         return in_order(parameters(tool, root), white(), between, open, value_of);
@@ -96,6 +98,7 @@ private:
             RegexId open = RegexPool::blank, close = RegexPool::blank;
         };
         Pair text, other; // strings, all else
+        Pair wrap;        // strings, perhaps, within those
     };
     struct Values {
         const Tool&  tool;
@@ -106,7 +109,12 @@ private:
     };
 
     void add_lexeme(Values& v, RegexId value, bool is_text) {
-        const Surroundings::Pair& around = is_text ? v.around.text : v.around.other;
+        const Surroundings::Pair &around = is_text ? v.around.text : v.around.other, &wrap = v.around.wrap;
+        if (is_text && wrap.open != RegexPool::blank) { // a text that begins with its mark is read as wrapped
+            const RegexId wrapped = pool_.minus(value, join({any(), wrap.close, any()}));
+            value =
+                pool_.any_of({pool_.minus(value, join({wrap.open, any()})), join({wrap.open, wrapped, wrap.close})});
+        }
         v.rules.push_back({symbol(v.spelling == Spelling::tagged ? join({around.open, value, around.close}) : value)});
     }
     RegexId without_close(const Values& v) { return pool_.minus(any(), join({any(), v.around.text.close, any()})); }

@@ -195,7 +195,7 @@ Result<void> Grammar::finish() {
         return std::ranges::any_of(o.others, able) || std::ranges::count_if(o.members, able) >= std::ptrdiff_t(o.min);
     };
     follow(completing, complete, lexeme_works, enough_members, watched);
-    if (!works(start)) return fail("no text satisfies it");
+    if (!works(start)) return fail("no text that can be generated satisfies it");
     for (Definition& d : symbols)
         std::erase_if(d.rules, [&](const auto& rule) { return !std::ranges::all_of(rule, works); });
     for (ObjectShape& o : objects) {

@@ -56,7 +56,7 @@ public:
 
     bool    nullable(RegexId a) const { return nodes_[a].nullable; }
     RegexId derive(RegexId a, int byte);
-    // Whether no text matches. After `most_steps` derivatives without an answer: false.
+    // Whether no text matches. After `most_steps` derivatives without an answer, or `most_number_steps` with numbers: false.
     bool is_void(RegexId a);
     // Bytes with which a text may begin; a few more may be among them.
     ByteSet first_bytes(RegexId a);
@@ -120,9 +120,10 @@ private:
     struct Node {
         Kind          kind     = Kind::nothing;
         bool          nullable = false;
-        bool          plain    = true; // cannot be void, if it is not `nothing`
-        std::int8_t   is_void  = -1;   // 0, 1; -1: not known; 2: searched in vain
-        std::uint16_t depth    = 1;    // of calls for a derivative
+        bool          plain    = true;  // cannot be void, if it is not `nothing`
+        bool          number   = false; // has a comparison or a multiple in it
+        std::int8_t   is_void  = -1;    // 0, 1; -1: not known; 2: searched in vain
+        std::uint16_t depth    = 1;     // of calls for a derivative
         std::uint32_t a = 0, b = 0, c = 0;
     };
     // bytes: a = set. concat: a, b. any_of, all_of: lists_[a .. a + b). negate: a. repeat: a, b times to c times.
@@ -141,6 +142,9 @@ private:
     static constexpr std::uint32_t state_digits = 1u << 28; // in b of compare: position below it, relation above
     static constexpr int           most_depth   = 800; // of expressions before seal(); later the stack is the limit
     static constexpr int           most_steps   = 20000;
+    // As many as it takes to see that none of the numbers up to the next multiple is within bounds: those have some 35,000 beginnings,
+    // and each is tried with eleven bytes.
+    static constexpr int most_number_steps = 500'000;
 
     RegexId                  add(Node node, std::span<const RegexId> list = {});
     RegexId                  list_of(Kind kind, std::vector<RegexId> parts);
@@ -333,6 +337,7 @@ RegexId RegexPool::concat(RegexId a, RegexId b) {
         b                 = add({.kind     = Kind::concat,
                                  .nullable = l.nullable && r.nullable,
                                  .plain    = l.plain && r.plain,
+                                 .number   = l.number || r.number,
                                  .depth    = std::uint16_t(std::min(depth, most_depth + 1)),
                                  .a        = parts[i],
                                  .b        = b});
@@ -399,6 +404,7 @@ RegexId RegexPool::list_of(Kind kind, std::vector<RegexId> parts) {
         if (kind == Kind::any_of) node.nullable |= n.nullable, node.plain &= n.plain;
         else node.nullable &= n.nullable;
         depth = std::max<int>(depth, n.depth);
+        node.number |= n.number;
         if (kind == Kind::all_of) { // x and not x
             const Node& inner = n;
             if (inner.kind == Kind::negate && std::binary_search(flat.begin(), flat.end(), inner.a)) return nothing;
@@ -417,6 +423,7 @@ RegexId RegexPool::negate(RegexId a) {
     return add({.kind     = Kind::negate,
                 .nullable = !n.nullable,
                 .plain    = a == nothing,
+                .number   = n.number,
                 .depth    = std::uint16_t(n.depth + 1),
                 .a        = a});
 }
@@ -432,6 +439,7 @@ RegexId RegexPool::repeat(RegexId a, std::uint32_t min, std::uint32_t max) {
     return add({.kind     = Kind::repeat,
                 .nullable = min == 0,
                 .plain    = n.plain || min == 0,
+                .number   = n.number,
                 .depth    = std::uint16_t(n.depth + 1),
                 .a        = a,
                 .b        = min,
@@ -457,10 +465,11 @@ RegexId RegexPool::compare(const Magnitude& bound, bool at_least, bool with_boun
     std::size_t at = 0;
     while (at < bounds_.size() && (bounds_[at].whole != bound.whole || bounds_[at].fraction != bound.fraction)) at++;
     if (at == bounds_.size()) bounds_.push_back(bound);
-    Node n{.kind  = Kind::compare,
-           .plain = false,
-           .a     = std::uint32_t(at),
-           .c     = std::uint32_t(at_least) | std::uint32_t(with_bound) << 1};
+    Node n{.kind   = Kind::compare,
+           .plain  = false,
+           .number = true,
+           .a      = std::uint32_t(at),
+           .c      = std::uint32_t(at_least) | std::uint32_t(with_bound) << 1};
     n.nullable = compare_ends(n);
     return add(n);
 }
@@ -519,7 +528,7 @@ RegexId RegexPool::multiple_of(std::uint64_t divisor, int decimals) {
     const Divisor wanted{divisor, decimals};
     auto          at = std::ranges::find(divisors_, wanted);
     if (at == divisors_.end()) at = divisors_.insert(divisors_.end(), wanted);
-    return add({.kind = Kind::multiple, .nullable = true, .plain = false, .a = std::uint32_t(at - divisors_.begin())});
+    return add({.kind = Kind::multiple, .nullable = true, .number = true, .a = std::uint32_t(at - divisors_.begin())});
 }
 
 RegexId RegexPool::derive_multiple(Node n, int byte) {
@@ -536,10 +545,14 @@ RegexId RegexPool::derive_multiple(Node n, int byte) {
         n.b = std::uint32_t((std::uint64_t(n.b) * 10 + std::uint64_t(byte - '0')) % by.divisor);
         if (n.c > 0) n.c++;
     }
-    std::uint64_t rest = n.b;
-    for (std::uint32_t i = n.c > 0 ? n.c - 1 : 0; i < decimals; i++) rest = rest * 10 % by.divisor;
+    std::uint64_t rest = n.b, more = 1; // with zeros for the digits to come, of which there are so many
+    for (std::uint32_t i = n.c > 0 ? n.c - 1 : 0; i < decimals; i++) {
+        rest = rest * 10 % by.divisor;
+        more *= 10;
+    }
+    // Behind the point those digits have to make up for what is missing. Before it as many digits as it takes may come.
+    if (n.c > 0 && rest > 0 && by.divisor - rest >= more) return nothing;
     n.nullable = rest == 0;
-    n.is_void  = -1;
     return add(n);
 }
 
@@ -640,13 +653,18 @@ bool RegexPool::is_void(RegexId a) {
 bool RegexPool::search_void(RegexId a) {
     struct Visit {
         RegexId id;
+        ByteSet bytes;    // of numbers, with which a text may go on: few
         int     next = 0; // class
     };
-    std::vector<Visit>          way{{a}};
+    const auto visit = [&](RegexId id) {
+        return Visit{.id = id, .bytes = nodes_[id].number ? first_bytes(id) : ByteSet::range(0, 255)};
+    };
+    const int                   most = nodes_[a].number ? most_number_steps : most_steps;
+    std::vector<Visit>          way{visit(a)};
     std::unordered_set<RegexId> seen{a};
     for (int steps = 0; !way.empty();) {
         Visit& top = way.back();
-        if (steps > most_steps) {
+        if (steps > most) {
             nodes_[a].is_void = 2; // so that it is not searched again
             return false;
         }
@@ -654,17 +672,18 @@ bool RegexPool::search_void(RegexId a) {
             way.pop_back();
             continue;
         }
-        const RegexId d = derive(top.id, byte_of(top.next++));
+        const int byte = byte_of(top.next++);
+        if (!top.bytes.has(byte)) continue;
+        const RegexId d = derive(top.id, byte);
         steps++;
         if (nodes_[d].is_void == 1) continue;
-        const Kind kind = nodes_[d].kind;
-        const bool searched =
-            kind == Kind::all_of || kind == Kind::negate || kind == Kind::compare || kind == Kind::multiple;
+        const Kind kind     = nodes_[d].kind;
+        const bool searched = kind == Kind::all_of || kind == Kind::negate || kind == Kind::compare;
         if (nodes_[d].nullable || nodes_[d].is_void == 0 || (!searched && !is_void(d))) {
             for (const Visit& v : way) nodes_[v.id].is_void = 0;
             return false;
         }
-        if (searched && seen.insert(d).second) way.push_back({d});
+        if (searched && seen.insert(d).second) way.push_back(visit(d));
     }
     for (RegexId id : seen) nodes_[id].is_void = 1;
     return true;
