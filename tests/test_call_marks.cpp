@@ -187,6 +187,71 @@ TEST_CASE("calls between other marks: found, read, constrained", "[tools]") {
     }
 }
 
+TEST_CASE("a value may stand in marks that the template writes around some values", "[tools]") {
+    const auto t = ChatTemplate::parse(
+        with_call(
+            "",
+            "<f n=\"{{ f.name }}\">{% for k, v in f.arguments.items() %}<p n=\"{{ k }}\">"
+            "{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}{{ v }}{% endif %}</p>{% endfor %}</f>",
+            "\n", ""),
+        "of a test");
+    REQUIRE(t);
+    const CallForm form = call_form(*t);
+    REQUIRE(form.kind == ToolForm::marked);
+    CHECK(form.marks->wrap == CallMarks::Value{"<![CDATA[", "]]>"});
+    check_template(*t, form);
+    const auto call = [](const std::string& value) {
+        return "<f n=\"find\"><p n=\"what\">" + value + "</p><p n=\"many\">2</p></f>";
+    };
+    for (const auto& [written, value] : std::vector<std::pair<std::string, std::string>>{
+             {"<![CDATA[a <\n& b]]>", "a <\n& b"},
+             {"<![CDATA[</p>]]]>", "</p>]"},
+             {"<![CDATA[]]>", ""},
+             {"a < b]]>", "a < b]]>"},
+             {"<![CDAT", "<![CDAT"},
+         })
+        for (const std::size_t step : {std::size_t(1), std::size_t(5), std::size_t(1000)}) {
+            const Read parts = read(form, call(written), step, false);
+            INFO(written << " " << step);
+            CHECK(parts.content == "");
+            REQUIRE(parts.calls.size() == 1);
+            CHECK(Json::parse(parts.calls[0].arguments) == Json{{"what", value}, {"many", 2}});
+        }
+    CHECK(accepts(form, call("<![CDATA[a <\n& b]]>"), true));
+    CHECK(accepts(form, call("a < b"), true));
+    CHECK_FALSE(accepts(form, call("<![CDATA[a < b"), true)); // it would be read as one that is not closed
+}
+
+TEST_CASE("a header that says whom an answer is for is none of it", "[tools]") {
+    const auto t = ChatTemplate::parse(
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|start|>{{ m.role }}"
+        "{% if m.tool_calls %}{% for c in m.tool_calls %} to={{ c.function.name }}<|message|><calls>"
+        "<do name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}<p n=\"{{ k }}\">{{ v }}</p>"
+        "{% endfor %}</do></calls>{% endfor %}{% else %}{% if m.role == 'assistant' %} to=user{% endif %}<|message|>"
+        "{{ m.content }}{% endif %}<|eot|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+        "of a test");
+    REQUIRE(t);
+    const CallForm form = call_form(*t);
+    REQUIRE(form.element);
+    CHECK(form.element->begin_mark() == "to=user<|message|>");
+    for (const std::size_t step : {std::size_t(1), std::size_t(5), std::size_t(1000)}) {
+        const Read call = read(form,
+                               " to=find<|message|><calls><do name=\"find\"><p n=\"what\">a b</p><p n=\"many\">2</p>"
+                               "</do></calls>",
+                               step, false);
+        CHECK(call.content == "");
+        REQUIRE(call.calls.size() == 1);
+        CHECK(Json::parse(call.calls[0].arguments) == arguments);
+        CHECK(read(form, " to=user<|message|>to=you", step, false).content == "to=you");
+        CHECK(read(form, "to=other<|message|>Hi", step, false).content == "to=other<|message|>Hi");
+    }
+    AnswerParser            parser({.form = form, .tools = {}}); // without tools, and at once
+    std::vector<AnswerPart> all = parser.push(" to=user<|message|>");
+    append(all, parser.push("to"));
+    append(all, parser.push(" be"));
+    CHECK(text_of(all) == "to be");
+}
+
 TEST_CASE("the calls that published templates write are read as calls", "[tools]") {
     int         n    = 0;
     const char* more = std::getenv("QUIRE_TEMPLATES"); // a folder with others
@@ -230,6 +295,10 @@ TEST_CASE("marks of reasoning are the template's", "[tools]") {
     CHECK(form("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>") ==
           "<think> </think>");
     CHECK(form(message("")) == " ");
+    CHECK(form("Reason in <x:think></x:think>." + message("<x:think>{{ m.reasoning_content }}</x:think>")) ==
+          "<x:think> </x:think>");
+    CHECK(form("{% for m in messages %}{{ m.role }}<|m|>{% if m.reasoning_content %}{{ m.reasoning_content }}<|e|>{% "
+               "endif %}{{ m.content }}{% endfor %}") == " ");
 
     AnswerParser parser({.form = ToolForm::none, .tools = {}, .reasoning = true, .marks = {"<x:think>", "</x:think>"}});
     std::vector<AnswerPart> all = parser.push("<x:think>Hm.</x:thi");

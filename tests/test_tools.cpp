@@ -101,6 +101,12 @@ TEST_CASE("calls in each form, cut anywhere", "[tools]") {
           "<|constrain|>json<|message|>" +
               args + "<|call|>",
           {"", "Hm é", one});
+    for (const std::string space : {"", "\n"}) // behind arguments; a model may end a call as it ends a message
+        check(ToolForm::harmony,
+              " to=functions.find<|channel|>commentary <|constrain|> json<|message|>" + args + space +
+                  "<|end|><|start|>assistant to=functions.add<|channel|>commentary <|constrain|> json<|message|>{}"
+                  "<|call|>",
+              {"", "", one + "add{};"});
     check(ToolForm::harmony, "<|channel|>final<|message|>Hi <b><|return|>", {"Hi <b>", "", ""});
 }
 
@@ -314,6 +320,8 @@ TEST_CASE("reasoning is split off", "[tools]") {
     check(ToolForm::none, "\n<think>\nHm é.\n</think>\n\nYes <think> é", {"Yes <think> é", "Hm é.", ""}, true);
     check(ToolForm::none, "No <think>a</think>", {"No <think>a</think>", "", ""}, true);
     check(ToolForm::none, "<think>cut off", {"", "cut off", ""}, true);
+    check(ToolForm::none, "\n</think>\n\nYes </think>", {"Yes </think>", "", ""}, true); // says that it has none
+    check(ToolForm::none, "</thin air", {"</thin air", "", ""}, true);
     check(ToolForm::hermes, "<think>x</think>\n\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>",
           {"", "x", "add{};"}, true);
     AnswerParser parser({.form = ToolForm::none, .tools = {}, .reasoning = true, .in_reasoning = true});

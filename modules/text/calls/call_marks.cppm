@@ -10,8 +10,9 @@ export namespace quire {
 namespace probe {
 constexpr std::string_view question = "Zq7question", text = "Zq7text9", result = "Zq7result", tool = "zq7tool",
                            other_tool = "zq7more", key = "zq7key", value = "Zq7value", number_key = "zq7many",
-                           id = "call12345", other_id = "call67890", thought = "Zq7thought9";
-constexpr int number = 471147;
+                           marked_value = "Zq7<lines\nand & more9", id = "call12345", other_id = "call67890",
+                           thought = "Zq7thought9";
+constexpr int number               = 471147;
 } // namespace probe
 
 // A call is section_open, call_open NAME name_close ARGUMENTS call_close, perhaps separator and another one, and section_close.
@@ -31,6 +32,7 @@ struct CallMarks {
     bool        several = false; // the template writes more than one call in an answer
     std::string parameter_open{}, parameter_separator{};
     Value       text{}, other{}; // of strings, and of all other values
+    Value wrap{}; // within these of strings, perhaps: the template writes it around such as have marks or lines in them
 
     // The text with which a call begins and no other text should; "": it begins with its name, or with JSON.
     std::string trigger{};
@@ -48,7 +50,8 @@ std::string for_key(std::string_view mark, std::string_view key);
 // Whether white space may stand before this character of a mark though the template writes none: around the punctuation of JSON.
 bool loose_before(std::string_view mark, std::size_t at);
 
-// The marks of an element of an answer: OPEN NAME END text CLOSE NAME END, where each mark is <|…|>.
+// The marks of an element of an answer: OPEN NAME END text CLOSE NAME END, where each mark is <|…|>. Without `close`: OPEN NAME END
+// before the answer, a header that says whom it is for; before a call with the tool in place of NAME.
 struct ElementMarks {
     std::string open, close, name, end;
     std::string begin_mark() const { return open + name + end; }
@@ -56,6 +59,8 @@ struct ElementMarks {
 };
 // The marks of an element around a text, between the template's words before and behind that text; nothing: there is no element.
 std::optional<ElementMarks> element_between(std::string_view before, std::string_view behind);
+// The header of answers that begin so: `answer` before the template's words, `call` before more of the call.
+std::optional<ElementMarks> header_of(std::string_view answer, std::string_view call);
 
 // Conversations as a template renders them: a question, then an answer.
 struct CallProbes {
@@ -64,6 +69,7 @@ struct CallProbes {
     std::optional<std::string> calls;    // that call, and a call of `other_tool` with the same arguments
     std::optional<std::string> two_keys; // a call of `tool` with {key: value, number_key: number}
     std::string think, think_end;        // marks of reasoning, which may stand before a call with nothing between them
+    std::optional<std::string> marked{}; // a call of `tool` with {key: marked_value}
 };
 
 // The part of the first text that the second one does not have, between their common ends; marks in angle brackets are not cut.
@@ -246,6 +252,18 @@ void split_section(CallMarks& m, const Parts& one, std::string_view block, std::
     if (named.size == m.name_close.size()) m.name_close = named.text;
 }
 
+// The text around a value with marks and lines in it, within the texts around every value.
+CallMarks::Value wrap_of(const CallMarks& m, std::string_view call) {
+    const std::size_t value = call.find(probe::marked_value);
+    if (value == std::string_view::npos) return {};
+    const std::string_view before = call.substr(0, value), behind = call.substr(value + probe::marked_value.size());
+    const std::size_t      open = before.rfind(m.text.open), close = behind.find(for_key(m.text.close, probe::key));
+    if (open == std::string_view::npos || close == std::string_view::npos) return {};
+    const std::string_view first = before.substr(open + m.text.open.size()), last = behind.substr(0, close);
+    if (!before.substr(0, open).ends_with(probe::key) || trimmed(first).empty() || trimmed(last).empty()) return {};
+    return {std::string(first), std::string(last)};
+}
+
 std::string trigger_of(const CallMarks& marks, std::string_view other) {
     const std::string whole = cat(marks.section_open, marks.call_open);
     const auto        text  = trimmed(whole);
@@ -285,6 +303,17 @@ std::optional<ElementMarks> element_between(std::string_view before, std::string
                    std::string(head.substr(name + ends.size())), std::string(before.substr(end))};
     if (e.name.empty() || e.close.empty() || !behind.starts_with(e.end_mark())) return std::nullopt;
     return e;
+}
+
+std::optional<ElementMarks> header_of(std::string_view answer, std::string_view call) {
+    const std::size_t tool = call.find(probe::tool), end = answer.find("<|");
+    if (tool == std::string_view::npos || end == std::string_view::npos) return std::nullopt;
+    const std::string_view open = call.substr(0, tool), mark = answer.substr(end);
+    if (trimmed(open).empty() || open.contains('<') || !answer.starts_with(open) || !mark.ends_with("|>"))
+        return std::nullopt;
+    if (open.size() >= end || !call.substr(tool + probe::tool.size()).starts_with(mark)) return std::nullopt;
+    return ElementMarks{std::string(trimmed(open)), "", std::string(answer.substr(open.size(), end - open.size())),
+                        std::string(mark)};
 }
 
 std::string_view differing_part(std::string_view text, std::string_view plain) {
@@ -329,6 +358,7 @@ std::optional<CallMarks> find_call_marks(const CallProbes& probes) {
     if (m.arguments == CallMarks::Arguments::tagged &&
         (!probes.two_keys || !split_parameters(m, *one, block, same_part(*probes.two_keys))))
         return std::nullopt;
+    if (m.arguments == CallMarks::Arguments::tagged && probes.marked) m.wrap = wrap_of(m, *probes.marked);
     split_section(m, *one, block, probes.calls ? same_part(*probes.calls) : std::string_view());
     m.trigger = trigger_of(m, probes.content);
     return m;

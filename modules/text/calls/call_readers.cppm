@@ -260,6 +260,7 @@ bool read_pythonic(CallReader& r) {
 bool read_harmony(CallReader& r) {
     for (std::string_view mark : {"<|end|>", "<|return|>", "<|call|>"})
         if (r.skip(mark)) return r.read.channel = Channel::content, r.whole();
+        else if (r.may_become(mark)) return r.more();
     constexpr std::string_view message = "<|message|>", role = "to=functions.";
     if (!r.next_is("<|") && !r.next_is(role)) return r.may_become(role) ? r.more() : r.wrong();
     const auto head = r.until(message);
@@ -271,16 +272,24 @@ bool read_harmony(CallReader& r) {
         r.skip_white();
         const std::optional<Json> arguments = r.json('{');
         if (!arguments || !r.add(name, *arguments)) return false;
+        r.skip_white();
         if (r.skip("<|end|>")) return r.whole();
+        if (r.may_become("<|end|>")) return r.more();
         return close(r, "<|call|>") && r.whole();
     }
     r.read.channel = head->contains("analysis") ? Channel::reasoning : Channel::content;
     return r.whole();
 }
 
-// A mark around the text of an answer, or the end of an element around that.
+// A mark around the text of an answer, or the end of an element around that; or the header of an answer for the user or a tool.
 bool read_element(CallReader& r, const ElementMarks& e) {
     r.read.channel = Channel::content;
+    if (e.close.empty()) {
+        if (!r.take(e.open)) return false;
+        const auto name = r.until(e.end);
+        if (!name) return r.rest().size() > 256 ? r.wrong() : false;
+        return *name == e.name || r.tool(*name) ? r.whole() : r.wrong();
+    }
     if (r.skip(e.begin_mark())) return r.whole();
     if (r.may_become(e.begin_mark())) return r.more();
     if (!r.take(e.close)) return false;
@@ -319,7 +328,8 @@ Marks marks_of_calls(const CallForm& form, const Json& tools) {
 
 Marks marks_of(const CallForm& form, const Json& tools) {
     Marks marks = marks_of_calls(form, tools);
-    if (form.element) {
+    if (form.element && form.element->close.empty()) marks.first += form.element->open[0];
+    else if (form.element) {
         marks.anywhere.push_back(form.element->begin_mark());
         marks.anywhere.push_back(form.element->close);
     }

@@ -205,7 +205,7 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
     }
     const std::string key(r.rest().substr(0, at));
     r.advance(value);
-    const std::string close = for_key(kind->close, key);
+    std::string close = for_key(kind->close, key);
     if (close.empty()) { // JSON says itself where it ends
         if (m.text.open == cat(m.other.open, m.text.close)) {
             std::optional<Json> value = quoted_value(r, m.text.close);
@@ -229,6 +229,10 @@ bool read_parameter(CallReader& r, const CallMarks& m, const Json* tool, Json& a
         arguments[key] = std::move(*value);
         r.advance(end);
         return true;
+    }
+    if (kind == &m.text && !m.wrap.open.empty()) {
+        if (r.may_become(m.wrap.open)) return r.more();
+        if (r.skip(m.wrap.open)) close = m.wrap.close + close;
     }
     const auto text = tagged_value(r, m, close);
     if (!text) return false;

@@ -82,13 +82,16 @@ ReasoningForm reasoning_form(const ChatTemplate& chat_template) {
         const std::optional<std::string> text = rendered(chat_template, with_call);
         const std::size_t                at   = text ? text->find(probe::thought) : std::string::npos;
         if (at == std::string::npos) continue;
+        const std::size_t question = text->rfind(probe::question, at);
+        if (question == std::string::npos) continue;
         if (const auto element = element_between(std::string_view(*text).substr(0, at),
                                                  std::string_view(*text).substr(at + probe::thought.size())))
             return {element->begin_mark(), element->end_mark()};
         const auto begin = last_mark(std::string_view(*text).substr(0, at));
         const auto end   = first_mark(std::string_view(*text).substr(at + probe::thought.size()));
-        // A mark that stands before other texts, too, says nothing.
-        if (!begin.empty() && !end.empty() && begin != end && text->find(begin) == text->rfind(begin))
+        // A mark that stands before other texts, too, says nothing. Instructions before the question may name it.
+        if (!begin.empty() && !end.empty() && begin != end && text->find(begin, question) == text->rfind(begin) &&
+            begin != last_mark(std::string_view(*text).substr(0, question)))
             return {std::string(begin), std::string(end)};
     }
     if (source.contains(think_begin)) return {std::string(think_begin), std::string(think_end)};

@@ -145,9 +145,10 @@ AnswerParser::AnswerParser(AnswerFormat format)
 std::vector<AnswerPart> AnswerParser::push(std::string_view text) {
     std::vector<AnswerPart> out;
     text_ += text;
-    // Every call ends with one of these: before, reading it again finds nothing new. And a long one is read again only after it has grown
-    // by a part of its length, so that a value with many such characters costs a multiple of its length, not the square.
-    const bool ends = text.find_first_of(ends_) != std::string_view::npos;
+    // Every call ends with one of these: before, reading it again finds nothing new, except of a short one that it is none. And a long one
+    // is read again only after it has grown by a part of its length, so that a value with many such characters costs a multiple of its
+    // length, not the square.
+    const bool ends = text_.size() < 64 || text.find_first_of(ends_) != std::string_view::npos;
     may_end_        = (waiting_ && may_end_) || ends;
     if (waiting_ && text_.size() <= longest_call && (!may_end_ || text_.size() - n_tried_ < n_tried_ / 64)) {
         if (format_.in_pieces) run_arguments(out);
@@ -166,12 +167,19 @@ std::vector<AnswerPart> AnswerParser::finish() {
 void AnswerParser::run(Parts& out, bool end) {
     while (!text_.empty()) {
         if (state_ == State::begin) {
-            const std::size_t  at    = std::min(text_.find_first_not_of(white_space), text_.size());
-            const auto         rest  = std::string_view(text_).substr(at);
-            const std::string& think = format_.marks.begin;
-            if (!end && rest.size() < think.size() && think.starts_with(rest)) return;
-            state_ = rest.starts_with(think) ? State::reasoning : State::text;
-            if (state_ == State::reasoning) text_.erase(0, at + think.size());
+            const std::size_t  at   = std::min(text_.find_first_not_of(white_space), text_.size());
+            const auto         rest = std::string_view(text_).substr(at);
+            const std::string &open = format_.marks.begin, &close = format_.marks.end;
+            const auto         may_become = [&](const std::string& mark) {
+                return !end && rest.size() < mark.size() && mark.starts_with(rest);
+            };
+            if (may_become(open) || may_become(close)) return;
+            state_ = rest.starts_with(open) ? State::reasoning : State::text;
+            if (state_ == State::reasoning) text_.erase(0, at + open.size());
+            else if (rest.starts_with(close)) { // so a model says that it does not reason
+                text_.erase(0, at + close.size());
+                format_.in_reasoning = true; // white space behind it is dropped, too
+            }
         } else if (state_ == State::reasoning ? !run_reasoning(out, end) : !run_text(out, end)) return;
     }
 }
@@ -261,10 +269,10 @@ bool AnswerParser::run_text(Parts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
     // White space before a call may be none of the text.
-    std::size_t text  = at;
-    const bool  blank = blank_ && text_.find_first_not_of(white_space) >= at;
-    if (!format_.tools.empty() && (found || !end) && (format_.form.spaced || blank))
-        text = std::string_view(text_).substr(0, at).find_last_not_of(white_space) + 1;
+    std::size_t text    = at;
+    const bool  blank   = blank_ && text_.find_first_not_of(white_space) >= at;
+    const bool  dropped = format_.tools.empty() ? format_.form.element && blank : format_.form.spaced || blank;
+    if ((found || !end) && dropped) text = std::string_view(text_).substr(0, at).find_last_not_of(white_space) + 1;
     emit(out, text);
     if (!found) return false;
     std::size_t white = at - text;

@@ -39,7 +39,7 @@ struct CallForm {
     ToolForm                         kind;
     std::shared_ptr<const CallMarks> marks;         // of `marked`
     bool                             spaced = true; // white space between text and calls is none of the text
-    std::optional<ElementMarks>      element;       // of an answer's text; they are none of it
+    std::optional<ElementMarks>      element;       // of an answer's text, or its header; they are none of it
 };
 
 // Renders conversations with calls of tools. A template that shows tools and writes no calls may say in words how they are written.
@@ -70,13 +70,14 @@ constexpr std::array<std::pair<ToolForm, std::string_view>, 13> names{{{ToolForm
 
 // The conversation that is rendered.
 struct Asked {
-    enum class Answer : std::uint8_t { nothing, text, call, two_calls, two_keys };
+    enum class Answer : std::uint8_t { nothing, text, call, two_calls, two_keys, marked_value };
     Answer answer            = Answer::call;
     bool   arguments_as_text = false;
     bool   null_content      = false;
     bool   with_result       = false;
     bool   with_tools        = true;
     bool   with_text         = false; // before the call
+    bool   with_prompt       = false; // for an answer, at the end
 };
 
 Json definition_of(std::string_view name) {
@@ -93,7 +94,8 @@ Json definition_of(std::string_view name) {
 
 // Templates differ in their input: arguments as an object or as its text, an empty content or none, a result at the end or not.
 std::optional<std::string> rendered(const ChatTemplate& t, const Asked& asked) {
-    Json arguments{{std::string(probe::key), std::string(probe::value)}};
+    const auto value = asked.answer == Asked::Answer::marked_value ? probe::marked_value : probe::value;
+    Json       arguments{{std::string(probe::key), std::string(value)}};
     if (asked.answer == Asked::Answer::two_keys) arguments[std::string(probe::number_key)] = probe::number;
     const auto call = [&](std::string_view name, std::string_view id) {
         return Json{{"id", std::string(id)},
@@ -104,7 +106,7 @@ std::optional<std::string> rendered(const ChatTemplate& t, const Asked& asked) {
     };
     ChatInput input;
     if (asked.with_tools) input.tools = Json::array({definition_of(probe::tool), definition_of(probe::other_tool)});
-    input.add_generation_prompt = false;
+    input.add_generation_prompt = asked.with_prompt;
     input.messages.push_back(Json{{"role", "user"}, {"content", std::string(probe::question)}});
     Json answer{{"role", "assistant"},
                 {"content", asked.answer == Asked::Answer::text || asked.with_text ? Json(std::string(probe::text))
@@ -271,12 +273,29 @@ CallForm form_of_calls(const ChatTemplate& chat_template) {
         if (!content || !call) continue;
         std::optional<CallMarks> marks =
             find_call_marks({*content, *call, render(Answer::two_calls, as_text), render(Answer::two_keys, as_text),
-                             reasoning.begin, reasoning.end});
+                             reasoning.begin, reasoning.end, render(Answer::marked_value, as_text)});
         if (!marks) continue;
         if (is_of_form(named, *marks)) return named;
         return CallForm(std::move(*marks));
     }
     return named;
+}
+
+// The header of an answer that the template leaves to the model: behind the prompt, before the text or the call.
+std::optional<ElementMarks> find_header(const ChatTemplate& chat_template) {
+    using Answer = Asked::Answer;
+    for (const bool arguments_as_text : {false, true}) {
+        const auto prompt = rendered(chat_template, {.answer = Answer::nothing, .with_prompt = true});
+        const auto answer = rendered(chat_template, {.answer = Answer::text});
+        const auto call   = rendered(chat_template, {.arguments_as_text = arguments_as_text});
+        if (!prompt || !answer || !call || !answer->starts_with(*prompt) || !call->starts_with(*prompt)) continue;
+        const auto        behind = std::string_view(*answer).substr(prompt->size());
+        const std::size_t text   = behind.find(probe::text);
+        if (text == std::string_view::npos) continue;
+        if (auto header = header_of(behind.substr(0, text), std::string_view(*call).substr(prompt->size())))
+            return header;
+    }
+    return std::nullopt;
 }
 
 CallForm call_form(const ChatTemplate& chat_template) {
@@ -287,8 +306,8 @@ CallForm call_form(const ChatTemplate& chat_template) {
     if (at == std::string::npos) return form;
     form.element =
         element_between(std::string_view(*text).substr(0, at), std::string_view(*text).substr(at + probe::text.size()));
-    if (form.element && form.marks)
-        form.marks = std::make_shared<const CallMarks>(within(*form.element, *form.marks, *text));
+    if (!form.element) form.element = find_header(chat_template);
+    else if (form.marks) form.marks = std::make_shared<const CallMarks>(within(*form.element, *form.marks, *text));
     return form;
 }
 
