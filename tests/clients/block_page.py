@@ -404,6 +404,8 @@ def states_and_windows_are_seen_as_what_they_are(browser):
         check(re.search(who, page.run("document.querySelector('.who').innerText")), page.run("document.querySelector('.who').innerText"))
         legend = page.run("[...document.querySelectorAll('.legend span')].filter(e => e.checkVisibility()).map(e => e.textContent).join()")
         check(item in legend and ("recurrent" in legend) == (item == "recurrent state"), legend)
+        # Only for blocks that all hold as many positions a contiguous engine can be reckoned.
+        check(page.run("!!document.querySelector('.room')") == (model == "mistral-swa"), model, page.run("document.querySelector('.room')?.textContent"))
         check(model != "mistral-swa" or "12 left the window" in page.run("document.querySelector('.table').innerText"), "no block left the window")
         # Each used block has an owner, and so a colour, or the legend says what it is.
         check("grey" in legend or page.run("JSON.parse(trace.textContent).steps[58].blocks.every((b, id) => !b.refs || ownersOf(JSON.parse(trace.textContent).steps[58])[id])"), model, "has blocks of nobody")

@@ -161,6 +161,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **{k: v for k, v in event.items() if k != "text"})
 
     def middle(self, selector):
+        self.until(f"document.querySelector({json.dumps(selector)})", 10)
         return self.run(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}}); "
                         "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()")
 

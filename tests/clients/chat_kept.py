@@ -35,6 +35,17 @@ def a_token_has_alternatives(browser, server):
     settle(page)
     check(page.run("turns.at(-1).content").startswith(before + tops[1]) and "cached" in page.run(NOTE), page.run("turns.at(-1).content"))
     check(page.run("now.tree.branches(turns.at(-1)).map(t => t.content)[0]") == whole, "the first answer is gone")
+    # An answer cut there is no answer to its request: it cannot be verified. A least number of tokens is none of an alternative.
+    verifiable = "[...[...document.querySelectorAll('.turn.assistant')].at(-1).querySelectorAll('.foot > button')].some(b => b.textContent === 'Verify')"
+    page.run("branchAt(now, turns.at(-1), 'Paged', null); 0")
+    check(page.run(f"turns.at(-1).content === 'Paged' && !{verifiable}"), "what was cut can be verified")
+    page.press("ArrowLeft", alt=True)
+    page.run("turns.at(-1).made.more = '{\"min_tokens\": 9}'; 0")
+    act(page, "Tokens")
+    page.until("document.querySelector('.tokens')")
+    page.click(".token:nth-child(2)")
+    page.until("document.querySelector('.alternatives .percent')")
+    page.press("Escape")
     # On a phone.
     page.look(420, 900, True)
     page.click("[aria-label='Previous branch']")
@@ -272,6 +283,11 @@ def what_is_not_sent_is_kept(browser, server):
     choose(page, "Second", "Delete")
     check(page.run("document.querySelectorAll('.toast button').length") == 2 and page.run(LISTED) == [], page.run("document.querySelector('.toast').innerText"))
     page.screenshot(os.path.join(SHOTS, "undo-1400.png"))
+    page.look(420, 900, False)
+    page.run("toast('x'.repeat(200), 'Undo', () => {}); 0")
+    check(page.run("document.querySelector('.toast .line:last-child button').getBoundingClientRect().right") < 420, "Undo is outside of the window")
+    page.run("document.querySelector('.toast .line:last-child').remove()")
+    page.look(1400, 900, False)
     page.click(".toast .line:first-child button")
     page.until(f"{LISTED}.join() === 'A draft' && box.value === 'Of the first'")
     page.click(".toast button")
@@ -445,6 +461,118 @@ def the_list_keeps_what_is_done_in_it(browser, server):
     leave(page, server, "the list")
 
 
+def two(browser, server, question):
+    """Two tabs that show the same conversation."""
+    page = opened(browser, server, scripted=True)
+    forget_all(page)
+    exchange(page, question, [["content", "An apple."]], "stop", 10)
+    other = opened(browser, server, scripted=True)
+    other.run(f"show({json.dumps(page.run('now.chat.id'))})")
+    other.until(f"{TURNS} === 2")
+    return page, other
+
+
+def what_is_deleted_can_be_had_back(browser, server):
+    page, other = two(browser, server, "Deleted?")
+    page.call("Page.bringToFront")
+    # By the tab that deleted it, also after another page was opened; and with all that came of an answer.
+    page.run("window.held = 2; 0")
+    ask(page, "Half?", [["content", "Half "], ["content", "and "], ["content", "more."]], "stop", 10)
+    page.until(f"{LAST} === 'Half and'")
+    page.run("discard(now.chat); window.held = 0; 0")
+    page.until("!runs.size")
+    opened(browser, server)
+    page.call("Page.bringToFront")
+    page.click(".toast button")
+    page.until(f"{TURNS} === 4")
+    reload(page, server)
+    page.until(f"{TURNS} === 4")
+    check(page.run("turns.map(t => t.content).join()").startswith("Deleted?,An apple.,Half?,Half and"), page.run("turns.map(t => t.content)"))
+    # By and by it is gone for good.
+    page.run("discard(now.chat); 0")
+    kept = "(async () => (await store.read('messages')).filter(m => m.content === 'Deleted?').length)()"
+    reload(page, server)
+    check(page.run(kept) >= 1, "it is gone at once")
+    page.run("(async () => { for (const chat of await store.read('chats')) if (chat.deleted) await store.write('chats', {...chat, deleted: 1}); })()")
+    reload(page, server)
+    page.until(f"{kept}.then(n => n === 0)")
+    clean(page, server, "what was deleted")
+    clean(other, server, "what another tab deleted")
+
+
+def an_answer_takes_nothing_back_that_another_tab_does(browser, server):
+    page, other = two(browser, server, "Renamed?")
+    page.call("Page.bringToFront")
+    page.run("window.held = 1; 0")
+    ask(page, "More?", [["content", "Some "], ["content", "more."]], "stop", 10)
+    page.until(f"{LAST} === 'Some'")
+    other.until("turns.length === 4 && /answering in another tab/.test(document.querySelector('.talk').innerText)")
+    other.run("rename(now.chat, 'Another name').then(() => pin(now.chat))")
+    page.until(f"{LISTED}.includes('Another name') && document.querySelector('.chats .pinned') && document.querySelector('main .title').textContent === 'Another name'")
+    page.run("window.held = 0; 0")
+    settle(page)
+    stored = "(async () => (await store.read('chats')).find(c => c.id === ID))()".replace("ID", json.dumps(page.run("now.chat.id")))
+    page.until(f"{stored}.then(c => c.title === 'Another name' && c.pinned)")
+    page.until("turns.at(-1).content === 'Some more.'")
+    # Deleted there, it stays so.
+    page.run("window.held = 1; 0")
+    ask(page, "Still?", [["content", "Some "], ["content", "more."]], "stop", 10)
+    page.until(f"{LAST} === 'Some'")
+    other.until("turns.length === 6")
+    other.run("discard(now.chat); 0")
+    page.until(f"{TURNS} === 0")
+    page.run("window.held = 0; 0")
+    page.until("!runs.size")
+    check(page.run(LISTED) == [] and page.run(f"{stored}.then(c => !!c.deleted)"), "it is back:", page.run(LISTED))
+    clean(page, server, "an answer")
+    clean(other, server, "another tab")
+
+
+def a_draft_survives_what_another_tab_asks(browser, server):
+    page, other = two(browser, server, "Drafted?")
+    other.call("Page.bringToFront")
+    other.run("box.focus(); 0")
+    other.type("My draft")
+    other.until("now.chat.draft?.text === 'My draft'")
+    page.call("Page.bringToFront")
+    exchange(page, "And then?", [["content", "A pear."]], "stop", 10)
+    other.until("turns.length === 4 && turns.at(-1).content === 'A pear.' && !document.querySelector('.turn.busy')")
+    other.until("(async () => (await store.read('chats')).find(c => c.id === now.chat.id).draft?.text === 'My draft')()")
+    other.call("Page.bringToFront")
+    reload(other, server)
+    check(other.run("box.value") == "My draft", "the draft is", other.run("box.value"))
+    other.run("box.value = ''; keepDraft(); 0")
+    clean(page, server, "a question")
+    clean(other, server, "a draft")
+
+
+def odd_files_are_opened(browser, server):
+    page = opened(browser, server)
+    forget_all(page)
+    open_file = "importChats(JSON.stringify({{quire: 'conversations', version: 1, chats: {}, messages: {}}}))".format
+    page.run(open_file("[null]", "[]"))
+    check("no conversations of quire" in page.run("document.querySelector('.toast').innerText"), page.run("document.querySelector('.toast').innerText"))
+    # A message behind none; a number of messages that are not there; the order of the list.
+    chats = "[{id: 'a', title: 'Old', changed: 1000}, {id: 'b', title: 'New', changed: 2000}, {id: 'c', title: 'Odd', changed: '3'}]"
+    page.run(open_file(chats, """[{id: '1', chat: 'a', parent: 'gone', at: 1, role: 'user', content: 'Q'},
+        {id: '2', chat: 'a', parent: '1', at: 2, role: 'assistant', content: 'A', fault: 'Full.', surplus: 99}]"""))
+    page.until(f"{TURNS} === 2")
+    check(page.run(LISTED) == ["Odd", "New", "Old"], page.run(LISTED))
+    page.run("answer = () => {}; document.querySelector('.fault button').click()")
+    check(page.run("turns[0].start"), "the button does nothing")
+    forget_all(page)
+    # A long conversation, without the time of the database.
+    seconds = page.run("""(async () => { const at = performance.now(), {write} = store;
+        store.write = () => {};
+        await importChats(JSON.stringify({quire: 'conversations', chats: [{id: 'l', title: 'Long'}],
+            messages: Array.from({length: 20000}, (_, i) => ({id: 'm' + i, chat: 'l', parent: i ? 'm' + (i - 1) : null, at: i + 1, role: 'user', content: ''}))}));
+        store.write = write;
+        chats.delete(now.chat.id);
+        return (performance.now() - at) / 1000; })()""")
+    check(seconds < 5, seconds, "s for a long conversation")
+    leave(page, server, "odd files")
+
+
 def a_circle_in_a_file_is_opened(browser, server):
     page = opened(browser, server)
     messages = [{"id": str(i), "chat": "c", "parent": parent, "at": i, "role": "user", "content": f"Q{i}"} for i, parent in enumerate(["1", "0", "1", "3"])]
@@ -513,6 +641,7 @@ def answers_branch(browser, server):
 
 TESTS = [
     a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
+    what_is_deleted_can_be_had_back, an_answer_takes_nothing_back_that_another_tab_does, a_draft_survives_what_another_tab_asks, odd_files_are_opened,
     the_list_keeps_what_is_done_in_it, a_circle_in_a_file_is_opened, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     each_message_shows_what_came_from_the_cache, the_border_lies_in_front_of_a_broken_character,
     the_same_answer_comes_again, settings_stand_beside_each_other,

@@ -4,8 +4,8 @@ import os
 import re
 import time
 
-from chat_tools import SCRIPTED, ask, exchange, leave, opened, reload
-from page_tools import SHOTS, check, TURNS, BUSY, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
+from chat_tools import SCRIPTED, ask, exchange, forget_all, leave, opened, reload
+from page_tools import SHOTS, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
 
 
 def given(page, *messages):
@@ -152,6 +152,8 @@ def what_a_model_writes_stays_text(browser, server):
 
 
 MARKDOWN = [  # what is written, the elements it becomes
+    ("Sources: A | B\n---", "h4"), ("> q | r\n> ---", "blockquote>h4"), ("a | b\n-", "p,ul>li"), ("**a `**b` c** d", "p>strong>code"), (r"*a \* b*", "p>em"),
+    ("in the year\n1986. It was", "p"), ("a\n1. b", "p,ol>li"), ("a\n\n\tb\n\t\tc", "p,div>div>span,button,pre>code"), ("- a\n\t- b", "ul>li>ul>li"),
     ("one\ntwo", "p"), ("# Title #", "h3"), ("- a\n- b\n  - c\n\n- d", "ul>li,li>ul>li,li"), ("3. a\n4. b", "ol>li,li"),
     ("```cpp\nint *a;\n```", "div>div>span,button,pre>code"), ("a `b*c*` d", "p>code"), ("**a *b* c**", "p>strong>em"),
     ("***a***", "p>strong>em"), ("snake_case_name 2 * 3 * 4", "p"), ("> a\n> > b", "blockquote>p,blockquote>p"),
@@ -173,6 +175,7 @@ MARKDOWN = [  # what is written, the elements it becomes
 
 
 MARKDOWN_SAYS = [
+    (r"*a \* b* `c", "a * b `c"), ("a\n\n\tb\n\t\tc", "aCopyb\n\tc"), ("[`a[0]`](https://example.org)", "a[0]"),
     (r"a \(x_1 * y_2 * z\) b", r"a \(x_1 * y_2 * z\) b"), (r"\[ \frac{a}{b}\, \{c\} \]", r"\[ \frac{a}{b}\, \{c\} \]"), ("$$\na_1 = *b*\n$$", "$$\na_1 = *b*\n$$"),
     (r"\(never closed \*a\*", r"\(never closed *a*"), (r"$\{a\}$ and $5 or $6", r"$\{a\}$ and $5 or $6"), ("![alt](https://example.org/x.png)", "alt"),
     ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
@@ -184,6 +187,7 @@ MARKDOWN_SAYS = [
 
 FOO = "https://example.org/Foo_(bar)"
 MARKDOWN_LINKS = [
+    ("[`a[0]` b](https://example.org/a) [c](<https://example.org/c d>)", ["https://example.org/a", "https://example.org/c%20d"]),
     (f"[Foo]({FOO})", [FOO]), (f"{FOO}, ({FOO}). (https://example.org/a)", [FOO, FOO, "https://example.org/a"]), ("<https://example.org/a?b>", ["https://example.org/a?b"]),
     (f"[![alt](https://example.org/x.png)]({FOO})", [FOO]), ("https://example.org/a)b", ["https://example.org/a)b"]),
     ("[a][x], [b]\n\n[b]: https://example.org/b\n[x]: https://example.org/1\n[x]: https://example.org/2", ["https://example.org/1", "https://example.org/b"]),
@@ -226,12 +230,32 @@ def markdown_becomes_elements(browser, server):
             if (!a.isEqualNode(b)) return text.slice(0, 20);
         }} return ""; }})()""")
     check(not same, "a long text that grew looks otherwise:", same)
-    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n", "[a]: http://a\n", "[a][b]", "[^a]", "[^a]: b\n", "[a]: http://a\n\n[a]\n\n"):
+    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "[`", "[`a", "[a`b", "*`a", "\\*a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n", "[a]: http://a\n", "[a][b]", "[^a]", "[^a]: b\n", "[a]: http://a\n\n[a]\n\n"):
         page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
     clean(page, server, "markdown")
 
 
 CODE = 'int *a = nullptr; // <b>"&amp;\'</b>\nfor (;;) return 0x1f;\n'
+
+
+def a_fault_in_drawing_costs_no_answer(browser, server):
+    page = opened(browser, server, scripted=True)
+    forget_all(page)
+    fault = "window.addEventListener('DOMContentLoaded', () => { drawTable = () => { throw new Error('a fault'); }; }, true);"
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=fault)["identifier"]
+    reload(page, server)
+    table = "|a|b|\n|-|-|\n|1|2|"
+    exchange(page, "A table?", [["content", table]], "stop", 10)
+    check(page.run(LAST).split() == table.split() and not page.run("runs.size"), page.run(LAST))
+    reload(page, server)
+    page.until(f"{TURNS} === 2")
+    check(page.complaints and all("a fault" in text for text in page.complaints), page.complaints)
+    page.complaints.clear()
+    page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    reload(page, server)
+    check(page.run("document.querySelectorAll('.answer td').length") == 2, "it is not kept")
+    forget_all(page)
+    leave(page, server, "a fault")
 
 
 def formulas_are_set_and_code_is_coloured(browser, server):
@@ -245,6 +269,8 @@ def formulas_are_set_and_code_is_coloured(browser, server):
         text = f"```{language}\n{CODE}```"
         check(page.run(f"drawn({json.dumps(text)}).querySelector('code').textContent") == CODE[:-1], language, "lost something")
         check(page.run(f"!!drawn({json.dumps(text)}).querySelector('code span')") == coloured, language, "is coloured" if not coloured else "has no colours")
+    words = page.run("(() => { const at = performance.now(); drawn('```cpp\\n' + 'plain words of a text '.repeat(2700) + '\\n```'); return performance.now() - at; })()")
+    check(words < 3000, "plain words take", words, "ms")
     given(page, {"role": "user", "content": "Show me."}, {"role": "assistant", "content": MATHS})
     for width, dark in ((1400, False), (420, True)):
         page.look(width, 900, dark)
@@ -377,5 +403,5 @@ def it_can_be_shown(browser, server):
 
 TESTS = [
     thoughts_are_shown, no_placeholder_is_cut, the_chat_does_not_shift, what_a_model_writes_stays_text, what_a_model_writes_stays_in_its_place,
-    markdown_becomes_elements, formulas_are_set_and_code_is_coloured, a_long_answer_streams_smoothly, it_can_be_shown,
+    markdown_becomes_elements, a_fault_in_drawing_costs_no_answer, formulas_are_set_and_code_is_coloured, a_long_answer_streams_smoothly, it_can_be_shown,
 ]

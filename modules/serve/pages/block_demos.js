@@ -2,7 +2,8 @@
 
 const LIBRARY = "You tell stories to the readers of a small library. The library has three rooms: one for stories, one for science and one for music. " +
   "It opens at nine in the morning and closes at six in the evening. Your stories are short and friendly, and each has a beginning and an end.";
-const story = (question, more) => ({messages: [{role: "system", content: LIBRARY}, {role: "user", content: question}], temperature: .7, ...more});
+// Within the question: some chat templates refuse a system message.
+const story = (question, more) => ({messages: [{role: "user", content: `${LIBRARY}\n\n${question}`}], temperature: .7, ...more});
 
 // room: what the server can hold: {model (its name, where there are several), blocks, block_size, swap_blocks, sequences, context (tokens), cache (whether prefixes are kept)}.
 // missing(room): why this server cannot show it; "": it can. run(room, ask): asks; ask(path, body) gives the response.

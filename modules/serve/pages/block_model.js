@@ -54,9 +54,10 @@ function happenings(s) {
 function isFoundAgain(before, after) { return before && !before.refs && before.hash && after.refs > 0 && after.hash === before.hash; }
 
 // Of the sequences that hold memory, how many an engine could hold that reserves the whole context for each, in the memory of this pool.
-// Undefined where the snapshot does not tell the context.
+// Undefined where the snapshot does not tell the context, and for a model of several cache groups or with recurrent states: there the number
+// of blocks that a context needs is another.
 function contiguousOf(s) {
-  if (!s.context) return undefined;
+  if (!s.context || s.sequences.some(q => q.other_groups || q.state) || s.blocks.some(b => b.group || b.state)) return undefined;
   const held = s.sequences.filter(q => ["running", "swapped", "preempted"].includes(q.status)).length;
   return {held, room: Math.min(held, Math.floor(s.blocks.length * s.block_size / s.context))};
 }

@@ -15,8 +15,8 @@ function link(address) {
   return a;
 }
 
-// An address may have brackets in pairs.
-const ADDRESS = "\\(\\s{0,9}((?:[^\\s()]|\\([^\\s()]{0,500}\\)){1,2000})(?:[ \\t][^)\\n]{0,200})?\\)";
+// An address may have brackets in pairs, or stand between < and >.
+const ADDRESS = "\\(\\s{0,9}(<[^<>\\n]{1,2000}>|(?:[^\\s()]|\\([^\\s()]{0,500}\\)){1,2000})(?:[ \\t][^)\\n]{0,200})?\\)";
 const CHARACTER = /^&(amp|lt|gt|quot|apos|nbsp|#\d{1,7}|#x[\da-f]{1,6});/i, CHARACTERS = {amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0"};
 function characterOf(name) {
   const number = name[0] !== "#" ? NaN : /x/i.test(name) ? parseInt(name.slice(2), 16) : Number(name.slice(1));
@@ -28,7 +28,9 @@ const unpaired = (tail, at, all) => {
   const open = all.slice(0, at).split("(").length - all.slice(0, at).split(")").length, n = /^\)+/.exec(tail)[0].length;
   return ")".repeat(Math.max(0, Math.min(open, n)));
 };
-const LINK = RegExp("^\\[([^[\\]]{1,500})\\]" + ADDRESS), IMAGE = RegExp("^!\\[([^[\\]]{0,500})\\]" + ADDRESS);
+// A text may have brackets in code. Each backtick is read in one way: else the time would have no bound.
+const LINK = RegExp("^\\[((?:`[^`]{1,200}`|[^[\\]`]|`(?![^`]{1,200}`)){1,500})\\]" + ADDRESS);
+const IMAGE = RegExp("^!\\[([^[\\]]{0,500})\\]" + ADDRESS);
 const LINKED_IMAGE = RegExp("^\\[!\\[([^[\\]]{0,500})\\]\\([^)\\n]{1,2200}\\)\\]" + ADDRESS);
 
 // [text][label], [text][], [label]; and a footnote's mark [^label]
@@ -44,12 +46,14 @@ function definitionIn(line) {
   return address && link(address) ? [labelOf(found[1]), address] : null;
 }
 
+const HIDDEN = /\\[!-/:-@[-`{-~]|(?<!`)(`+)(?!`)[^]*?(?<!`)\1(?!`)/g; // a backslash and its sign, and code
+
 // `linked`: the text is that of a link, which has no other link in it.
 function inline(parent, text, depth = 0, linked = false) {
   let plain = "", at = 0;
   const never = new Set(); // marks that do not come again
-  const next = (mark, from) => {
-    const found = never.has(mark) ? -1 : text.indexOf(mark, from);
+  const next = (mark, from, all = text) => {
+    const found = never.has(mark) ? -1 : all.indexOf(mark, from);
     if (found < 0) never.add(mark);
     return found;
   };
@@ -72,15 +76,17 @@ function inline(parent, text, depth = 0, linked = false) {
     add(element("code", "", inside));
     at = end + n;
   };
+  let marks; // the text without what is code and what stands behind a backslash: a mark there closes nothing
   const emphasis = c => {
+    marks ??= text.replace(HIDDEN, found => "\0".repeat(found.length));
     const mark = text[at + 1] === c ? c + c : c, from = at + mark.length;
     let end = -1;
     if (depth < DEEPEST && !isSpace(text[from]) && !(c === "_" && isWord(text[at - 1]))) {
-      end = next(mark, from + 1);
-      for (let tries = 0; end >= 0; end = next(mark, end + 1)) {
+      end = next(mark, from + 1, marks);
+      for (let tries = 0; end >= 0; end = next(mark, end + 1, marks)) {
         if (++tries > 16) { end = -1; break; }
-        if (mark.length === 1 && text[end + 1] === c) { end++; continue; } // a double mark inside
-        while (mark.length === 2 && text[end + 2] === c) end++;
+        if (mark.length === 1 && marks[end + 1] === c) { end++; continue; } // a double mark inside
+        while (mark.length === 2 && marks[end + 2] === c) end++;
         if (!isSpace(text[end - 1]) && !(c === "_" && isWord(text[end + mark.length]))) break;
       }
     }
@@ -93,9 +99,9 @@ function inline(parent, text, depth = 0, linked = false) {
   const bracket = () => { // [text](address), ![image](address), [![image](address)](address), and those above
     const here = text.slice(at, at + 5300);
     const found = !linked && (LINK.exec(here) || IMAGE.exec(here) || LINKED_IMAGE.exec(here));
-    const a = found && link(found[2]);
+    const address = found && found[2].replace(/^<(.*)>$/, "$1"), a = found && link(address);
     if (a) {
-      inline(a, found[1].trim() || found[2], depth + 1, true);
+      inline(a, found[1].trim() || address, depth + 1, true);
       add(a);
       at += found[0].length;
       return;
@@ -106,9 +112,9 @@ function inline(parent, text, depth = 0, linked = false) {
       at += mark[0].length;
       return;
     }
-    const to = !linked && defined.size && REFERENCE.exec(here), address = to && defined.get(labelOf(to[2] || to[1]));
-    if (address) {
-      const a = link(address);
+    const to = !linked && defined.size && REFERENCE.exec(here), place = to && defined.get(labelOf(to[2] || to[1]));
+    if (place) {
+      const a = link(place);
       inline(a, to[1], depth + 1, true);
       add(a);
       at += to[0].length;
@@ -218,6 +224,7 @@ async function copyText(text, button) {
 // The blocks of a text: [kind, first line, line behind the last].
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/, HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/, RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+(.*)|$)/, QUOTE = /^ {0,3}> ?(.*)$/, DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const INDENTED = /^(?: {4}| {0,3}\t)/; // code
 const UNDERLINE = /^ {0,3}(?:=+|-{2,})\s*$/; // of a heading
 const MATH = /^ {0,3}(\\\[|\$\$)/, MATH_END = {"\\[": "\\]", "$$": "$$"};
 const indentOf = line => line.length - line.trimStart().length;
@@ -234,8 +241,8 @@ function split(lines) {
     else if (fence) {
       while (i < n && !(lines[i].trim().startsWith(fence[1]) && !lines[i].trim().replaceAll(fence[1][0], ""))) i++;
       blocks.push(["fence", from, i = Math.min(n, i + 1)]);
-    } else if (indentOf(line) >= 4 && !line.trimStart().includes("|") && !ITEM.test(line)) {
-      for (let j = i; j < n && (!lines[j].trim() || indentOf(lines[j]) >= 4); j++) if (lines[j].trim()) i = j + 1;
+    } else if (INDENTED.test(line) && !line.trimStart().includes("|") && !ITEM.test(line.trimStart())) {
+      for (let j = i; j < n && (!lines[j].trim() || INDENTED.test(lines[j])); j++) if (lines[j].trim()) i = j + 1;
       blocks.push(["indented", from, i]);
     } else if (HEADING.test(line)) blocks.push(["heading", from, i]);
     else if (RULE.test(line)) blocks.push(["rule", from, i]);
@@ -263,12 +270,12 @@ function split(lines) {
     } else if (FOOTNOTE.test(line)) {
       while (i < n && lines[i].trim() && !starts(lines[i]) && !FOOTNOTE.test(lines[i])) i++;
       blocks.push(["footnote", from, i]);
-    } else if (line.includes("|") && i < n && lines[i].includes("-") && lines[i].length < 2000 && DASHES.test(lines[i])) {
+    } else if (line.includes("|") && i < n && /-/.test(lines[i]) && /\|/.test(lines[i]) && lines[i].length < 2000 && DASHES.test(lines[i])) {
       while (i < n && lines[i].includes("|")) i++;
       blocks.push(["table", from, i]);
     } else {
       const under = () => i < n && UNDERLINE.test(lines[i]);
-      while (i < n && lines[i].trim() && !under() && !starts(lines[i]) && !(MATH.test(lines[i]) && endOfMath(lines, i, MATH.exec(lines[i])[1]))) i++;
+      while (i < n && lines[i].trim() && !under() && !interrupts(lines[i]) && !(MATH.test(lines[i]) && endOfMath(lines, i, MATH.exec(lines[i])[1]))) i++;
       blocks.push(under() ? ["underlined", from, ++i] : ["text", from, i]);
     }
   }
@@ -285,6 +292,8 @@ function endOfMath(lines, from, open) {
   return 0;
 }
 function starts(line) { return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line); }
+// In a paragraph a line that begins with a number is mostly text: "… in the year\n1986. It …".
+function interrupts(line) { return starts(line) && !/^ *(?!0*1[.)])\d{1,9}[.)]/.test(line); }
 
 // Whether the last line of a block of code is its end.
 function isClosed(text) {
@@ -307,7 +316,7 @@ function draw(kind, lines, depth) {
     inline(h, lines.slice(0, -1).map(l => l.trim()).join("\n"));
     return h;
   }
-  if (kind === "indented") return codeBlock("", lines.map(l => l.slice(4)).join("\n"));
+  if (kind === "indented") return codeBlock("", lines.map(l => l.replace(INDENTED, "")).join("\n"));
   if (kind === "rule") return element("hr");
   if (kind === "math") {
     const source = lines.join("\n").trim(), set = formulaOf(source.slice(2, -2), true);
@@ -415,8 +424,16 @@ function definitionsIn(blocks, n, grows) {
   return found;
 }
 
-// Draws a text that grows: blocks that are as they were keep their elements, and most are not looked at again.
 function drawMarkdown(root, text) {
+  try { drawBlocks(root, text); } catch (e) { // then it stands as it is written: the conversation goes on
+    console.error(e);
+    root.textContent = text;
+    delete root.drawn;
+  }
+}
+
+// Draws a text that grows: blocks that are as they were keep their elements, and most are not looked at again.
+function drawBlocks(root, text) {
   const lines = text.replace(/\r\n?/g, "\n").split("\n"), before = root.drawn ?? {text: "", lines: 0, blocks: [], defined: new Map()};
   let settled = 0; // blocks that what was added cannot change
   if (text.startsWith(before.text)) while (before.blocks[settled + 1]?.from < before.lines - FORESIGHT) settled++;

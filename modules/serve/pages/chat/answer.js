@@ -137,11 +137,10 @@ async function answer(talk, turn, anyway = false) {
   if (run.streams) leaveStream();
   cancelAnimationFrame(painted);
   turn.note = [figures(run), run.reason === "stopped" && "stopped"].filter(Boolean).join(" · ");
-  repaint(turn);
   runs.delete(turn.id);
   run.release?.();
   talk.chat.changed = Date.now();
-  talk.save(turn);
+  talk.save(turn); // before it is drawn: no fault there costs the answer
   drawChats();
   if (talk !== now) return;
   talkBox.ariaLive = "polite";
@@ -190,13 +189,16 @@ function stop() { for (const run of running()) run.controller.abort(); }
 
 function ask(text, files = []) {
   if (!text.trim() && !files.length || running().length) return;
-  // What failed without a word is no part of the conversation.
+  // What failed without a word is no part of the conversation, but what a tool returned is.
   const path = [...turns];
-  while (path.length && !(path.at(-1).role === "assistant" && said(path.at(-1)))) path.pop();
+  while (path.length && path.at(-1).role !== "tool" && !(path.at(-1).role === "assistant" && said(path.at(-1)))) path.pop();
   box.value = "";
   attached = [];
   keepDraft(); // it is none any more, of a new conversation either
-  const question = now.add(path.at(-1)?.id ?? null, "user", {content: text.trim(), ...files.length && {files}, ...startsAnew && {start: true}});
+  let parent = path.at(-1)?.id ?? null;
+  // A call without a result is refused: nothing came of it.
+  path.at(-1)?.calls?.forEach((call, i) => { parent = now.add(parent, "tool", {call: callId(i)}).id; });
+  const question = now.add(parent, "user", {content: text.trim(), ...files.length && {files}, ...startsAnew && {start: true}});
   drawAttached();
   lookAhead();
   fit();
@@ -210,9 +212,11 @@ function again(turn, anyway = false) {
 }
 
 function withoutOldest(turn) {
-  const path = sent(now.tree.pathTo(turn.parent)), first = path[turn.surplus];
-  first.start = true;
-  now.save(first);
+  const path = sent(now.tree.pathTo(turn.parent)), first = path[turn.surplus] ?? path.at(-1); // a file may say any number
+  if (first) {
+    first.start = true;
+    now.save(first);
+  }
   if (turn.content) answer(now, turn, true);
   else again(turn, true);
 }

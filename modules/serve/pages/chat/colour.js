@@ -2,7 +2,8 @@
 
 const MARKUP = /<span class="([\w\- ]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27|#39);/g;
 const LETTERS = {amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'", "#39": "'"};
-const SHORT = 4000, LONGEST = 60000; // characters of code that is coloured: while it grows; when it is whole
+// Characters of code that is coloured: while it grows; when it is whole. The time of plain words in C++ grows with their square.
+const SHORT = 4000, LONGEST = 8000;
 
 // Adds the code to an element.
 function colour(code, language, text) {

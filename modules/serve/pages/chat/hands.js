@@ -60,11 +60,21 @@ function follows(turn) {
 
 // Another tab changed this chat.
 async function readAgain(id) {
-  if (!store || [...runs.values()].some(run => run.turn.chat === id)) return;
+  if (!store) return;
   await rescue(); // what a tab that was closed left
-  for (const chat of await store.read("chats")) {
-    if (chat.deleted) chats.delete(chat.id);
-    else if (chat.id === id) chats.set(id, Object.assign(chats.get(id) ?? {}, chat));
+  const own = () => [...runs.values()].filter(run => run.turn.chat === id); // answers that come in this tab
+  for (const {leaf, ...chat} of await store.read("chats")) {
+    if (chat.deleted) {
+      if (chat.id === id) for (const run of own()) run.controller.abort();
+      chats.delete(chat.id);
+    } else if (chat.id === id) {
+      chats.set(id, Object.assign(chats.get(id) ?? {}, chat, !own().length && {leaf}));
+      keepDraftAgain(id, chat.draft);
+    }
+  }
+  if (chats.has(id) && own().length) { // the messages of this tab are the newer ones
+    if (now.chat.id === id) $("main .title").textContent = now.chat.title;
+    return drawChats();
   }
   talks.delete(id);
   await lookElsewhere();
@@ -73,4 +83,4 @@ async function readAgain(id) {
 }
 
 placeSidebar();
-openStore().then(() => { fit(); greet(); });
+openStore().catch(e => console.error(e)).then(() => { fit(); greet(); });

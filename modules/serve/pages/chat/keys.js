@@ -10,6 +10,11 @@ function stepLast(by) {
   const turn = turns.findLast(t => now.tree.branches(t).length > 1);
   if (turn) step(turn, by);
 }
+function editLast() {
+  const turn = lastQuestion(), root = turn && views.get(turn.id).root, area = root?.querySelector(".edit textarea");
+  if (area) area.focus(); // it is edited already
+  else if (turn) edit(turn, root);
+}
 
 // Keys, what they do, how. Alt with a letter goes by the key's place, as some keyboards write signs with it.
 const KEYS = [
@@ -20,7 +25,7 @@ const KEYS = [
   ["Alt+ArrowDown", "Conversation below", () => neighbour(1)],
   ["Alt+ArrowLeft", "Previous branch", () => stepLast(-1)],
   ["Alt+ArrowRight", "Next branch", () => stepLast(1)],
-  ["Alt+E", "Edit the last question", () => { const turn = lastQuestion(); if (turn) edit(turn, views.get(turn.id).root); }],
+  ["Alt+E", "Edit the last question", editLast],
   ["Alt+R", "Another answer", onAnswer(turn => again(turn))],
   ["Alt+G", "Go on with the answer", onAnswer(turn => { if (turn.content && (turn.open || turn.cut)) goOn(turn); })],
   ["Alt+W", "Answer now: end the thinking", () => document.querySelector(".busy.thinks .skip:not(:disabled)")?.click()],

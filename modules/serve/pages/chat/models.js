@@ -91,8 +91,21 @@ function showModel() {
   $(".welcome .who").textContent = trouble || alias || name && `${name} will be loaded for the first message.`;
   $(".notice").hidden = !note;
   $(".notice").textContent = note;
-  $(".ideas").replaceChildren(...(ideas.length || !name ? ideas : ["Explain paged attention in three sentences.", "Write a haiku about memory."]).map(text => button(text, () => ask(text))));
+  const some = ideas.length || !name ? ideas : ["Explain paged attention in three sentences.", "Write a haiku about memory."];
+  $(".ideas").replaceChildren(...some.map(text => button(text, () => askIdea(text))));
   showFullness();
+}
+
+// What stands in the box is not sent yet, and stays there.
+function askIdea(text) {
+  const {value} = box, files = attached;
+  ask(text);
+  box.value = value;
+  attached = files;
+  drawAttached();
+  lookAhead();
+  fit();
+  keepDraft();
 }
 
 function drawModels() {

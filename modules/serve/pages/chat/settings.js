@@ -75,11 +75,11 @@ const presets = () => recall(localStorage, "presets", {});
 
 function listPresets() {
   dialog.querySelector("datalist").replaceChildren(...Object.keys(presets()).map(name => { const o = element("option"); o.value = name; return o; }));
-  dialog.querySelector(".drop").disabled = !(presetName.value in presets());
+  dialog.querySelector(".drop").disabled = !Object.hasOwn(presets(), presetName.value);
 }
-presetName.oninput = () => { // one that is there is taken over
-  listPresets();
-  const preset = presets()[presetName.value];
+presetName.oninput = listPresets;
+presetName.onchange = () => { // one that is there is taken over, when its name is complete
+  const all = presets(), preset = Object.hasOwn(all, presetName.value) && all[presetName.value];
   if (preset) for (const field of form.elements) if (field.name && field.name !== "key" && field.name !== "theme") field.value = preset[field.name] ?? "";
   checkMore();
 };

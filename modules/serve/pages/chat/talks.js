@@ -46,6 +46,8 @@ function titleOf(message) {
 
 function newTalk() { return new Talk({id: newId(), title: "", created: Date.now(), changed: Date.now(), leaf: null, settings: savedSettings()}); }
 
+const UNDO = 60000; // so long, in milliseconds, another tab may still have a deleted chat back
+
 async function openStore() {
   store = await Store.open();
   store.onfault = error => toast(error?.name === "QuotaExceededError"
@@ -53,8 +55,9 @@ async function openStore() {
   await rescue();
   for (const chat of await store.read("chats")) {
     if (chat.id === "new") newDraft = chat.draft;
-    else if (chat.deleted) store.remove(chat.id);
-    else chats.set(chat.id, chat);
+    else if (chat.deleted) {
+      if (chat.deleted < Date.now() - UNDO) store.remove(chat.id);
+    } else chats.set(chat.id, chat);
   }
   await lookElsewhere().catch(() => {});
   await show(recall(sessionStorage, "chat", null));
@@ -63,6 +66,7 @@ async function openStore() {
 // -- what is not sent yet: the text in the box, its files, an edited question
 
 let draftSoon = 0;
+let draftKept; // by this tab, as JSON: another tab may write the chat without it
 function draftChanged() {
   clearTimeout(draftSoon);
   draftSoon = setTimeout(keepDraft, 300);
@@ -72,15 +76,24 @@ function keepDraft() {
   clearTimeout(draftSoon);
   if (!store) return;
   const any = box.value || attached.length || now.edited, draft = any ? {text: box.value, files: attached, edited: now.edited ?? null} : undefined;
-  const known = chats.has(now.chat.id), before = known ? now.chat.draft : newDraft;
-  if (JSON.stringify(before) === JSON.stringify(draft)) return;
+  const known = chats.has(now.chat.id), text = JSON.stringify(draft);
+  if (draftKept === text) return;
+  draftKept = text;
   if (known) now.chat.draft = draft;
   else newDraft = draft;
   store.write("chats", known ? now.chat : {id: "new", draft});
 }
 
+// What this tab kept survives another tab's write of the chat with `draft`.
+function keepDraftAgain(id, draft) {
+  if (now.chat.id !== id || !draftKept || JSON.stringify(draft) === draftKept) return;
+  chats.get(id).draft = JSON.parse(draftKept);
+  store.write("chats", chats.get(id));
+}
+
 function takeDraft() {
-  const {text = "", files = [], edited = null} = (chats.has(now.chat.id) ? now.chat.draft : newDraft) ?? {};
+  const draft = chats.has(now.chat.id) ? now.chat.draft : newDraft, {text = "", files = [], edited = null} = draft ?? {};
+  draftKept = JSON.stringify(draft);
   box.value = text;
   attached = [...files];
   now.edited = edited;
@@ -148,6 +161,8 @@ function discard(chat) {
   toast(`“${chat.title}” is deleted.`, "Undo", () => { // of each one that was deleted a moment ago
     delete chat.deleted;
     store.write("chats", chat);
+    const messages = talks.get(chat.id)?.tree.messages.values() ?? [];
+    store.write("messages", ...messages); // an answer that the deletion broke off was kept only in part
     chats.set(chat.id, chat);
     tabs?.postMessage(chat.id);
     show(chat.id);
@@ -179,13 +194,15 @@ function settingsFrom(given) {
 async function importChats(text) {
   let file;
   try { file = JSON.parse(text); } catch { return toast("This file is no JSON."); }
-  if (file?.quire !== "conversations" || !Array.isArray(file.chats) || !Array.isArray(file.messages)) return toast("This file has no conversations of quire.");
+  const isBackup = file?.quire === "conversations" && Array.isArray(file.chats) && Array.isArray(file.messages) && !file.chats.includes(null);
+  if (!isBackup) return toast("This file has no conversations of quire.");
   const ids = new Map(), fresh = id => ids.get(id) ?? ids.set(id, newId()).get(id), isText = value => typeof value === "string";
   const added = [], messages = [];
-  for (const {id, title, pinned, created, settings, leaf} of file.chats) {
+  for (const {id, title, pinned, created, changed, settings, leaf} of file.chats) {
     if (!isText(id)) continue;
-    added.push({id: fresh(id), title: isText(title) ? title : "", named: true, pinned: !!pinned, created: Number(created) || Date.now(), changed: Date.now(),
-                leaf: isText(leaf) ? fresh(leaf) : null, settings: settingsFrom(settings)});
+    added.push({id: fresh(id), title: isText(title) ? title : "", named: true, pinned: !!pinned, created: Number(created) || Date.now(),
+                changed: Number.isFinite(changed) ? changed : Date.now(), leaf: isText(leaf) ? fresh(leaf) : null,
+                settings: settingsFrom(settings)});
   }
   for (const m of file.messages) {
     if (!isText(m?.id) || !ids.has(m.chat) || !isText(m.content) || !["user", "assistant", "tool"].includes(m.role)) continue;
@@ -204,12 +221,14 @@ async function importChats(text) {
                    files: (Array.isArray(m.files) ? m.files : []).filter(f => isText(f?.name) && isText(f.text)).map(({name, text}) => ({name, text}))});
   }
   // From each message a path leads to one without a parent: a circle would have no end.
-  const parents = new Map(messages.map(m => [m.id, m]));
+  const parents = new Map(messages.map(m => [m.id, m])), good = new Set(); // good: what leads there
+  for (const m of messages) if (parents.get(m.parent)?.chat !== m.chat) m.parent = null; // it is missing
   for (const m of messages) {
     const seen = new Set();
     let top = m;
-    while (parents.has(top.parent) && !seen.has(top)) { seen.add(top); top = parents.get(top.parent); }
+    while (top.parent !== null && !seen.has(top) && !good.has(top)) { seen.add(top); top = parents.get(top.parent); }
     if (seen.has(top)) top.parent = null;
+    for (const one of seen) good.add(one);
   }
   await store.write("messages", ...messages);
   await store.write("chats", ...added);

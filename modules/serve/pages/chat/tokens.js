@@ -68,7 +68,7 @@ async function showAlternatives(turn, tokens, number, at) {
   let choice, usage;
   try {
     const body = {...fieldsOf(settings), messages: messagesOf(before ? [...path, {role: "assistant", content: before}] : path, settings.system),
-                  max_tokens: 1, logprobs: true, top_logprobs: 12};
+                  max_tokens: 1, min_tokens: 0, logprobs: true, top_logprobs: 12};
     if (turn.reasoning) body.enable_thinking = false; // the thoughts are not sent back
     ({choices: [choice], usage} = await (await call("/v1/chat/completions", {body})).json());
   } catch (e) {
@@ -96,7 +96,8 @@ const percent = share => share >= .1 ? `${Math.round(100 * share)} %` : share >=
 function branchAt(talk, turn, before, token) {
   alternatives.hidePopover();
   const {seed, from, ...settings} = turn.made ?? talk.chat.settings;
-  const branch = talk.add(turn.parent, "assistant", {content: before + (token ?? ""), made: settings, parts: 1});
+  // Of one that ends here another request made the text, and a longer one: the same request again would not end here.
+  const branch = talk.add(turn.parent, "assistant", {content: before + (token ?? ""), made: settings, parts: token === null ? 2 : 1});
   if (token !== null) return answer(talk, branch);
   talk.save(branch);
   drawTalk();
