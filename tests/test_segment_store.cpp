@@ -225,6 +225,7 @@ TEST_CASE("what is damaged is not served: any byte flipped, any length cut") {
     const auto        put = [&](const std::string& bytes) {
         for (const fs::path& p : segments(folder.path)) fs::remove(p);
         std::ofstream(file, std::ios::binary) << bytes;
+        fs::permissions(file, fs::perms(0600)); // a umask may let the group write
     };
     const std::size_t record = (whole.size() - 32) / 8;
     for (std::size_t at = 0; at < whole.size(); at += 3) { // every third byte: each part of a record has some
@@ -471,12 +472,13 @@ TEST_CASE("a directory or file of others is not used") {
     CHECK(append(*store, 1)); // in a file with another number
     store.reset();
     fs::permissions(file, fs::perms(0600));
-    if (chown(file.c_str(), 1000, 1000) != 0) return; // only the superuser can give files away
+    const uid_t other = getuid() + 1000;
+    if (chown(file.c_str(), other, other) != 0) return; // only the superuser can give files away
     CHECK(open_store(path)->found().foreign == 1);
-    REQUIRE(chown(path.c_str(), 1000, 1000) == 0);
-    CHECK(open_directory(path).error().message ==
-          "the directory " + path +
-              " belongs to another user (1000): name one that this user owns, or that is not there yet");
+    REQUIRE(chown(path.c_str(), other, other) == 0);
+    CHECK(open_directory(path).error().message == "the directory " + path + " belongs to another user (" +
+                                                      std::to_string(other) +
+                                                      "): name one that this user owns, or that is not there yet");
 }
 
 TEST_CASE("a key is a file of at least 32 bytes") {
