@@ -47,6 +47,7 @@ int usual_sequences(const EngineOptions& o, const ModelConfig& config) {
     constexpr std::size_t each  = std::size_t(64) << 20; // of the GPU's memory: a sequence and its row of a step
     const int             room  = o.max_batch_tokens > 0 ? o.max_batch_tokens : 1 << 20; // a step has a token of each
     if (config.family->encoder || !wants_gpu(o)) return std::min(least, room);
+    if (o.tensor_parallel > 1) announce_cuda_ranks();
     const auto        memory = std::size_t(double(cuda_memory(gpu_of(o, 0))) * o.gpu_memory_utilization);
     const std::size_t states = KvCache::state_bytes(config) / std::size_t(o.tensor_parallel) * (o.drafts.on ? 2 : 1);
     // A deterministic step keeps partial sums of each token.

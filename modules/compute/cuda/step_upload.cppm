@@ -261,7 +261,7 @@ void StepUpload::put_states(const StepPlan& plan) {
 }
 
 void StepUpload::copy(std::size_t at, std::size_t n) {
-    constexpr std::size_t gap = 16384; // a copy takes as long as the 64 KB between two of them
+    constexpr std::size_t gap = 16384; // nearer ones go together with the up to 64 KB between them
     if (n == 0) return;
     if (at > copied_end_ + gap) {
         flush();
