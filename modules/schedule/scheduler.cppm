@@ -487,15 +487,18 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
             i++;
             continue;
         }
-        const bool outgrows = !reservations_ && demand_.outgrows(group);
-        if (!outgrows && supply_.allocate_slots(group)) {
-            shares_.add(group, blocks_);
-            i++;
+        if (!reservations_ && demand_.outgrows(group)) {
+            if (limit_.can_shift(group.request, int(group.sequences[0]->tokens.size()))) {
+                shift(i);
+            } else {
+                end(group, FinishReason::length);
+                i++;
+            }
             continue;
         }
-        if (outgrows) {
-            if (limit_.can_shift(group.request, int(group.sequences[0]->tokens.size()))) shift(i);
-            else end(*running()[i++], FinishReason::length);
+        if (supply_.allocate_slots(group)) {
+            shares_.add(group, blocks_);
+            i++;
             continue;
         }
         if (blocks_.drop_last()) continue; // what an answer's end may need gives way to what it needs now

@@ -37,6 +37,8 @@ def main():
                 except (AssertionError, TimeoutError, RuntimeError) as e:
                     failed += last
                     print(f"{'FAILED' if last else 'once more'}: {name}: {type(e).__name__}: {e}", flush=True)
+                    browser.close()
+                    browser = Browser()  # nothing that the attempt left is met by what follows
     finally:
         browser.close()
         server.close()

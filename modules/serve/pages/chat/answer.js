@@ -29,9 +29,10 @@ const elsewhere = new Map(); // id of an answer that comes in another tab → {c
 
 async function lookElsewhere() {
   const {held} = await navigator.locks?.query() ?? {held: []}; // there are none without TLS but on this machine
-  for (const {name} of held) {
-    const [chat, id] = name.startsWith(LOCK) ? name.slice(LOCK.length).split(".") : [];
-    if (!id || runs.has(id) || elsewhere.has(id)) continue;
+  for (const {name, mode} of held) {
+    if (!name.startsWith(LOCK) || mode === "shared") continue; // shared: of a tab that waited for the answer's end, maybe this one
+    const [chat, id] = name.slice(LOCK.length).split(".");
+    if (runs.has(id) || elsewhere.has(id)) continue;
     elsewhere.set(id, {turn: {id, chat}, controller: {abort: () => tabs?.postMessage({stop: id})}});
     navigator.locks.request(name, {mode: "shared"}, () => {}).then(() => {
       elsewhere.delete(id);
