@@ -513,3 +513,62 @@ TEST_CASE("a request that is cancelled while its files are read ends, and leaves
     }
     CHECK(engine.stats().blocks_used == 0);
 }
+
+TEST_CASE("a prompt of which the files have nothing does not wait for them") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o      = options_of(folder.path);
+    int               n_jobs = 100; // of files in each step
+    o.kv_files.jobs          = [&] { return n_jobs; };
+    Engine engine            = load(model, o);
+    (void)settle(engine, greedy(prompt_of(70, 5), 3));
+    REQUIRE(engine.stats().disk.written > 0);
+    n_jobs = 0; // the disk is busy
+    REQUIRE(engine.submit(greedy(prompt_of(70, 333), 3)));
+    std::vector<Output> events;
+    for (int i = 0; i < 20; i++) engine.step(events);
+    CHECK(std::ranges::any_of(events, [](const Output& output) { return output.finish != FinishReason::none; }));
+}
+
+TEST_CASE("a request without the cache finds nothing, leaves nothing, and nothing of it is in files") {
+    const std::string name = GENERATE("llama3-gqa-Q8_0.gguf", "gemma2-Q8_0.gguf", "lfm2-Q8_0.gguf");
+    CAPTURE(name);
+    Folder        folder;
+    EngineOptions o = options_of(folder.path + "/kv");
+    o.kv_key        = folder.path + "/key"; // files have all namespaces
+    std::ofstream(o.kv_key) << std::string(32, 'k');
+    o.kv_files.jobs     = [] { return 100; };
+    Engine       engine = load(reference(cat("models/", name)), o);
+    const Answer first  = settle(engine, greedy(prompt_of(70, 5), 3));
+    const auto   before = engine.stats();
+    Request      alone  = greedy(prompt_of(70, 5), 3);
+    alone.uses_cache    = false;
+    for (int i = 0; i < 3; i++) {
+        const Answer answer = settle(engine, alone);
+        CHECK(answer.cached_tokens == 0);
+        CHECK(answer.tokens == first.tokens);
+    }
+    CHECK(engine.stats().disk.written == before.disk.written);
+    CHECK(engine.stats().blocks_used == before.blocks_used);
+    CHECK(engine.stats().host_cached == before.host_cached);
+    CHECK(settle(engine, greedy(prompt_of(70, 5), 3)).cached_tokens >= 64);
+}
+
+TEST_CASE("an engine that ends brings to files what they could not take at once") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    o.kv_host_bytes     = 10 * std::int64_t(load(model, options_of("")).block_bytes() + 4096);
+    o.kv_files.jobs     = [] { return 1; };
+    {
+        Engine engine = load(model, o);
+        REQUIRE(engine.options().tier_blocks >= 10);
+        REQUIRE(engine.options().tier_blocks < 24);
+        (void)run(engine, {greedy(prompt_of(70, 5), 3)}, {0});
+        CHECK(engine.stats().disk.written < 8);
+        engine.flush(60);
+        std::vector<Output> none;
+        for (int i = 0; i < 20; i++) engine.step(none); // the thread's work, which ends by itself
+        CHECK(engine.stats().disk.written >= 8);
+    }
+}

@@ -159,3 +159,29 @@ TEST_CASE("swapped requests and the tier share the pool in host memory") {
     m.close_table(t);
     CHECK(m.n_swap_free() == 4);
 }
+
+TEST_CASE("reading the rest of a text from files does not forget its beginning") {
+    BlockManager m({.n_blocks = 4, .block_size = 4, .n_tier = 8, .for_files = ForFiles::shared});
+    const auto   written = [&] {
+        step(m);
+        for (const HostUnit& unit : m.host().take_saved()) m.host().give_back(unit.unit);
+    };
+    for (const std::vector<Token>& tokens : {text(16), text(16, 100)}) { // one block at a time, as files take them
+        m.close_table(filled(m, tokens));
+        for (int i = 0; i < 4; i++) written();
+    }
+    const std::vector<Token>   beginning = text(12);
+    const KnownText            known     = m.known({}, beginning);
+    const std::vector<BlockId> kept      = m.host().keep(known.texts);
+    REQUIRE(kept.size() == 3);
+    m.check_invariants();
+    CHECK(m.n_swap_free() == 8); // no request is swapped
+    std::vector<HostUnit> read;
+    for (HostUnit unit; m.host().lend(unit); unit = {}) read.push_back(unit);
+    CHECK(read.size() == 5); // the rest of the pool
+    m.check_invariants();
+    for (const HostUnit& unit : read) m.host().give_back(unit.unit);
+    m.host().let_go(kept);
+    CHECK(m.known({}, beginning).n_blocks() == 3);
+    m.check_invariants();
+}

@@ -121,6 +121,10 @@ public:
     // the events handed out, with blocks for the running step.
     bool step(std::vector<Output>& out);
 
+    // The owner's thread, when no request is left: brings what host memory has for files on its way to them, as long as that takes at most so
+    // many seconds.
+    void flush(double seconds);
+
     // The owner's thread, between steps: in all later steps `decoding` chooses the next tokens; empty: quire.decode.decoder does again.
     void decode_with(Decoding decoding);
 
@@ -755,6 +759,17 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
     else decoder.deliver(ran, results, out);
     return true;
+}
+
+void Engine::flush(double seconds) {
+    Impl&               e     = *impl_;
+    const TimePoint     since = e.now();
+    std::vector<Output> none;
+    const auto          is_late = [&] {
+        const HostTier& host = e.scheduler.blocks().host();
+        return e.files && (host.has_late() || host.has_saved());
+    };
+    while (e.running.empty() && e.scheduler.idle() && is_late() && e.seconds_since(since) < seconds) step(none);
 }
 
 bool Engine::step(std::vector<Output>& out) {

@@ -19,6 +19,10 @@ using BlockHash = std::uint64_t;
 struct CacheNamespace {
     std::uint64_t low = 0, high = 0;
     bool          operator==(const CacheNamespace&) const = default;
+
+    // The namespace of one request: nothing finds its blocks when that has ended.
+    static CacheNamespace temporary(std::uint64_t request) { return {request, ~std::uint64_t(0)}; }
+    bool                  is_temporary() const { return high == ~std::uint64_t(0); }
 };
 
 // The namespace of a salt: 128 bits of it and of a secret of this process, so that no client can aim at that of another client.

@@ -35,7 +35,7 @@ public:
     int n_copies() const { return int(tables_.moves.copies.size()); } // waiting for take_moves()
     // Blocks of the host pool, for swapped requests and for units that have left the device's prefix cache.
     int n_swap() const { return swaps_.pool().size(); }
-    int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_lent(); } // of no swapped request
+    int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_away(); } // of no swapped request
     int n_on_host() const { return tables_.host.n_kept(); }                            // of the prefix cache
     const HostTierStats& host_stats() const { return tables_.host.stats(); }
 

@@ -73,7 +73,12 @@ public:
     void save(const BlockPool& device, BlockId bundle, std::span<const Token> tokens);
     // A unit is the source of a copy to the device: it stays what it is until the moves are taken, and then counts as just used.
     void load(BlockId unit);
-    void clear(); // forgets all units that are not lent
+    void clear(); // forgets all units that are neither lent nor kept for a prompt
+    // Texts that a prompt goes on behind: their units that are here are not forgotten before let_go() has what keep() returned.
+    std::vector<BlockId> keep(std::span<const Prefix> texts);
+    void                 let_go(std::span<const BlockId> units);
+    int n_kept_for(BlockId unit) const { return kept_.empty() ? 0 : kept_[std::size_t(unit)]; } // prompts
+    int n_away() const { return n_lent_ + n_kept_back_; } // blocks that are lent or kept for a prompt
 
     // -- for files
 
@@ -97,7 +102,7 @@ public:
     void enter(const HostUnit& read, const CacheNamespace& space, const Prefix& parent, BlockHash hash);
     void give_back(BlockId unit, bool in_files = true);
     std::span<const BlockId> lent() const { return lent_; }
-    int                      n_lent() const { return n_lent_; } // blocks
+    bool is_lent(BlockId unit) const { return !lent_at_.empty() && lent_at_[std::size_t(unit)] >= 0; }
 
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
@@ -122,19 +127,21 @@ private:
     std::vector<BlockId> blocks_of(BlockId unit) const;
     void                 log(BlockId unit, bool stored);
 
-    BlockPool                pool_;
-    BlockIndex               index_; // of units, by hash and lane
-    std::vector<BlockCopy>&  out_;
-    int                      n_lanes_;
-    bool                     keeps_, paused_ = false, logging_ = false;
-    ForFiles                 for_files_;
-    std::vector<BlockId>     saved_, lent_; // saved_: since take_saved(); they are lent already
-    int                      n_lent_ = 0;   // blocks
-    std::vector<bool>        in_files_;     // [n_ids]
-    std::deque<BlockId>      late_;         // units that are to be lent when files keep up
-    std::vector<bool>        is_late_;      // [n_ids]
-    HostTierStats            stats_;
-    std::vector<CacheChange> changes_;
+    BlockPool                 pool_;
+    BlockIndex                index_; // of units, by hash and lane
+    std::vector<BlockCopy>&   out_;
+    int                       n_lanes_;
+    bool                      keeps_, paused_ = false, logging_ = false;
+    ForFiles                  for_files_;
+    std::vector<BlockId>      saved_, lent_;                 // saved_: since take_saved(); they are lent already
+    std::vector<std::int32_t> lent_at_;                      // [n_ids] the place in lent_, or -1
+    std::vector<std::int32_t> kept_;                         // [n_ids] the prompts for which a unit is kept
+    int                       n_lent_ = 0, n_kept_back_ = 0; // blocks; kept back: for prompts, and not lent
+    std::vector<bool>         in_files_;                     // [n_ids]
+    std::deque<BlockId>       late_;                         // units that are to be lent when files keep up
+    std::vector<bool>         is_late_;                      // [n_ids]
+    HostTierStats             stats_;
+    std::vector<CacheChange>  changes_;
     // Units that are not lent, by their value; and the value of each, 0: it is not there.
     std::set<std::pair<double, BlockId>> by_value_;
     std::vector<double>                  values_;        // [n_ids]
@@ -154,8 +161,9 @@ HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::
     : pool_(o.n_blocks, o.block_size, o.keeps ? FreeOrder::fifo : FreeOrder::lifo, {}, bundles,
             o.keeps ? o.n_markers : 0),
       index_(o.keeps ? pool_.n_ids() : 0), out_(out), n_lanes_(int(bundles.size())), keeps_(o.keeps),
-      for_files_(o.keeps ? o.for_files : ForFiles::none), in_files_(at_once() ? std::size_t(pool_.n_ids()) : 0),
-      is_late_(in_files_.size()), values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
+      for_files_(o.keeps ? o.for_files : ForFiles::none), lent_at_(at_once() ? std::size_t(pool_.n_ids()) : 0, -1),
+      kept_(lent_at_.size()), in_files_(lent_at_.size()), is_late_(in_files_.size()),
+      values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
     const BlockId unit = keeps_ && text.hash ? index_.find(key_of(*text.hash, lane)) : -1;
@@ -218,7 +226,9 @@ void HostTier::forget(BlockId unit) {
 
 void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token> tokens) {
     CacheEntry entry = device.entry(from);
-    if (!keeps_ || paused_ || entry.state != HashState::cached || entry.n_tokens < device.block_size()) return;
+    if (!keeps_ || paused_ || entry.state != HashState::cached || entry.n_tokens < device.block_size() ||
+        entry.space.is_temporary())
+        return;
     const int       lane = device.lane(from);
     const BlockHash key  = key_of(entry.hash, lane);
     if (const BlockId old = index_.find(key); old >= 0) {
@@ -286,6 +296,7 @@ void HostTier::lend_late() {
         const BlockId unit = late_.front();
         const bool    here = pool_.bundle_of(unit) == unit && pool_.state(unit) == HashState::cached;
         if (here && pool_.ref_count(unit) == 0 && !pool_.is_free(unit)) return; // moves that are not taken yet have it
+        if (here && n_kept_for(unit) > 0 && !is_lent(unit)) return;             // a prompt has it
         late_.pop_front();
         is_late_[std::size_t(unit)] = false;
         if (!here || pool_.ref_count(unit) > 0) continue;
@@ -296,6 +307,7 @@ void HostTier::lend_late() {
 
 void HostTier::begin_loan(BlockId unit) {
     drop_value(unit);
+    lent_at_[std::size_t(unit)] = std::int32_t(lent_.size());
     lent_.push_back(unit);
     n_lent_ += pool_.n_blocks(unit);
 }
@@ -344,10 +356,15 @@ void HostTier::enter(const HostUnit& read, const CacheNamespace& space, const Pr
 
 // A unit that comes back without an entry was not read.
 void HostTier::give_back(BlockId unit, bool in_files) {
-    const auto at = std::ranges::find(lent_, unit);
-    check(at != lent_.end(), "a unit came back that was not lent");
-    lent_.erase(at);
+    check(is_lent(unit), "a unit came back that was not lent");
+    const std::int32_t at = std::exchange(lent_at_[std::size_t(unit)], -1);
+    if (lent_.back() != unit) {
+        lent_[std::size_t(at)]              = lent_.back();
+        lent_at_[std::size_t(lent_.back())] = at;
+    }
+    lent_.pop_back();
     n_lent_ -= pool_.n_blocks(unit);
+    if (n_kept_for(unit) > 0) n_kept_back_ += pool_.n_blocks(unit);
     const bool cached            = pool_.state(unit) == HashState::cached;
     in_files_[std::size_t(unit)] = cached && in_files;
     if (cached) use(unit);
@@ -361,6 +378,26 @@ void HostTier::load(BlockId unit) {
     if (pool_.ref_count(unit) == 0) use(unit); // else it is lent, and gets its value when it is given back
     stats_.loaded += std::uint64_t(pool_.n_blocks(unit));
     pool_.hold(unit);
+}
+
+std::vector<BlockId> HostTier::keep(std::span<const Prefix> texts) {
+    std::vector<BlockId> units;
+    for (const Prefix& text : texts)
+        for (int lane = 0; lane < n_lanes_; lane++)
+            if (const BlockId unit = find(text, lane); unit >= 0) {
+                if (kept_[std::size_t(unit)]++ == 0 && !is_lent(unit)) n_kept_back_ += pool_.n_blocks(unit);
+                pool_.acquire(unit);
+                units.push_back(unit);
+            }
+    return units;
+}
+
+void HostTier::let_go(std::span<const BlockId> units) {
+    for (BlockId unit : units) {
+        if (--kept_[std::size_t(unit)] == 0 && !is_lent(unit)) n_kept_back_ -= pool_.n_blocks(unit);
+        if (!is_lent(unit)) use(unit);
+        pool_.release(unit);
+    }
 }
 
 void HostTier::clear() {
@@ -388,10 +425,10 @@ void HostTier::log(BlockId unit, bool stored) {
 void HostTier::check_invariants() const {
     int n = 0, n_valued = 0;
     for (BlockId unit = 0; unit < pool_.n_ids(); unit++) {
-        const CacheEntry& entry = pool_.entry(unit);
-        const bool        lent  = std::ranges::find(lent_, unit) != lent_.end();
-        if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || (pool_.ref_count(unit) > 0 && !lent))
-            continue;
+        const CacheEntry& entry   = pool_.entry(unit);
+        const bool        lent    = is_lent(unit);
+        const bool        swapped = pool_.ref_count(unit) > 0 && !lent && n_kept_for(unit) == 0;
+        if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || swapped) continue;
         n++;
         check(lent || pool_.n_blocks(unit) == 0 || by_value_.contains({values_[std::size_t(unit)], unit}),
               "a unit in host memory has no value");

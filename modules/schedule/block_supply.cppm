@@ -134,7 +134,9 @@ std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std
     int                       most   = 0;
     for (std::size_t j = 0; j < i; j++) {
         const std::vector<Token>& other = group.sequences[j]->tokens;
-        const auto                same =
+        const auto                least = std::size_t(most + block_size); // tokens in common, to be better than that
+        if (std::min(tokens.size(), other.size()) <= least || tokens[least - 1] != other[least - 1]) continue;
+        const auto same =
             std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
         const int n = std::min(int(same), int(std::min(tokens.size(), other.size())) - 1) / block_size * block_size;
         if (n > most) with = group.sequences[j].get(), most = n;

@@ -31,6 +31,7 @@ struct Request {
     EarlyStopping early_stopping = EarlyStopping::no;
     int           priority       = 0; // lower runs first, as in vLLM
     std::string   cache_salt;         // KV is shared only with requests of the same salt
+    bool          uses_cache = true;  // false: it finds nothing in the prefix cache, and leaves nothing there
     // In ascending order, without scales of 0: KV is shared only with requests of the same adapters and scales. Nothing: those that the engine
     // applies to requests that do not say; submit() fills them in.
     std::optional<std::vector<AdapterUse>> adapters;

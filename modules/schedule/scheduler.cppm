@@ -173,7 +173,7 @@ private:
     void          shift(std::size_t i);
     void          to_queue(std::size_t i);
     bool          queue_waits() const;
-    void          give_back(Sequence& sequence);
+    void          give_back(const SequenceGroup& group, Sequence& sequence);
     void          note_state(const SequenceGroup& group, const Sequence& sequence, int n);
     void          end(const SequenceGroup& group, FinishReason reason, std::string message = {});
     void          take_moves(BlockMoves& moves);
@@ -290,7 +290,7 @@ void Scheduler::add(RequestId id, Request request) {
         std::int64_t(step_) + std::int64_t(std::clamp(r.priority, -1'000'000, 1'000'000)) * options_.aging_steps,
         n_arrived_++};
     // Without a cache each request still finds its own blocks again: its sequences share them after a preemption.
-    group->space = options_.prefix_cache ? namespace_of(r) : CacheNamespace{id, ~std::uint64_t(0)};
+    group->space = options_.prefix_cache && r.uses_cache ? namespace_of(r) : CacheNamespace::temporary(id);
     group->sequences.push_back(std::make_unique<Sequence>());
     group->sequences[0]->tokens     = r.prompt;
     group->sequences[0]->constraint = r.constraint;
@@ -300,10 +300,11 @@ void Scheduler::add(RequestId id, Request request) {
 }
 
 // Closes the block table of a sequence.
-void Scheduler::give_back(Sequence& sequence) {
+void Scheduler::give_back(const SequenceGroup& group, Sequence& sequence) {
     if (sequence.table < 0) return;
-    stats_.checkpoints += blocks_.keep_last(sequence.table, sequence.tokens);
-    blocks_.close_table(std::exchange(sequence.table, -1), !options_.prefix_cache);
+    const bool forgets = group.space.is_temporary();
+    if (!forgets) stats_.checkpoints += blocks_.keep_last(sequence.table, sequence.tokens);
+    blocks_.close_table(std::exchange(sequence.table, -1), forgets);
 }
 
 std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
@@ -311,7 +312,7 @@ std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
     if (!group) return nullptr;
     log(MemoryEventKind::free, *group);
     Group owned = lists_.remove(*group);
-    for (auto& sequence : group->sequences) give_back(*sequence);
+    for (auto& sequence : group->sequences) give_back(*group, *sequence);
     if (reservations_) reservations_->release(*group);
     group->status = GroupStatus::finished;
     std::erase_if(scheduled_, [&](const Scheduled& item) { return item.group == group; });
@@ -350,7 +351,7 @@ void Scheduler::free(SequenceGroup& group, Sequence& sequence, FinishReason reas
                            [&](const auto& s) { return s.get() == &sequence; });
     check(at != group.sequences.end(), "a sequence that its group does not have was freed");
     log(MemoryEventKind::finish, group, sequence.index);
-    give_back(sequence);
+    give_back(group, sequence);
     sequence.finish = reason;
     // Sequences whose result is not needed, such as dropped beams, are reused by the next fork.
     (reason == FinishReason::none ? group.spare : group.finished).push_back(std::move(*at));

@@ -47,16 +47,15 @@ private:
     struct Save {
         std::vector<Token>   prompt;
         CacheNamespace       space;
-        std::vector<BlockId> lent         = {}; // units that are on the way
-        int                  n_blocks     = -1; // that the files had when they were asked last; -1: they were not
-        bool                 is_looked_up = false;
+        std::vector<BlockId> lent     = {}; // units that are on the way
+        int                  n_blocks = -1; // that the files had when they were asked last; -1: they were not
     };
     void log(const TextChange& change);
     bool look_up(RequestId id, Request& request);
     void begin_to_save(Save& save);
     void look_at_saves();
     void end_look(RequestId id, int n_blocks);
-    void begin_to_read(DiskFound found);
+    bool begin_to_read(DiskFound found);
     void end_read(const DiskFound& found);
 
     Scheduler&                                   scheduler_;
@@ -102,14 +101,15 @@ bool DiskRequests::take(RequestId id, Request& request) {
 bool DiskRequests::look_up(RequestId id, Request& request) {
     const auto size   = std::size_t(scheduler_.blocks().block_size());
     const bool shared = request.cache_salt.empty() && (!request.adapters || request.adapters->empty());
-    if ((!shared && !salts_) || request.wants_all_rows()) return false;
+    if ((!shared && !salts_) || !request.uses_cache || request.wants_all_rows()) return false;
     const CacheNamespace space = scheduler_.namespace_of(request);
     const auto           most =
         (std::max<std::size_t>(request.prompt.size(), 1) - 1) / size; // blocks: one token is left to compute
-    KnownText known = scheduler_.blocks().known(space, std::span(request.prompt).first(most * size));
+    const auto text  = std::span<const Token>(request.prompt).first(most * size);
+    KnownText  known = scheduler_.blocks().known(space, text);
     scheduler_.blocks().host().offer(known.texts);
     if (disk_.empty() || std::size_t(known.n_usable) == most) return false;
-    disk_.look_up(id, space, std::move(known), request.prompt);
+    if (!begin_to_read(disk_.look_up(id, space, std::move(known), text))) return false;
     waiting_.emplace(id, std::move(request));
     return true;
 }
@@ -132,11 +132,8 @@ void DiskRequests::update() {
     for (const TextChange& change : done.changes) log(change);
     HostTier& host = scheduler_.blocks().host();
     for (const DiskWritten& written : done.written) host.give_back(written.unit, written.is_there);
-    for (const DiskFound& found : done.found)
-        if (found.is_read) end_read(found);
-    host.files_lost(std::move(done.gone)); // last of what says where units are: what was written can be gone by now
-    for (DiskFound& found : done.found)
-        if (!found.is_read) begin_to_read(std::move(found));
+    for (const DiskFound& found : done.read) end_read(found);
+    host.files_lost(std::move(done.gone)); // last: what was written can be gone by now
     look_at_saves();
 }
 
@@ -166,21 +163,18 @@ void DiskRequests::log(const TextChange& change) {
 
 void DiskRequests::begin_to_save(Save& save) {
     scheduler_.blocks().save(save.space, save.prompt);
-    const auto lent   = scheduler_.blocks().host().lent();
-    save.lent         = {lent.begin(), lent.end()};
-    save.is_looked_up = false;
+    const auto lent = scheduler_.blocks().host().lent();
+    save.lent       = {lent.begin(), lent.end()};
 }
 
 // The texts to save are written, or were refused: asks the files for the part that they have.
 void DiskRequests::look_at_saves() {
-    const auto lent    = scheduler_.blocks().host().lent();
-    const auto is_lent = [&](BlockId unit) { return std::ranges::find(lent, unit) != lent.end(); };
-    for (auto& [id, save] : saves_) {
-        if (save.is_looked_up || std::ranges::any_of(save.lent, is_lent)) continue;
-        save.is_looked_up         = true;
-        std::vector<Token> tokens = save.prompt;
-        tokens.push_back(0); // a look-up leaves the last token to compute
-        disk_.look_up(id, save.space, {}, std::move(tokens));
+    const HostTier& host = scheduler_.blocks().host();
+    for (auto at = saves_.begin(); at != saves_.end();) {
+        const auto& [id, save] = *at++; // end_look() may erase it
+        if (std::ranges::any_of(save.lent, [&](BlockId unit) { return host.is_lent(unit); })) continue;
+        const DiskFound found = disk_.look_up(id, save.space, {}, save.prompt);
+        end_look(id, int(std::ranges::count_if(found.units, [](const HostUnit& unit) { return unit.lane == 0; })));
     }
 }
 
@@ -197,17 +191,17 @@ void DiskRequests::end_look(RequestId id, int n_blocks) {
 
 // -- what comes from the files
 
-// As many units as host memory has room for.
-void DiskRequests::begin_to_read(DiskFound found) {
-    if (saves_.contains(found.id))
-        return end_look(found.id,
-                        int(std::ranges::count_if(found.units, [](const HostUnit& unit) { return unit.lane == 0; })));
-    if (!waiting_.contains(found.id)) return; // cancelled
-    std::size_t n = 0;
-    while (n < found.units.size() && scheduler_.blocks().host().lend(found.units[n])) n++;
+// As many units as host memory has room for, beside those that they continue. False: none.
+bool DiskRequests::begin_to_read(DiskFound found) {
+    if (found.units.empty()) return false;
+    HostTier& host = scheduler_.blocks().host();
+    found.kept     = host.keep(found.known.texts);
+    std::size_t n  = 0;
+    while (n < found.units.size() && host.lend(found.units[n])) n++;
     found.units.resize(n);
-    if (n > 0) disk_.take(std::move(found));
-    else pass_on(found.id);
+    if (n == 0) host.let_go(found.kept);
+    else disk_.read(std::move(found));
+    return n > 0;
 }
 
 void DiskRequests::end_read(const DiskFound& found) {
@@ -230,6 +224,7 @@ void DiskRequests::end_read(const DiskFound& found) {
         if (whole && unit.is_read) blocks.host().enter(unit, found.space, before, *here.hash);
         blocks.host().give_back(unit.unit);
     }
+    blocks.host().let_go(found.kept);
     const auto at = waiting_.find(found.id);
     if (at == waiting_.end()) return; // cancelled
     const int n_now = blocks.known(found.space, at->second.prompt).n_usable;

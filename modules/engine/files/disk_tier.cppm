@@ -27,9 +27,9 @@ struct DiskTierOptions {
 struct DiskFound {
     RequestId             id = 0;
     CacheNamespace        space;
-    KnownText             known;           // what the memory had when the files were asked
-    std::vector<HostUnit> units   = {};    // parents before children; read: with their blocks in host memory
-    bool                  is_read = false; // else only looked up
+    KnownText             known;      // what the memory had when the files were asked
+    std::vector<HostUnit> units = {}; // parents before children; read: with their blocks in host memory
+    std::vector<BlockId>  kept  = {}; // units of host memory that these continue
 };
 
 // A unit that is lent no longer.
@@ -40,7 +40,7 @@ struct DiskWritten {
 
 struct DiskDone {
     std::vector<DiskWritten>       written;
-    std::vector<DiskFound>         found;
+    std::vector<DiskFound>         read;
     std::vector<TextChange>        changes; // of what the files have
     std::vector<SegmentStore::Key> gone;    // what they have no longer
 };
@@ -62,22 +62,18 @@ public:
     // -- the engine's thread; none of these waits for a file
 
     void write(std::vector<HostUnit> units); // that are lent
-    // Looks for the units that `tokens` could go on behind, of which the memory has `known`. The last token is left to compute.
-    void     look_up(RequestId id, const CacheNamespace& space, KnownText known, std::vector<Token> tokens);
-    void     take(DiskFound found); // reads what was looked up, into units that are lent
-    DiskDone take_done();           // since the last call
-    void     wait(double seconds);  // until something is done
+    // The units that the memory lacks of the longest beginning of `tokens` that memory and files have together; none, if the memory alone,
+    // which has `known`, has one as long. Looks into the index, at no file.
+    DiskFound look_up(RequestId id, const CacheNamespace& space, KnownText known, std::span<const Token> tokens) const;
+    void      read(DiskFound found); // what was looked up, into units that are lent
+    DiskDone  take_done();           // since the last call
+    void      wait(double seconds);  // until something is done
 
 private:
-    struct Job {
-        DiskFound          found;
-        std::vector<Token> tokens = {};
-    };
     void                              run();
     bool                              do_one(std::unique_lock<std::mutex>& lock);
-    void                              add(Job job);
-    void                              look_up(Job& job) const;
-    void                              read(DiskFound& found);
+    void                              read_now(DiskFound& found);
+    bool                              write_now(const HostUnit& unit, bool& is_there);
     std::vector<std::span<std::byte>> memory_of(const HostUnit& unit) const;
     int                               first_seen(int lane, int n_blocks) const; // by the token behind so many blocks
     void                              publish_counts();
@@ -91,7 +87,7 @@ private:
     std::atomic<bool>             has_done_  = false;
     mutable std::mutex            mutex_;
     std::condition_variable       work_, results_;
-    std::deque<Job>               jobs_; // before writes: requests wait for them
+    std::deque<DiskFound>         reads_; // before writes: requests wait for them
     std::deque<HostUnit>          writes_;
     DiskDone                      done_;
     SegmentStats                  stats_;
@@ -136,19 +132,10 @@ void DiskTier::write(std::vector<HostUnit> units) {
     work_.notify_one();
 }
 
-void DiskTier::look_up(RequestId id, const CacheNamespace& space, KnownText known, std::vector<Token> tokens) {
-    add({{id, space, std::move(known)}, std::move(tokens)});
-}
-
-void DiskTier::take(DiskFound found) {
-    found.is_read = true;
-    add({std::move(found)});
-}
-
-void DiskTier::add(Job job) {
+void DiskTier::read(DiskFound found) {
     {
         std::scoped_lock lock(mutex_);
-        jobs_.push_back(std::move(job));
+        reads_.push_back(std::move(found));
     }
     work_.notify_one();
 }
@@ -180,28 +167,29 @@ void DiskTier::publish_counts() {
 
 void DiskTier::run() {
     std::unique_lock lock(mutex_);
-    do work_.wait(lock, [&] { return ends_ || !jobs_.empty() || !writes_.empty(); });
+    do work_.wait(lock, [&] { return ends_ || !reads_.empty() || !writes_.empty(); });
     while (do_one(lock));
 }
 
 // False: there is none left when it ends.
 bool DiskTier::do_one(std::unique_lock<std::mutex>& lock) {
-    if (!jobs_.empty() && !ends_) {
-        Job job = std::move(jobs_.front());
-        jobs_.pop_front();
+    if (!reads_.empty() && !ends_) {
+        DiskFound found = std::move(reads_.front());
+        reads_.pop_front();
         lock.unlock();
-        job.found.is_read ? read(job.found) : look_up(job);
+        read_now(found);
         lock.lock();
-        done_.found.push_back(std::move(job.found));
+        done_.read.push_back(std::move(found));
     } else if (!writes_.empty()) {
-        const HostUnit unit = std::move(writes_.front());
-        writes_.pop_front();
+        const HostUnit& unit     = writes_.front(); // others only add to the end
+        bool            is_there = false;
         lock.unlock();
-        const bool is_there =
-            store_->append(unit.space, unit.serial, unit.parent, unit.lane, unit.tokens, memory_of(unit)) ||
-            store_->has(unit.serial, unit.lane);
+        const bool done = write_now(unit, is_there);
         lock.lock();
-        done_.written.push_back({unit.unit, is_there});
+        if (done) {
+            done_.written.push_back({unit.unit, is_there});
+            writes_.pop_front();
+        }
     } else {
         return false;
     }
@@ -211,7 +199,16 @@ bool DiskTier::do_one(std::unique_lock<std::mutex>& lock) {
     return true;
 }
 
-void DiskTier::read(DiskFound& found) {
+// False: there is more to do for it, and reads come first.
+bool DiskTier::write_now(const HostUnit& unit, bool& is_there) {
+    const std::vector<std::span<std::byte>> memory = memory_of(unit);
+    if (!store_->make_room(unit.space, unit.serial, unit.parent, unit.lane, unit.tokens, memory)) return false;
+    is_there = store_->append(unit.space, unit.serial, unit.parent, unit.lane, unit.tokens, memory) ||
+               store_->has(unit.serial, unit.lane);
+    return true;
+}
+
+void DiskTier::read_now(DiskFound& found) {
     std::vector<UnitRead> units;
     for (const HostUnit& unit : found.units) units.push_back({unit.serial, unit.lane, memory_of(unit)});
     store_->read(units);
@@ -231,17 +228,18 @@ int DiskTier::first_seen(int lane, int n_blocks) const {
     return CacheLayout::first_entry_seen(l.window, n_blocks * o_.segments.block_size, o_.segments.block_size);
 }
 
-// Finds the units that the memory lacks of the longest beginning that memory and files have together. None, if the memory alone has one as long.
-void DiskTier::look_up(Job& job) const {
+DiskFound DiskTier::look_up(RequestId id, const CacheNamespace& space, KnownText text,
+                            std::span<const Token> tokens) const {
+    DiskFound                  found{id, space, std::move(text)};
     const auto                 size    = std::size_t(o_.segments.block_size);
-    const auto                 block   = [&](std::size_t i) { return std::span(job.tokens).subspan(i * size, size); };
-    const KnownText&           known   = job.found.known;
+    const auto                 block   = [&](std::size_t i) { return tokens.subspan(i * size, size); };
+    const KnownText&           known   = found.known;
     const std::size_t          n_lanes = o_.lanes.size();
     std::vector<std::uint64_t> serials;
     for (const Prefix& text : known.texts) serials.push_back(text.serial);
-    while ((serials.size() + 1) * size < job.tokens.size()) {
+    while ((serials.size() + 1) * size <= tokens.size()) {
         const std::uint64_t before = serials.empty() ? 0 : serials.back();
-        const std::uint64_t next   = store_->find(job.found.space, before, block(serials.size()));
+        const std::uint64_t next   = store_->find(space, before, block(serials.size()));
         if (next == 0) break;
         serials.push_back(next);
     }
@@ -251,18 +249,19 @@ void DiskTier::look_up(Job& job) const {
     const int end = most_usable(o_.lanes, int(size), int(serials.size()), [&](int i, int lane) {
         return in_memory(i, lane) || store_->has(serials[std::size_t(i)], lane);
     });
-    if (end <= known.n_usable) return;
+    if (end <= known.n_usable) return found;
     for (int i = 0; i < end; i++)
         for (int lane = 0; lane < int(n_lanes); lane++) {
             if (in_memory(i, lane) || i < first_seen(lane, end)) continue;
-            HostUnit& unit    = job.found.units.emplace_back();
-            unit.lane         = lane;
-            unit.depth        = i;
-            unit.serial       = serials[std::size_t(i)];
-            unit.parent       = i == 0 ? 0 : serials[std::size_t(i) - 1];
-            const auto tokens = block(std::size_t(i));
-            if (lane == 0) unit.tokens.assign(tokens.begin(), tokens.end());
+            HostUnit& unit  = found.units.emplace_back();
+            unit.lane       = lane;
+            unit.depth      = i;
+            unit.serial     = serials[std::size_t(i)];
+            unit.parent     = i == 0 ? 0 : serials[std::size_t(i) - 1];
+            const auto here = block(std::size_t(i));
+            if (lane == 0) unit.tokens.assign(here.begin(), here.end());
         }
+    return found;
 }
 
 } // namespace quire

@@ -68,6 +68,7 @@ struct TextChange {
     std::vector<Token> tokens = {}; // stored: of the block
 };
 
+// find() and has() may be called by any thread, the rest by one.
 class SegmentStore {
 public:
     using Key = std::pair<std::uint64_t, int>; // of a record: the serial of its text, and its lane
@@ -83,11 +84,15 @@ public:
     const SegmentsFound& found() const { return found_; }
     // The serial of the text that continues text `parent` (0: nothing) with these tokens, as far as the first lane has it; 0: none.
     std::uint64_t find(const CacheNamespace& space, std::uint64_t parent, std::span<const Token> tokens) const;
-    bool          has(std::uint64_t serial, int lane) const { return records_.contains({known_as(serial), lane}); }
+    bool          has(std::uint64_t serial, int lane) const;
     // The unit of a lane; tokens [block_size] for the first lane, none for others. A text that is there under another serial, because it was
     // computed again, is known by that one from now on. False: the unit is there already, or the disk is full.
     bool append(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
                 std::span<const Token> tokens, Pieces payload);
+    // Does a part of the work for which append() might have to give up the oldest segment, so that a reader does not wait for all of it. False:
+    // there is more to do.
+    bool make_room(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+                   std::span<const Token> tokens, Pieces payload);
     // A damaged record is forgotten.
     void read(std::span<UnitRead> units);
 
@@ -121,7 +126,16 @@ private:
         std::vector<Token> tokens;
     };
     struct RecordHead;
+    struct Drop { // of the oldest segment: the records from `next` on are still to be written once more, or forgotten
+        std::uint64_t    segment = 0, left = 0; // left: bytes that may be written
+        std::vector<Key> records;
+        std::size_t      next = 0;
+    };
 
+    std::uint64_t find_child(const CacheNamespace& space, std::uint64_t parent, std::span<const Token> tokens) const;
+    bool has_record(std::uint64_t serial, int lane) const { return records_.contains({known_as(serial), lane}); }
+    bool wants(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+               std::span<const Token> tokens);
     std::uint64_t known_as(std::uint64_t serial) const {
         const auto at = aliases_.find(serial);
         return at == aliases_.end() ? serial : at->second;
@@ -136,7 +150,9 @@ private:
     bool                      begin_segment();
     bool                      fetch(const Key& key, const Place& place, Pieces payload) const;
     std::optional<Place>      write(RecordHead& head, std::span<std::byte> tokens, Pieces payload);
-    void                      drop_oldest();
+    Drop                      begin_drop();
+    bool                      drop_oldest(std::uint64_t most_bytes);
+    bool                      make_room(std::uint64_t bytes, std::uint64_t most_bytes);
     bool                      keep(const Key& key, Place& place);
     void                      forget(const Key& key);
     void                      enter(Child child, int lane, const Place& place);
@@ -149,6 +165,8 @@ private:
     std::uint64_t                    growing_ = 0, bytes_ = 0;
     bool                             grows_ = false; // the segment growing_ is this store's
     std::map<std::uint64_t, Segment> segments_;      // by number, the oldest first
+    std::optional<Drop>              drop_;          // that is not complete
+    mutable std::shared_mutex        index_;         // of which keys records_, aliases_ and children_ have
     std::map<Key, Place>             records_;
     std::unordered_map<std::uint64_t, std::uint64_t> aliases_; // of texts that were computed again: the first serial
     std::unordered_map<std::uint64_t, std::vector<Child>> children_;   // by a hash of parent and tokens
@@ -171,6 +189,8 @@ constexpr std::uint64_t old_segment_magic = 0x31304745534b51ull; // "QKSEG01"
 constexpr std::uint32_t record_magic      = 0x32524b51;          // "QKR2"
 constexpr std::uint64_t most_segment      = 1 << 22;             // a greater number is not ours
 constexpr std::uint64_t cached_bytes      = 1 << 18;             // read at once, less than a core's L2
+constexpr std::uint64_t whole             = ~std::uint64_t(0);   // without a limit
+constexpr std::uint64_t slice_bytes       = 1 << 24;             // written once more at a time
 
 struct SegmentHead {
     std::uint64_t magic = segment_magic, model = 0;
@@ -233,7 +253,7 @@ SegmentStore::SegmentStore(SegmentOptions options, std::unique_ptr<SegmentFiles>
         scan(number, serials);
     }
     sort_changes();
-    while (bytes_ > o_.bytes && !segments_.empty()) drop_oldest();
+    while (bytes_ > o_.bytes && !segments_.empty()) drop_oldest(whole);
     found_.bytes   = bytes_;
     found_.records = records_.size();
     found_.damaged = int(stats_.damaged);
@@ -297,7 +317,7 @@ void SegmentStore::scan(std::uint64_t segment, Serials& serials) {
         }
         const std::uint64_t bytes  = head->before_payload() + head->payload_bytes;
         const std::uint64_t parent = serial_of(head->parent, serials), serial = serial_of(head->name, serials);
-        if (!has(serial, int(head->lane)))
+        if (!has_record(serial, int(head->lane)))
             enter({head->space, parent, serial, std::move(tokens)}, int(head->lane), {segment, at, bytes});
         at += bytes;
     }
@@ -320,9 +340,10 @@ void SegmentStore::sort_changes() {
 }
 
 void SegmentStore::enter(Child child, int lane, const Place& place) {
-    const Key key{child.serial, lane};
-    Place&    to = records_[key] = place;
-    to.child_key                 = key_of(child.space, child.parent, child.tokens);
+    const std::unique_lock lock(index_);
+    const Key              key{child.serial, lane};
+    Place&                 to = records_[key] = place;
+    to.child_key                              = key_of(child.space, child.parent, child.tokens);
     segments_[place.segment].records.push_back(key);
     if (lane > 0) return;
     n_children_[child.parent]++;
@@ -332,6 +353,17 @@ void SegmentStore::enter(Child child, int lane, const Place& place) {
 
 std::uint64_t SegmentStore::find(const CacheNamespace& space, std::uint64_t parent,
                                  std::span<const Token> tokens) const {
+    const std::shared_lock lock(index_);
+    return find_child(space, parent, tokens);
+}
+
+bool SegmentStore::has(std::uint64_t serial, int lane) const {
+    const std::shared_lock lock(index_);
+    return has_record(serial, lane);
+}
+
+std::uint64_t SegmentStore::find_child(const CacheNamespace& space, std::uint64_t parent,
+                                       std::span<const Token> tokens) const {
     parent        = known_as(parent);
     const auto at = children_.find(key_of(space, parent, tokens));
     if (at == children_.end()) return 0;
@@ -345,6 +377,7 @@ void SegmentStore::forget(const Key& key) {
     const auto at = records_.find(key);
     if (at == records_.end()) return;
     gone_.push_back(key);
+    const std::unique_lock lock(index_);
     if (key.second == 0) {
         const auto children = children_.find(at->second.child_key);
         const auto own      = std::ranges::find(children->second, key.first, &Child::serial);
@@ -368,30 +401,46 @@ std::vector<SegmentStore::Key> SegmentStore::take_gone() {
     return all;
 }
 
-// Deletes the oldest segment. Its records that lead to others, or were read, are written once more, the first ones first, as far as they have
-// no more than half of its bytes: the beginning that many prompts share is rarely read, because it stays in memory, but all texts behind
-// it are reached through it only.
-void SegmentStore::drop_oldest() {
-    const auto [oldest, segment] = *segments_.begin();
-    std::uint64_t left           = oldest == growing_ ? 0 : std::min(segment.bytes / 2, reserve());
-    const auto    find           = [&](const Key& key) {
+// Begins to give up the oldest segment: forgets its records that lead to no others and were not read. The others are written once more, the
+// first ones first, as far as they have no more than half of its bytes: the beginning that many prompts share is rarely read, because it
+// stays in memory, but all texts behind it are reached through it only.
+SegmentStore::Drop SegmentStore::begin_drop() {
+    const auto& [oldest, segment] = *segments_.begin();
+    Drop drop{oldest, oldest == growing_ ? 0 : std::min(segment.bytes / 2, reserve()), segment.records};
+    for (const Key& key : std::views::reverse(drop.records)) { // a child before its parent
         const auto at = records_.find(key);
-        return at == records_.end() || at->second.segment != oldest ? records_.end() : at;
-    };
-    for (const Key& key : std::views::reverse(segment.records)) // a child before its parent
-        if (const auto at = find(key); at != records_.end())
-            if (!at->second.used && (key.second > 0 || !n_children_.contains(key.first))) forget(key);
-    for (const Key& key : segment.records)
-        if (const auto at = find(key); at != records_.end()) {
-            const std::uint64_t bytes = at->second.bytes;
-            if (bytes <= left && keep(key, at->second)) left -= bytes;
-            else forget(key);
-        }
-    files_->remove(oldest);
-    bytes_ -= segment.bytes;
-    if (oldest == growing_) grows_ = false;
-    segments_.erase(oldest);
+        if (at == records_.end() || at->second.segment != oldest || at->second.used) continue;
+        if (key.second > 0 || !n_children_.contains(key.first)) forget(key);
+    }
+    return drop;
+}
+
+// Goes on giving up the oldest segment, and deletes it. Writes about `most_bytes` at most. False: there is more to do.
+bool SegmentStore::drop_oldest(std::uint64_t most_bytes) {
+    if (!drop_) drop_ = begin_drop();
+    for (std::uint64_t written = 0; drop_->next < drop_->records.size(); drop_->next++) {
+        const Key& key = drop_->records[drop_->next];
+        const auto at  = records_.find(key);
+        if (at == records_.end() || at->second.segment != drop_->segment) continue;
+        if (written >= most_bytes) return false;
+        const std::uint64_t bytes = at->second.bytes;
+        if (bytes <= drop_->left && keep(key, at->second)) drop_->left -= bytes, written += bytes;
+        else forget(key);
+    }
+    files_->remove(drop_->segment);
+    bytes_ -= segments_.at(drop_->segment).bytes;
+    if (drop_->segment == growing_) grows_ = false;
+    segments_.erase(drop_->segment);
     stats_.segments_gone++;
+    drop_.reset();
+    return true;
+}
+
+// As make_room(), for a record of so many bytes.
+bool SegmentStore::make_room(std::uint64_t bytes, std::uint64_t most_bytes) {
+    const auto is_full = [&] { return bytes_ + bytes > o_.bytes - reserve() && !segments_.empty(); };
+    if (bytes > o_.bytes - reserve() || !is_full()) return true;
+    return drop_oldest(most_bytes) && !is_full();
 }
 
 // Writes a record again, as it is.
@@ -449,15 +498,29 @@ std::optional<SegmentStore::Place> SegmentStore::write(RecordHead& head, std::sp
     return place;
 }
 
+// Whether a unit is not there yet.
+bool SegmentStore::wants(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+                         std::span<const Token> tokens) {
+    if (lane == 0 && !has_record(serial, 0)) {
+        const std::uint64_t    first = find_child(space, parent, tokens);
+        const std::unique_lock lock(index_);
+        if (aliases_.size() > 4 * records_.size() + 65536) aliases_.clear(); // costs records of texts that are there
+        if (first != 0) aliases_[serial] = first;
+    }
+    return !has_record(serial, lane);
+}
+
+bool SegmentStore::make_room(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
+                             std::span<const Token> tokens, Pieces payload) {
+    const std::uint64_t bytes = sizeof(SegmentHead) + sizeof(RecordHead) + tokens.size_bytes() + size_of(payload);
+    return !wants(space, serial, parent, lane, tokens) || make_room(bytes, slice_bytes);
+}
+
 bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std::uint64_t parent, int lane,
                           std::span<const Token> tokens, Pieces payload) {
     check(serial > 0 && (lane > 0 || int(tokens.size()) == o_.block_size), "a record without its text");
+    if (!wants(space, serial, parent, lane, tokens)) return false;
     parent = known_as(parent);
-    if (lane == 0 && !has(serial, 0)) {
-        if (aliases_.size() > 4 * records_.size() + 65536) aliases_.clear(); // costs records of texts that are there
-        if (const std::uint64_t first = find(space, parent, tokens)) aliases_[serial] = first;
-    }
-    if (has(serial, lane)) return false;
     RecordHead head{
         .lane = std::uint32_t(lane), .name = name_of(known_as(serial)), .parent = name_of(parent), .space = space};
     head.model                = o_.model;
@@ -465,7 +528,7 @@ bool SegmentStore::append(const CacheNamespace& space, std::uint64_t serial, std
     head.payload_bytes        = size_of(payload);
     const std::uint64_t bytes = head.before_payload() + head.payload_bytes + sizeof(SegmentHead);
     if (bytes > o_.bytes - reserve()) return false;
-    while (bytes_ + bytes > o_.bytes - reserve() && !segments_.empty()) drop_oldest();
+    while (!make_room(bytes, whole)) {}
 
     std::vector<Token>         own(tokens.begin(), tokens.end());
     const std::span<std::byte> text = piece_of(std::span(own));

@@ -188,6 +188,7 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
 void TableSwaps::check_invariants() const {
     std::vector<int> references(std::size_t(pool_.n_ids()));
     for (BlockId unit : tables_.host.lent()) references[std::size_t(unit)]++;
+    for (BlockId unit = 0; unit < pool_.n_ids(); unit++) references[std::size_t(unit)] += tables_.host.n_kept_for(unit);
     for (BlockTable& table : tables_.all)
         if (table.swapped)
             each_entry(table, [&](std::size_t l, BlockId block) {
