@@ -111,6 +111,51 @@ TEST_CASE("a template that goes wrong says where", "[template]") {
     CHECK(!JinjaTemplate::parse(sum + " }}"));
 }
 
+TEST_CASE("comparing and searching cost steps, so that every template ends", "[template]") {
+    const std::string shared =
+        "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}"
+        "{% set ns.t = [ns.t, ns.t] %}{% endfor %}";
+    const std::string long_texts = "{% set s = 'a' * 3000000 %}{% set t = 'a' * 3000000 %}{% for i in range(99999) %}";
+    const std::string dicts =
+        "{% set ns = namespace(s={'k': 1}, t={'k': 1}) %}{% for i in range(60) %}{% set ns.s = {1: "
+        "ns.s, 2: ns.s} %}{% set ns.t = {1: ns.t, 2: ns.t} %}{% endfor %}";
+    for (const std::string& endless : {shared + "{{ ns.s == ns.t }}",
+                                       shared + "{{ ns.s in [ns.t] }}",
+                                       shared + "{{ [ns.s, ns.t]|unique|list|length }}",
+                                       shared + "{{ {(ns.s,): 1} == {(ns.t,): 1} }}",
+                                       shared + "{{ ns.s < ns.t }}",
+                                       shared + "{{ [ns.s].index(ns.t) }}",
+                                       shared + "{{ ns.s is eq ns.t }}",
+                                       dicts + "{{ ns.s == ns.t }}",
+                                       long_texts + "{% set x = s == t %}{% endfor %}",
+                                       long_texts + "{% set x = s < t %}{% endfor %}",
+                                       long_texts + "{% set x = {s: 1} %}{% endfor %}",
+                                       long_texts + "{% set x = s|length %}{% endfor %}",
+                                       long_texts + "{% set x = s|safe %}{% endfor %}",
+                                       long_texts + "{% set x = s|upper %}{% endfor %}",
+                                       long_texts + "{% set x = s|title %}{% endfor %}",
+                                       std::string("{% set s = 'a' * 2000000 %}{{ s.find('a' * 1000000 + 'b') }}"),
+                                       std::string("{% set s = 'a' * 2000000 %}{{ s.rfind('a' * 1000000 + 'b') }}"),
+                                       std::string("{% set s = 'a' * 2000000 %}{{ 'a' * 1000000 + 'b' in s }}"),
+                                       std::string("{% set s = 'a' * 2000000 %}{{ s.count('a' * 1000000 + 'b') }}"),
+                                       std::string("{% set s = 'a' * 2000000 %}{{ s.split('a' * 1000000 + 'b') }}")}) {
+        INFO(endless.substr(0, 300));
+        const std::string says = shown(endless);
+        CHECK((says.contains("too many steps") || says.contains("too much memory")));
+    }
+    CHECK(shown("{% set s = '&' * 3000000 %}{{ s|e }}").contains("longer than"));
+    CHECK(shown("{{ ('%(a)s' * 600000) % {'a': 'x' * 3000000} }}").contains("longer than"));
+    CHECK(shown("{{ " + std::string(2000, 'a') + " }}").contains("a name has more than 1000 bytes"));
+    CHECK(shown("{{ ('a' * 1000000).strip('b' * 1000000 + 'a')|length }}") == "0");
+    CHECK(shown("{{ ('a,' * 100000).split(',')|length }}{{ 'xäyä'.strip('äx') }}") == "100001y");
+    CHECK(
+        shown("{{ 'abcabc'.find('bc') }}{{ 'abcabc'.rfind('bc') }}{{ 'abcabc'.find('bc', 2) }}{{ 'abc'.find('abcd') }}"
+              "{{ 'aab'.find('ab') }}{{ 'baa'.rfind('ba') }}{{ 'abc'.rfind('c') }}{{ 'aaa'.count('aa') }}") ==
+        "144-11021");
+    CHECK(shown("{{ 'a--b--c'.rsplit('--', 1) }}{{ 'a--b--c'.split('--') }}{{ 'a-b-c'.rpartition('-')[0] }}") ==
+          "['a--b', 'c']['a', 'b', 'c']a-b");
+}
+
 TEST_CASE("texts remember which of their bytes came from input", "[template]") {
     const Json messages =
         Json{{"messages", Json::array({Json{{"role", "user"}, {"content", " <|im_end|> "}}})}, {"bos_token", "<s>"}};

@@ -40,7 +40,7 @@ Value negate(const Value& value);
 // Where a value is used that must be there.
 void must_be_defined(const Value& value);
 
-MarkedText escape_html(const Text& text);
+MarkedText escape_html(Runtime& runtime, const Text& text);
 
 } // namespace quire::jinja
 
@@ -77,7 +77,7 @@ Value call_method(Runtime& runtime, const Value& self, std::string_view name, co
         if (name == "get") {
             a.only("get", {"key", "default"});
             if (a.positional.empty()) fault("get expected at least 1 argument, got 0");
-            const Value* found = d->find(a.positional[0]);
+            const Value* found = d->find(runtime.budget, a.positional[0]);
             if (found) return *found;
             return a.positional.size() > 1 ? a.positional[1] : Value(None{});
         }
@@ -100,7 +100,7 @@ Value call_method(Runtime& runtime, const Value& self, std::string_view name, co
         if (a.positional.empty()) fault(name, "() takes exactly one argument (0 given)");
         std::int64_t n = 0;
         for (std::size_t i = 0; i < l->items.size(); i++) {
-            if (!equal(l->items[i], a.positional[0])) continue;
+            if (!equal(runtime.budget, l->items[i], a.positional[0])) continue;
             if (name == "index") return std::int64_t(i);
             n++;
         }
@@ -132,6 +132,7 @@ std::optional<Value> attribute_of(Runtime& runtime, const Value& object, std::st
 Value get_attribute(Runtime& runtime, const Value& object, std::string_view name) {
     must_be_defined(object);
     runtime.budget.step();
+    runtime.budget.look(name.size());
     if (auto v = attribute_of(runtime, object, name)) return *v;
     if (const Dict* d = object.dict())
         if (const Value* v = d->find(name)) return *v;
@@ -142,10 +143,10 @@ Value get_item(Runtime& runtime, const Value& object, const Value& key) {
     must_be_defined(object);
     runtime.budget.step();
     if (const Dict* d = object.dict()) {
-        if (const Value* v = d->find(key)) return *v;
+        if (const Value* v = d->find(runtime.budget, key)) return *v;
     } else if (const auto index = key.integer();
                index && (object.text() || (object.list() && object.list()->indexed()))) {
-        const auto         n = std::int64_t(length(object));
+        const auto         n = std::int64_t(length(runtime.budget, object));
         const std::int64_t i = *index < 0 ? *index + n : *index;
         if (i < 0 || i >= n) return undefined(cat(type_name(object), " object has no element ", *index));
         if (const List* l = object.list()) return l->items[std::size_t(i)];
@@ -154,6 +155,7 @@ Value get_item(Runtime& runtime, const Value& object, const Value& key) {
         return object.text()->slice(s.begin, s.end);
     }
     if (const Text* name = key.text()) {
+        runtime.budget.look(name->bytes.size());
         if (auto v = attribute_of(runtime, object, name->bytes)) return *v;
         return missing(object, name->bytes);
     }
@@ -178,7 +180,7 @@ Value get_slice(Runtime& runtime, const Value& object, const Value& begin, const
         must_be_defined(*v);
         if (!v->none() && !v->integer()) return undefined("slice indices must be integers or None");
     }
-    const auto         n  = std::int64_t(length(object));
+    const auto         n  = std::int64_t(length(runtime.budget, object));
     const std::int64_t by = step.integer().value_or(1);
     if (by == 0) fault("slice step cannot be zero");
     auto bound = [&](const Value& v, std::int64_t fallback) {
@@ -193,6 +195,7 @@ Value get_slice(Runtime& runtime, const Value& object, const Value& begin, const
             const TextSpan s = characters(t->bytes, std::size_t(from), std::size_t(std::max(from, to)));
             return t->slice(s.begin, s.end);
         }
+        runtime.budget.look_up(t->bytes.size());
         std::vector<std::size_t> starts;
         for (std::size_t at = 0; at < t->bytes.size(); at += std::size_t(utf8_next(t->bytes, at).bytes))
             starts.push_back(at);
@@ -216,7 +219,7 @@ Value get_slice(Runtime& runtime, const Value& object, const Value& begin, const
 
 // -- arithmetic
 
-MarkedText escape_html(const Text& text) {
+MarkedText escape_html(Runtime& runtime, const Text& text) {
     MarkedText out;
     text.for_each_part([&](std::string_view part, bool is_input) {
         std::string made;
@@ -230,6 +233,7 @@ MarkedText escape_html(const Text& text) {
         }
         out.append(made, is_input);
     });
+    runtime.budget.text(out.bytes.size());
     return out;
 }
 
@@ -238,10 +242,11 @@ Value add_texts(Runtime& runtime, const Text& a, const Text& b) {
     Text out;
     out.safe = a.safe || b.safe;
     out.bytes.reserve(a.bytes.size() + b.bytes.size());
-    if (out.safe && !a.safe) out.append(escape_html(a));
+    if (out.safe && !a.safe) out.append(escape_html(runtime, a));
     else out.append(a);
-    if (out.safe && !b.safe) out.append(escape_html(b));
+    if (out.safe && !b.safe) out.append(escape_html(runtime, b));
     else out.append(b);
+    runtime.budget.growing(out.bytes.size());
     return out;
 }
 

@@ -46,7 +46,7 @@ Value iterator(Runtime& runtime, std::vector<Value> items) {
 Value lower_key(Runtime& runtime, const Value& v, bool case_sensitive) {
     if (case_sensitive || !v.text()) return v;
     runtime.budget.text(v.text()->bytes.size());
-    return lower(*v.text());
+    return lower(runtime, *v.text());
 }
 
 // Sorted by `key` of each item; stable. Items without an order are an error.
@@ -57,7 +57,7 @@ void sort_by(Runtime& runtime, std::vector<Value>& items, bool reverse, const Ke
     for (std::size_t i = 0; i < items.size(); i++) keys.emplace_back(key(items[i]), i);
     std::stable_sort(keys.begin(), keys.end(), [&](const auto& a, const auto& b) {
         runtime.budget.step();
-        return reverse ? order(b.first, a.first, "<") < 0 : order(a.first, b.first, "<") < 0;
+        return order(runtime.budget, (reverse ? b : a).first, (reverse ? a : b).first, "<") < 0;
     });
     std::vector<Value> out;
     for (const auto& [k, i] : keys) out.push_back(std::move(items[i]));
@@ -146,7 +146,7 @@ Value indent(Runtime& runtime, const Value& v, const Arguments& a) {
     MarkedText with_end; // Jinja adds a line break before it splits into lines
     with_end.append(*text);
     with_end.append("\n", false);
-    std::vector<Value> lines = split_lines(Text{std::move(with_end), false}, false);
+    std::vector<Value> lines = split_lines(runtime, Text{std::move(with_end), false}, false);
     MarkedText         out;
     for (std::size_t i = 0; i < lines.size(); i++) {
         const Text& line = *lines[i].text();
@@ -209,8 +209,7 @@ Value unique_filter(Runtime& runtime, const Value& v, const Arguments& a) {
         const Value key =
             lower_key(runtime, attribute && !attribute->none() ? get_path(runtime, item, *attribute) : item,
                       flag(a, 0, "case_sensitive"));
-        runtime.budget.step(std::int64_t(seen.size() / 4));
-        if (std::ranges::any_of(seen, [&](const Value& s) { return equal(s, key); })) continue;
+        if (std::ranges::any_of(seen, [&](const Value& s) { return equal(runtime.budget, s, key); })) continue;
         seen.push_back(key);
         out.push_back(item);
     }
@@ -227,7 +226,7 @@ Value extreme(Runtime& runtime, const Value& v, const Arguments& a, int sign) {
     };
     std::size_t best = 0;
     for (std::size_t i = 1; i < items.size(); i++)
-        if (order(key(items[i]), key(items[best]), sign < 0 ? "<" : ">") * sign > 0) best = i;
+        if (order(runtime.budget, key(items[i]), key(items[best]), sign < 0 ? "<" : ">") * sign > 0) best = i;
     return items[best];
 }
 
@@ -251,7 +250,7 @@ Value groupby(Runtime& runtime, const Value& v, const Arguments& a) {
     sort_by(runtime, items, false, key);
     for (std::size_t begin = 0, end; begin < items.size(); begin = end) {
         const Value k = key(items[begin]);
-        for (end = begin + 1; end < items.size() && equal(key(items[end]), k);) end++;
+        for (end = begin + 1; end < items.size() && equal(runtime.budget, key(items[end]), k);) end++;
         Value group = make_list(runtime, {items.begin() + std::ptrdiff_t(begin), items.begin() + std::ptrdiff_t(end)});
         out.push_back(make_list(runtime, {raw(items[begin]), std::move(group)}, List::Form::tuple));
     }
@@ -291,7 +290,7 @@ Value slice_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     return iterator(runtime, std::move(out));
 }
 
-Value int_filter(Runtime&, const Value& v, const Arguments& a) {
+Value int_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     const Value* fallback = a.get(0, "default");
     const Value  failed   = fallback ? *fallback : Value(std::int64_t(0));
     must_be_defined(v);
@@ -300,7 +299,8 @@ Value int_filter(Runtime&, const Value& v, const Arguments& a) {
     if (const auto d = v.number())
         return std::isfinite(*d) && std::fabs(*d) < 9.2e18 ? Value(std::int64_t(*d)) : failed;
     if (!v.text()) return failed;
-    std::string s        = strip(*v.text(), nullptr, true, true).bytes;
+    runtime.budget.text(v.text()->bytes.size());
+    std::string s        = strip(runtime, *v.text(), nullptr, true, true).bytes;
     const bool  negative = s.starts_with('-');
     if (negative || s.starts_with('+')) s.erase(0, 1);
     std::string digits;
@@ -323,13 +323,14 @@ Value int_filter(Runtime&, const Value& v, const Arguments& a) {
     return std::int64_t(negative ? -d : d);
 }
 
-Value float_filter(Runtime&, const Value& v, const Arguments& a) {
+Value float_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     const Value* fallback = a.get(0, "default");
     const Value  failed   = fallback ? *fallback : Value(0.0);
     must_be_defined(v);
     if (v.number()) return *v.number();
     if (!v.text()) return failed;
-    const std::string s    = strip(*v.text(), nullptr, true, true).bytes;
+    runtime.budget.text(v.text()->bytes.size());
+    const std::string s    = strip(runtime, *v.text(), nullptr, true, true).bytes;
     char*             stop = nullptr;
     const double      d    = std::strtod(s.c_str(), &stop);
     if (s.empty() || s.find_first_of("xXpP(") != std::string::npos || stop != s.c_str() + s.size()) return failed;
@@ -375,9 +376,11 @@ Value reverse_filter(Runtime& runtime, const Value& v, const Arguments&) {
 }
 
 Value title_filter(Runtime& runtime, const Value& v, const Arguments&) {
-    const TextRef text  = as_text(runtime, v);
-    bool          start = true; // of a word: the beginning, after blanks, hyphens and opening brackets
-    MarkedText    out;
+    const TextRef text = as_text(runtime, v);
+    runtime.budget.text(text->bytes.size());
+    runtime.budget.look_up(text->bytes.size());
+    bool       start = true; // of a word: the beginning, after blanks, hyphens and opening brackets
+    MarkedText out;
     text->for_each_part([&](std::string_view part, bool is_input) {
         std::string made;
         for (std::size_t at = 0; at < part.size();) {
@@ -398,6 +401,7 @@ Value truncate(Runtime& runtime, const Value& v, const Arguments& a) {
     const std::string  end    = a.get(2, "end") ? to_str(runtime, *a.get(2, "end")).bytes : "...";
     const std::int64_t leeway = a.get(3, "leeway") && !a.get(3, "leeway")->none() ? whole(a, 3, "leeway", 5) : 5;
     const auto         tail   = std::int64_t(count_characters(end));
+    runtime.budget.look(text->bytes.size());
     if (length < tail) fault("expected length >= ", tail, ", got ", length);
     if (std::int64_t(count_characters(text->bytes)) <= length + leeway) return text;
     const TextSpan keep = characters(text->bytes, 0, std::size_t(length - tail));
@@ -411,7 +415,8 @@ Value truncate(Runtime& runtime, const Value& v, const Arguments& a) {
 
 Value from_json_filter(Runtime& runtime, const Value& v, const Arguments&) {
     const TextRef text = as_text(runtime, v);
-    Result<Json>  json = json_parse(text->bytes, {.bytes = runtime.budget.longest, .values = 100'000});
+    runtime.budget.look_up(text->bytes.size());
+    Result<Json> json = json_parse(text->bytes, {.bytes = runtime.budget.longest, .values = 100'000});
     if (!json) fault("from_json: ", json.error().message);
     runtime.budget.text(text->bytes.size());
     return from_json(*json, !text->input.empty());
@@ -419,7 +424,8 @@ Value from_json_filter(Runtime& runtime, const Value& v, const Arguments&) {
 
 Value urlencode(Runtime& runtime, const Value& v, const Arguments&) {
     const TextRef text = as_text(runtime, v);
-    MarkedText    out;
+    runtime.budget.step(std::int64_t(text->bytes.size() / 8));
+    MarkedText out;
     text->for_each_part([&](std::string_view part, bool is_input) {
         std::string made;
         for (char c : part) {
@@ -430,6 +436,7 @@ Value urlencode(Runtime& runtime, const Value& v, const Arguments&) {
         }
         out.append(made, is_input);
     });
+    runtime.budget.text(out.bytes.size());
     return out;
 }
 
@@ -450,16 +457,16 @@ Value last_filter(Runtime& runtime, const Value& v, const Arguments&) {
     return items.empty() ? undefined("No last item, sequence was empty.") : items.back();
 }
 
-template <MarkedText (*make)(const Text&)>
+template <MarkedText (*make)(Runtime&, const Text&)>
 Value filter_of_text(Runtime& runtime, const Value& v, const Arguments&) {
     const TextRef text = as_text(runtime, v);
     runtime.budget.text(text->bytes.size());
-    return make(*text);
+    return make(runtime, *text);
 }
 
 Value escape(Runtime& runtime, const Value& v, const Arguments&) {
     const TextRef text = as_text(runtime, v);
-    return text->safe ? Value(text) : Value(Text{escape_html(*text), true});
+    return text->safe ? Value(text) : Value(Text{escape_html(runtime, *text), true});
 }
 
 Value abs_filter(Runtime&, const Value& v, const Arguments&) {
@@ -472,7 +479,7 @@ Value attr_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     const Value* name = a.get(0, "name");
     if (!name || !name->text()) fault("attr() needs a name");
     const Value found = get_attribute(runtime, v, name->text()->bytes);
-    const bool  item  = v.dict() && v.dict()->find(*name) && !found.object();
+    const bool  item  = v.dict() && v.dict()->find(runtime.budget, *name) && !found.object();
     return item ? undefined(cat("'dict object' has no attribute '", name->text()->bytes, "'")) : found;
 }
 
@@ -485,13 +492,14 @@ Value format_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     const TextRef format = as_text(runtime, v);
     if (a.named.empty()) return format_percent(runtime, *format, make_list(runtime, a.positional, List::Form::tuple));
     Dict values;
-    for (const auto& [name, value] : a.named) values.set(Value(std::string_view(name)), value);
+    for (const auto& [name, value] : a.named) values.set(runtime.budget, Value(std::string_view(name)), value);
     return format_percent(runtime, *format, make_dict(runtime, std::move(values)));
 }
 
 Value pprint_filter(Runtime& runtime, const Value& v, const Arguments&) {
     MarkedText out;
     append_repr(runtime, out, v);
+    runtime.budget.text(out.bytes.size());
     return out;
 }
 
@@ -506,7 +514,7 @@ Value trim_filter(Runtime& runtime, const Value& v, const Arguments& a) {
     const Value*  set  = a.get(0, "chars");
     const TextRef text = as_text(runtime, v);
     runtime.budget.text(text->bytes.size());
-    return strip(*text, set && set->text() ? &set->text()->bytes : nullptr, true, true);
+    return strip(runtime, *text, set && set->text() ? &set->text()->bytes : nullptr, true, true);
 }
 
 const std::unordered_map<std::string_view, Filter>& filters() {
@@ -519,7 +527,7 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"batch", batch},
         {"capitalize", filter_of_text<capitalize>},
         {"center", center_filter},
-        {"count", [](R&, const V& v, const A&) -> V { return std::int64_t(length(v)); }},
+        {"count", [](R& r, const V& v, const A&) -> V { return std::int64_t(length(r.budget, v)); }},
         {"d", default_filter},
         {"default", default_filter},
         {"dictsort", dictsort},
@@ -527,7 +535,7 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"escape", escape},
         {"first", first_filter},
         {"float", float_filter},
-        {"forceescape", [](R& r, const V& v, const A&) -> V { return Text{escape_html(*as_text(r, v)), true}; }},
+        {"forceescape", [](R& r, const V& v, const A&) -> V { return Text{escape_html(r, *as_text(r, v)), true}; }},
         {"format", format_filter},
         {"from_json", from_json_filter},
         {"groupby", groupby},
@@ -536,7 +544,7 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"items", items_filter},
         {"join", join_filter},
         {"last", last_filter},
-        {"length", [](R&, const V& v, const A&) -> V { return std::int64_t(length(v)); }},
+        {"length", [](R& r, const V& v, const A&) -> V { return std::int64_t(length(r.budget, v)); }},
         {"list", [](R& r, const V& v, const A&) -> V { return make_list(r, iterate(r, v)); }},
         {"lower", filter_of_text<lower>},
         {"map", map_filter},
@@ -548,7 +556,12 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"replace", replace_filter},
         {"reverse", reverse_filter},
         {"round", round_filter},
-        {"safe", [](R& r, const V& v, const A&) -> V { return Text{MarkedText(*as_text(r, v)), true}; }},
+        {"safe",
+         [](R& r, const V& v, const A&) -> V {
+             const TextRef text = as_text(r, v);
+             r.budget.text(text->bytes.size());
+             return Text{MarkedText(*text), true};
+         }},
         {"select", [](R& r, const V& v, const A& a) { return chosen(r, v, a, false, true); }},
         {"selectattr", [](R& r, const V& v, const A& a) { return chosen(r, v, a, true, true); }},
         {"slice", slice_filter},
@@ -564,7 +577,7 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"urlencode", urlencode},
         {"wordcount",
          [](R& r, const V& v, const A&) -> V {
-             return std::int64_t(length(call_method(r, V(as_text(r, v)), "split", {})));
+             return std::int64_t(length(r.budget, call_method(r, V(as_text(r, v)), "split", {})));
          }},
     };
     return table;

@@ -98,16 +98,16 @@ Dict dict_of(Runtime& runtime, const Arguments& a) {
     if (!a.positional.empty()) {
         const Value& from = a.positional[0];
         if (const Dict* d = from.dict()) {
-            for (const auto& [key, value] : d->items) out.set(key, value);
+            for (const auto& [key, value] : d->items) out.set(runtime.budget, key, value);
         } else {
             for (const Value& item : iterate(runtime, from)) {
                 std::vector<Value> pair = iterate(runtime, item);
                 if (pair.size() != 2) fault("a dict is made of pairs, not of ", pair.size(), " items");
-                out.set(std::move(pair[0]), std::move(pair[1]));
+                out.set(runtime.budget, std::move(pair[0]), std::move(pair[1]));
             }
         }
     }
-    for (const auto& [name, value] : a.named) out.set(Value(std::string_view(name)), value);
+    for (const auto& [name, value] : a.named) out.set(runtime.budget, Value(std::string_view(name)), value);
     return out;
 }
 
@@ -134,7 +134,7 @@ constexpr std::array all_globals{
                auto* made = runtime.make<Namespace>();
                for (const auto& [key, value] : dict_of(runtime, a).items) {
                    if (!key.text()) fault("a namespace's names are texts");
-                   made->set(key.text()->bytes, value);
+                   made->set(runtime.budget, key.text()->bytes, value);
                }
                return Value(made);
            }},

@@ -16,7 +16,7 @@ struct Scope {
     Scope*                             parent = nullptr;
     std::vector<std::pair<int, Value>> variables;
 
-    const Value* find(int id) const;
+    const Value* find(Budget& budget, int id) const;
     void         set(int id, Value value);
 };
 
@@ -85,10 +85,12 @@ module :private;
 
 namespace quire::jinja {
 
-const Value* Scope::find(int id) const {
-    for (const Scope* s = this; s; s = s->parent)
+const Value* Scope::find(Budget& budget, int id) const {
+    for (const Scope* s = this; s; s = s->parent) {
+        budget.step(std::int64_t(s->variables.size() / 64));
         for (const auto& [i, v] : s->variables)
             if (i == id) return &v;
+    }
     return nullptr;
 }
 
@@ -165,13 +167,14 @@ struct Loop : Object {
     }
 };
 
-Value LoopMethod::call(Runtime&, const Arguments& a) {
+Value LoopMethod::call(Runtime& runtime, const Arguments& a) {
     if (name == "cycle") {
         if (a.positional.empty()) fault("no items for cycling given");
         return a.positional[loop.at % a.positional.size()];
     }
     bool same = loop.changed_once && loop.last_changed.size() == a.positional.size();
-    for (std::size_t i = 0; same && i < a.positional.size(); i++) same = equal(a.positional[i], loop.last_changed[i]);
+    for (std::size_t i = 0; same && i < a.positional.size(); i++)
+        same = equal(runtime.budget, a.positional[i], loop.last_changed[i]);
     loop.changed_once = true;
     loop.last_changed = a.positional;
     return !same;
@@ -306,7 +309,7 @@ void Interpreter::assign(const Node& target, Value value, Scope* scope) {
         const Value object = name(*target.kids[0], scope);
         auto*       ns     = dynamic_cast<Namespace*>(object.object());
         if (!ns) fault("cannot assign attribute on non-namespace object");
-        return ns->set(target.text, std::move(value));
+        return ns->set(runtime_.budget, target.text, std::move(value));
     }
     must_be_defined(value);
     std::vector<Value> items = iterate(runtime_, value);
@@ -335,6 +338,7 @@ Value Interpreter::call_macro(const Node& n, Scope* closure, const Arguments& a)
     Scope*                                     scope = new_scope(closure);
     std::vector<std::pair<std::string, Value>> left  = a.named;
     auto                                       take  = [&](std::string_view name) -> std::optional<Value> {
+        runtime_.budget.step(std::int64_t(left.size() / 64));
         for (auto at = left.begin(); at != left.end(); ++at)
             if (at->first == name) {
                 Value v = std::move(at->second);
@@ -363,7 +367,7 @@ Value Interpreter::call_macro(const Node& n, Scope* closure, const Arguments& a)
     }
     if (n.uses_kwargs && kwargs_id_ >= 0) {
         Dict rest;
-        for (auto& [name, value] : left) rest.set(Value(std::string_view(name)), std::move(value));
+        for (auto& [name, value] : left) rest.set(runtime_.budget, Value(std::string_view(name)), std::move(value));
         scope->set(kwargs_id_, make_dict(runtime_, std::move(rest)));
     } else if (!left.empty()) {
         fault("macro '", n.text, "' takes no keyword argument '", left[0].first, "'");
@@ -423,14 +427,17 @@ Value Interpreter::evaluate(const Node& n, Scope* scope) {
 }
 
 Value Interpreter::name(const Node& n, Scope* scope) {
-    if (const Value* v = scope->find(n.id)) return *v;
+    if (const Value* v = scope->find(runtime_.budget, n.id)) return *v;
     return undefined(cat("'", program_.names[std::size_t(n.id)], "' is undefined"));
 }
 
 Value Interpreter::operation(const Node& n, Scope* scope) {
     if (n.kind == NodeKind::concat) {
         MarkedText out;
-        for (const NodePtr& kid : n.kids) append_str(runtime_, out, evaluate(*kid, scope));
+        for (const NodePtr& kid : n.kids) {
+            append_str(runtime_, out, evaluate(*kid, scope));
+            runtime_.budget.growing(out.bytes.size());
+        }
         position_ = n.offset;
         runtime_.budget.text(out.bytes.size());
         return out;
@@ -451,7 +458,7 @@ Value Interpreter::collection(const Node& n, Scope* scope) {
         Dict made;
         for (std::size_t i = 0; i < n.kids.size(); i += 2) {
             Value key = evaluate(*n.kids[i], scope);
-            made.set(std::move(key), evaluate(*n.kids[i + 1], scope));
+            made.set(runtime_.budget, std::move(key), evaluate(*n.kids[i + 1], scope));
         }
         return make_dict(runtime_, std::move(made));
     }
@@ -480,6 +487,8 @@ Arguments Interpreter::arguments(const Node& n, Scope* scope) {
         if (!more.dict()) fault("argument after ** must be a mapping, not ", type_name(more));
         for (const auto& [key, value] : more.dict()->items) {
             if (!key.text()) fault("keywords must be strings");
+            runtime_.budget.step();
+            runtime_.budget.look(key.text()->bytes.size());
             a.named.emplace_back(key.text()->bytes, value);
         }
     }
@@ -512,10 +521,10 @@ Value Interpreter::compare(const Node& n, Scope* scope) {
         Value              right = evaluate(*n.kids[i + 1], scope);
         position_                = n.offset;
         bool ok                  = false;
-        if (op == "==" || op == "!=") ok = equal(left, right) == (op == "==");
+        if (op == "==" || op == "!=") ok = equal(runtime_.budget, left, right) == (op == "==");
         else if (op == "in" || op == "not in") ok = contains(runtime_, right, left) == (op == "in");
         else {
-            const int  o       = order(left, right, op);
+            const int  o       = order(runtime_.budget, left, right, op);
             const bool numbers = left.number() && right.number();
             if (op == "<") ok = o < 0;
             else if (op == "<=") ok = o <= 0;

@@ -59,6 +59,7 @@ private:
     }
     void line(int depth) {
         if (!style_.indent) return;
+        runtime_.budget.growing(out.bytes.size() + style_.indent->size() * std::size_t(depth));
         std::string text = "\n";
         for (int i = 0; i < depth; i++) text += *style_.indent;
         out.append(text, false);
@@ -72,8 +73,9 @@ private:
         std::vector<const std::pair<Value, Value>*> items;
         for (const auto& item : d.items) items.push_back(&item);
         if (style_.sort_keys)
-            std::stable_sort(items.begin(), items.end(),
-                             [](const auto* a, const auto* b) { return order(a->first, b->first, "<") < 0; });
+            std::stable_sort(items.begin(), items.end(), [&](const auto* a, const auto* b) {
+                return order(runtime_.budget, a->first, b->first, "<") < 0;
+            });
         out.append("{", false);
         for (std::size_t i = 0; i < items.size(); i++) {
             separate(i == 0, depth + 1);
@@ -92,6 +94,7 @@ private:
         out.append("}", false);
     }
     void text(const Text& t) {
+        if (style_.ensure_ascii) runtime_.budget.look_up(t.bytes.size());
         out.append("\"", false);
         t.for_each_part([&](std::string_view part, bool is_input) {
             std::string made;

@@ -206,6 +206,7 @@ private:
             else if (is_name_start(c)) {
                 std::size_t n = 1;
                 while (n < rest.size() && is_name(rest[n])) n++;
+                if (n > 1000) fail("a name has more than 1000 bytes", at_);
                 add(TokenKind::name, at_, rest.substr(0, n));
                 at_ += n;
             } else {

@@ -66,14 +66,14 @@ bool apply_test(Runtime& runtime, std::string_view name, const Value& v, const A
             call_method(runtime, Value(as_text(runtime, v)), name == "lower" ? "islower" : "isupper", {});
         return truth(same);
     }
-    if (name == "eq" || name == "equalto" || name == "==") return equal(v, other());
-    if (name == "ne" || name == "!=") return !equal(v, other());
-    if (name == "lt" || name == "lessthan" || name == "<") return order(v, other(), "<") < 0;
-    if (name == "le" || name == "<=") return order(v, other(), "<=") <= 0;
+    if (name == "eq" || name == "equalto" || name == "==") return equal(runtime.budget, v, other());
+    if (name == "ne" || name == "!=") return !equal(runtime.budget, v, other());
+    if (name == "lt" || name == "lessthan" || name == "<") return order(runtime.budget, v, other(), "<") < 0;
+    if (name == "le" || name == "<=") return order(runtime.budget, v, other(), "<=") <= 0;
     if (name == "gt" || name == "greaterthan" || name == ">")
-        return order(v, other(), ">") == 1 || (v.text() && order(v, other(), ">") > 0);
+        return order(runtime.budget, v, other(), ">") == 1 || (v.text() && order(runtime.budget, v, other(), ">") > 0);
     if (name == "ge" || name == ">=") {
-        const int o = order(v, other(), ">=");
+        const int o = order(runtime.budget, v, other(), ">=");
         return o >= 0 && !(o == 2 && v.number());
     }
     if (name == "in") return contains(runtime, other(), v);
@@ -83,7 +83,7 @@ bool apply_test(Runtime& runtime, std::string_view name, const Value& v, const A
         if (v.text() || v.list() || v.dict())
             return (v.text() && v.text() == o.text()) || (v.list() && v.list() == o.list()) ||
                    (v.dict() && v.dict() == o.dict());
-        return equal(v, o);
+        return equal(runtime.budget, v, o);
     }
     if (name == "escaped") return v.text() && v.text()->safe;
     if (name == "filter") return is_filter(to_str(runtime, v).bytes);

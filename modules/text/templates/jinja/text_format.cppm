@@ -135,6 +135,7 @@ Value format_percent(Runtime& runtime, const Text& format, const Value& values) 
     for (std::size_t at = 0; at < s.size();) {
         const std::size_t percent = std::min(s.find('%', at), s.size());
         out.append(format, at, percent);
+        runtime.budget.growing(out.bytes.size());
         at = percent;
         if (at >= s.size()) break;
         at++;

@@ -13,13 +13,13 @@ export namespace quire::jinja {
 bool  is_text_method(std::string_view name);
 Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view name, const Arguments& arguments);
 
-MarkedText upper(const Text& text);
-MarkedText lower(const Text& text);
-MarkedText capitalize(const Text& text);
+MarkedText upper(Runtime& runtime, const Text& text);
+MarkedText lower(Runtime& runtime, const Text& text);
+MarkedText capitalize(Runtime& runtime, const Text& text);
 // Without the characters of `set` (blanks when null) at the ends that are wanted.
-MarkedText         strip(const Text& text, const std::string* set, bool left, bool right);
+MarkedText         strip(Runtime& runtime, const Text& text, const std::string* set, bool left, bool right);
 MarkedText         replace(Runtime& runtime, const Text& text, const Text& from, const Text& to, std::int64_t most);
-std::vector<Value> split_lines(const Text& text, bool keep_ends);
+std::vector<Value> split_lines(Runtime& runtime, const Text& text, bool keep_ends);
 MarkedText         join(Runtime& runtime, const Text& separator, const std::vector<Value>& items);
 
 } // namespace quire::jinja
@@ -40,7 +40,8 @@ bool is_text_method(std::string_view name) { return std::ranges::find(method_nam
 
 // f(character, out) for every character, in the parts' marks.
 template <class F>
-MarkedText mapped(const Text& text, const F& f) {
+MarkedText mapped(Runtime& runtime, const Text& text, const F& f) {
+    runtime.budget.look_up(text.bytes.size());
     MarkedText out;
     text.for_each_part([&](std::string_view part, bool is_input) {
         std::string made;
@@ -60,26 +61,34 @@ void append_title(char32_t c, std::string& out) { out += c == 0xdf ? "Ss" : utf8
 void append_lower(char32_t c, std::string& out) { out += utf8_encode(lower_case(c)); }
 bool is_cased(char32_t c) { return upper_case(c) != c || lower_case(c) != c; }
 
-MarkedText upper(const Text& text) { return mapped(text, append_upper); }
-MarkedText lower(const Text& text) { return mapped(text, append_lower); }
-MarkedText capitalize(const Text& text) {
+MarkedText upper(Runtime& runtime, const Text& text) { return mapped(runtime, text, append_upper); }
+MarkedText lower(Runtime& runtime, const Text& text) { return mapped(runtime, text, append_lower); }
+MarkedText capitalize(Runtime& runtime, const Text& text) {
     bool first = true;
-    return mapped(text, [&](char32_t c, std::string& out) {
+    return mapped(runtime, text, [&](char32_t c, std::string& out) {
         std::exchange(first, false) ? append_title(c, out) : append_lower(c, out);
     });
 }
-MarkedText title(const Text& text) {
+MarkedText title(Runtime& runtime, const Text& text) {
     bool inside = false;
-    return mapped(text, [&](char32_t c, std::string& out) {
+    return mapped(runtime, text, [&](char32_t c, std::string& out) {
         inside ? append_lower(c, out) : append_title(c, out);
         inside = is_cased(c);
     });
 }
 
-MarkedText strip(const Text& text, const std::string* set, bool left, bool right) {
+MarkedText strip(Runtime& runtime, const Text& text, const std::string* set, bool left, bool right) {
+    std::unordered_set<std::string_view> characters;
+    if (set) {
+        runtime.budget.look_up(set->size());
+        for (std::size_t at = 0, n; at < set->size(); at += n) {
+            n = std::size_t(utf8_next(*set, at).bytes);
+            characters.insert(std::string_view(*set).substr(at, n));
+        }
+    }
     const std::string_view s  = text.bytes;
     auto                   in = [&](std::size_t at, std::size_t n) {
-        return set ? set->find(s.substr(at, n)) != std::string::npos : is_blank(utf8_next(s, at).value);
+        return set ? characters.contains(s.substr(at, n)) : is_blank(utf8_next(s, at).value);
     };
     std::size_t begin = 0, end = s.size();
     while (left && begin < end) {
@@ -99,8 +108,10 @@ MarkedText strip(const Text& text, const std::string* set, bool left, bool right
 MarkedText replace(Runtime& runtime, const Text& text, const Text& from, const Text& to, std::int64_t most) {
     MarkedText             out;
     const std::string_view s = text.bytes, f = from.bytes;
-    std::size_t            at  = 0;
-    auto                   put = [&](const MarkedText& piece, std::size_t begin, std::size_t end) {
+    std::size_t            at     = 0;
+    std::size_t            pieces = 0;
+    auto                   put    = [&](const MarkedText& piece, std::size_t begin, std::size_t end) {
+        if (++pieces % 16 == 0) runtime.budget.step();
         runtime.budget.growing(out.bytes.size() + (end - begin));
         out.append(piece, begin, end);
     };
@@ -113,7 +124,8 @@ MarkedText replace(Runtime& runtime, const Text& text, const Text& from, const T
             at += n;
         }
     } else {
-        for (std::size_t found; most != 0 && (found = s.find(f, at)) != std::string_view::npos; most--) {
+        for (std::size_t found; most != 0 && (found = find(runtime.budget, s, f, at)) != std::string_view::npos;
+             most--) {
             put(text, at, found);
             put(to, 0, to.bytes.size());
             at = found + f.size();
@@ -128,7 +140,7 @@ bool is_line_break(char32_t c) {
     return (c >= 10 && c <= 13) || (c >= 28 && c <= 30) || c == 0x85 || c == 0x2028 || c == 0x2029;
 }
 
-std::vector<Value> split_lines(const Text& text, bool keep_ends) {
+std::vector<Value> split_lines(Runtime& runtime, const Text& text, bool keep_ends) {
     std::vector<Value> out;
     std::size_t        begin = 0;
     for (std::size_t at = 0; at < text.bytes.size();) {
@@ -137,6 +149,7 @@ std::vector<Value> split_lines(const Text& text, bool keep_ends) {
         if (is_line_break(c.value)) {
             if (c.value == '\r' && next < text.bytes.size() && text.bytes[next] == '\n') next++;
             out.emplace_back(text.slice(begin, keep_ends ? next : at));
+            runtime.budget.piece(out.size());
             begin = next;
         }
         at = next;
@@ -158,7 +171,7 @@ MarkedText join(Runtime& runtime, const Text& separator, const std::vector<Value
 
 // -- splitting
 
-std::vector<Value> split_blanks(const Text& text, std::int64_t most, bool from_right) {
+std::vector<Value> split_blanks(Runtime& runtime, const Text& text, std::int64_t most, bool from_right) {
     std::vector<TextSpan>  words;
     const std::string_view s = text.bytes;
     for (std::size_t at = 0; at < s.size();) {
@@ -166,7 +179,7 @@ std::vector<Value> split_blanks(const Text& text, std::int64_t most, bool from_r
         const auto      n = std::size_t(c.bytes);
         if (!is_blank(c.value)) {
             if (!words.empty() && words.back().end == at) words.back().end += n;
-            else words.push_back({at, at + n});
+            else words.push_back({at, at + n}), runtime.budget.piece(words.size());
         }
         at += n;
     }
@@ -186,24 +199,27 @@ std::vector<Value> split_blanks(const Text& text, std::int64_t most, bool from_r
     return out;
 }
 
-std::vector<Value> split(const Text& text, const Text& by, std::int64_t most, bool from_right) {
+std::vector<Value> split(Runtime& runtime, const Text& text, const Text& by, std::int64_t most, bool from_right) {
     if (by.bytes.empty()) fault("empty separator");
     const std::string_view s = text.bytes, f = by.bytes;
     std::vector<TextSpan>  parts;
     if (from_right) {
         std::size_t end = s.size();
         for (; most != 0 && end >= f.size(); most--) {
-            const std::size_t found = s.rfind(f, end - f.size());
+            const std::size_t found = rfind(runtime.budget, s, f, end - f.size());
             if (found == std::string_view::npos) break;
             parts.push_back({found + f.size(), end});
+            runtime.budget.piece(parts.size());
             end = found;
         }
         parts.push_back({0, end});
         std::reverse(parts.begin(), parts.end());
     } else {
         std::size_t at = 0;
-        for (std::size_t found; most != 0 && (found = s.find(f, at)) != std::string_view::npos; most--) {
+        for (std::size_t found; most != 0 && (found = find(runtime.budget, s, f, at)) != std::string_view::npos;
+             most--) {
             parts.push_back({at, found});
+            runtime.budget.piece(parts.size());
             at = found + f.size();
         }
         parts.push_back({at, s.size()});
@@ -253,13 +269,13 @@ bool starts_or_ends(const Text& t, const Arguments& a, bool start, std::string_v
     return holds(what);
 }
 
-Value find_text(const Text& t, const Arguments& a, bool last, bool must, std::string_view name) {
+Value find_text(Runtime& runtime, const Text& t, const Arguments& a, bool last, bool must, std::string_view name) {
     const Text&    what = text_argument(a, 0, "", name);
     const TextSpan w    = window(t, a);
     std::size_t    at   = std::string::npos;
     if (w.begin <= w.end) {
         const std::string_view s = std::string_view(t.bytes).substr(w.begin, w.end - w.begin);
-        at                       = last ? s.rfind(what.bytes) : s.find(what.bytes);
+        at                       = last ? rfind(runtime.budget, s, what.bytes) : find(runtime.budget, s, what.bytes);
     }
     if (at == std::string::npos) {
         if (must) fault("substring not found");
@@ -287,7 +303,8 @@ Value aligned(Runtime& runtime, const Text& t, const Arguments& a, char align) {
 }
 
 template <class F>
-bool all_characters(const Text& t, const F& f) {
+bool all_characters(Runtime& runtime, const Text& t, const F& f) {
+    runtime.budget.look_up(t.bytes.size());
     for (std::size_t at = 0; at < t.bytes.size();) {
         const CodePoint c = utf8_next(t.bytes, at);
         if (!f(c.value)) return false;
@@ -299,7 +316,7 @@ bool all_characters(const Text& t, const F& f) {
 Value partition(Runtime& runtime, const Text& t, const Arguments& a, bool last) {
     const Text& by = text_argument(a, 0, "sep", "partition");
     if (by.bytes.empty()) fault("empty separator");
-    const std::size_t  at  = last ? t.bytes.rfind(by.bytes) : t.bytes.find(by.bytes);
+    const std::size_t  at  = last ? rfind(runtime.budget, t.bytes, by.bytes) : find(runtime.budget, t.bytes, by.bytes);
     const Value        all = t.slice(0, t.bytes.size());
     std::vector<Value> out;
     if (at != std::string::npos)
@@ -315,28 +332,30 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
     runtime.budget.text(std::min(t.bytes.size(), runtime.budget.longest));
     if (name == "strip" || name == "lstrip" || name == "rstrip") {
         const Value* set = a.get(0, "chars");
-        return strip(t, set && !set->none() ? &text_argument(a, 0, "chars", name).bytes : nullptr, name[0] != 'r',
-                     name[0] != 'l');
+        return strip(runtime, t, set && !set->none() ? &text_argument(a, 0, "chars", name).bytes : nullptr,
+                     name[0] != 'r', name[0] != 'l');
     }
     if (name == "split" || name == "rsplit") {
-        const Value*       by   = a.get(0, "sep");
-        const std::int64_t most = integer_argument(a, 1, "maxsplit", -1);
-        return make_list(runtime, !by || by->none() ? split_blanks(t, most, name[0] == 'r')
-                                                    : split(t, text_argument(a, 0, "sep", name), most, name[0] == 'r'));
+        const Value*       by    = a.get(0, "sep");
+        const std::int64_t most  = integer_argument(a, 1, "maxsplit", -1);
+        const bool         right = name[0] == 'r';
+        return make_list(runtime, !by || by->none() ? split_blanks(runtime, t, most, right)
+                                                    : split(runtime, t, text_argument(a, 0, "sep", name), most, right));
     }
     if (name == "replace")
         return replace(runtime, t, text_argument(a, 0, "old", name), text_argument(a, 1, "new", name),
                        integer_argument(a, 2, "count", -1));
     if (name == "startswith" || name == "endswith") return starts_or_ends(t, a, name[0] == 's', name);
-    if (name == "upper") return upper(t);
-    if (name == "lower" || name == "casefold") return lower(t);
-    if (name == "title") return title(t);
-    if (name == "capitalize") return capitalize(t);
+    if (name == "upper") return upper(runtime, t);
+    if (name == "lower" || name == "casefold") return lower(runtime, t);
+    if (name == "title") return title(runtime, t);
+    if (name == "capitalize") return capitalize(runtime, t);
     if (name == "swapcase")
-        return mapped(
-            t, [](char32_t c, std::string& out) { lower_case(c) != c ? append_lower(c, out) : append_upper(c, out); });
+        return mapped(runtime, t, [](char32_t c, std::string& out) {
+            lower_case(c) != c ? append_lower(c, out) : append_upper(c, out);
+        });
     if (name == "splitlines")
-        return make_list(runtime, split_lines(t, a.get(0, "keepends") && truth(*a.get(0, "keepends"))));
+        return make_list(runtime, split_lines(runtime, t, a.get(0, "keepends") && truth(*a.get(0, "keepends"))));
     if (name == "join") {
         if (!a.get(0, "")) fault("join() takes exactly one argument (0 given)");
         const std::vector<Value> items = iterate(runtime, *a.get(0, ""));
@@ -346,8 +365,8 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
         return join(runtime, t, items);
     }
     if (name == "format") return format_braces(runtime, t, a);
-    if (name == "find" || name == "index") return find_text(t, a, false, name == "index", name);
-    if (name == "rfind" || name == "rindex") return find_text(t, a, true, name == "rindex", name);
+    if (name == "find" || name == "index") return find_text(runtime, t, a, false, name == "index", name);
+    if (name == "rfind" || name == "rindex") return find_text(runtime, t, a, true, name == "rindex", name);
     if (name == "count") {
         const std::string& what = text_argument(a, 0, "", name).bytes;
         const TextSpan     w    = window(t, a);
@@ -355,7 +374,8 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
         const std::string_view s = std::string_view(t.bytes).substr(w.begin, w.end - w.begin);
         if (what.empty()) return std::int64_t(count_characters(s)) + 1;
         std::int64_t n = 0;
-        for (std::size_t at = 0; (at = s.find(what, at)) != std::string_view::npos; at += what.size()) n++;
+        for (std::size_t at = 0; (at = find(runtime.budget, s, what, at)) != std::string_view::npos; at += what.size())
+            if (++n % 16 == 0) runtime.budget.step();
         return n;
     }
     if (name == "removeprefix" || name == "removesuffix") {
@@ -383,7 +403,7 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
         const std::int64_t size = integer_argument(a, 0, "tabsize", 8);
         if (size > std::int64_t(widest)) fault("a tab is wider than ", widest);
         std::int64_t column = 0;
-        MarkedText   out    = mapped(t, [&](char32_t c, std::string& made) {
+        MarkedText   out    = mapped(runtime, t, [&](char32_t c, std::string& made) {
             if (c == '\t') {
                 runtime.budget.growing(made.size());
                 const std::int64_t n = size > 0 ? size - column % size : 0;
@@ -397,15 +417,17 @@ Value call_text_method(Runtime& runtime, const TextRef& self, std::string_view n
         runtime.budget.text(out.bytes.size());
         return out;
     }
-    if (name == "isspace") return all_characters(t, [](char32_t c) { return is_blank(c); });
-    if (name == "isalpha") return all_characters(t, [](char32_t c) { return is_in(letters, c); });
-    if (name == "isalnum") return all_characters(t, [](char32_t c) { return is_in(letters, c) || is_in(numbers, c); });
+    if (name == "isspace") return all_characters(runtime, t, [](char32_t c) { return is_blank(c); });
+    if (name == "isalpha") return all_characters(runtime, t, [](char32_t c) { return is_in(letters, c); });
+    if (name == "isalnum")
+        return all_characters(runtime, t, [](char32_t c) { return is_in(letters, c) || is_in(numbers, c); });
     if (name == "isdigit" || name == "isdecimal" || name == "isnumeric")
-        return all_characters(t, [](char32_t c) { return c < 128 ? c >= '0' && c <= '9' : is_in(numbers, c); });
+        return all_characters(runtime, t,
+                              [](char32_t c) { return c < 128 ? c >= '0' && c <= '9' : is_in(numbers, c); });
     if (name == "isascii") return std::ranges::all_of(t.bytes, [](char c) { return !(c & 0x80); });
     if (name == "isupper" || name == "islower" || name == "istitle") {
         bool any = false, right = true, inside = false;
-        (void)all_characters(t, [&](char32_t c) {
+        (void)all_characters(runtime, t, [&](char32_t c) {
             const bool up = lower_case(c) != c, low = !up && upper_case(c) != c;
             any |= up || low;
             if (name == "isupper" && low) right = false;

@@ -33,6 +33,15 @@ struct Budget {
     void step(std::int64_t n = 1) {
         if ((steps -= n) < 0) fault("the template takes too many steps");
     }
+    // While so many bytes are looked at.
+    void look(std::size_t n) { step(std::int64_t(n / 256)); }
+    // The same where each character is looked up in a table.
+    void look_up(std::size_t n) { step(std::int64_t(n / 32)); }
+    // While a text is taken apart: it has so many pieces by now.
+    void piece(std::size_t n) {
+        if (n > items) fault("a list becomes longer than ", items, " items");
+        if (n % 8 == 0) step();
+    }
     // While a text is made: it has so many bytes by now.
     void growing(std::size_t n) const {
         if (n > longest) fault("a text becomes longer than ", longest, " bytes");
@@ -123,15 +132,16 @@ struct Dict {
     int                                               depth = 1;
 
     const Value* find(std::string_view key) const;
-    const Value* find(const Value& key) const;
-    void         set(Value key, Value value);
+    const Value* find(Budget& budget, const Value& key) const;
+    void         add(Value key, Value value); // a key that is not there
+    void         set(Budget& budget, Value key, Value value);
 };
 
 struct Namespace : Object {
     std::vector<std::pair<std::string, Value>> items;
     std::string_view                           type_name() const override { return "Namespace"; }
     std::optional<Value>                       attribute(Runtime& runtime, std::string_view name) override;
-    void set(std::string_view name, Value value); // error: a name with an underscore in front
+    void set(Budget& budget, std::string_view name, Value value); // error: a name with an underscore in front
 };
 
 // The memory and the limits of one rendering. Objects live as long as it does, so that they may refer to each other.
@@ -168,14 +178,21 @@ Value from_json(const Json& json, bool is_input);
 
 std::string_view type_name(const Value& value);
 bool             truth(const Value& value);
-bool             equal(const Value& a, const Value& b, int depth = 0);
+// Each pair that is compared is a step: values that share their items are compared as often as they occur.
+bool equal(Budget& budget, const Value& a, const Value& b, int depth = 0);
 // Before, equal or after: negative, 0, positive. Error: types without an order. `op`: for the message.
-int order(const Value& a, const Value& b, std::string_view op);
+int order(Budget& budget, const Value& a, const Value& b, std::string_view op);
 // The items of anything that Python can iterate. Error: not iterable.
 std::vector<Value> iterate(Runtime& runtime, const Value& value);
 bool               iterable(const Value& value);
 bool               contains(Runtime& runtime, const Value& container, const Value& item);
-std::size_t        length(const Value& value);
+std::size_t        length(Budget& budget, const Value& value);
+
+// Where `what` begins in `text`, at `from` or behind it, or with rfind() at `from` or before it; npos: nowhere. The budget pays for the
+// bytes that are compared, which may be many more than the text has.
+std::size_t find(Budget& budget, std::string_view text, std::string_view what, std::size_t from = 0);
+std::size_t rfind(Budget& budget, std::string_view text, std::string_view what,
+                  std::size_t from = std::string_view::npos);
 
 // Characters, not bytes.
 std::size_t count_characters(std::string_view text);
@@ -191,7 +208,7 @@ void Budget::text(std::size_t n) {
     growing(n);
     if (n > bytes) fault("the template's texts need too much memory");
     bytes -= n;
-    step(std::int64_t(n / 256));
+    look(n);
 }
 
 void Budget::list(std::size_t n) {
@@ -225,37 +242,46 @@ const Value* Dict::find(std::string_view key) const {
     return at == texts.end() ? nullptr : &items[at->second].second;
 }
 
-const Value* Dict::find(const Value& key) const {
-    if (const Text* t = key.text()) return find(std::string_view(t->bytes));
+const Value* Dict::find(Budget& budget, const Value& key) const {
+    if (const Text* t = key.text()) {
+        budget.look(t->bytes.size());
+        return find(std::string_view(t->bytes));
+    }
     for (const auto& [k, v] : items)
-        if (!k.text() && equal(k, key)) return &v;
+        if (!k.text() && equal(budget, k, key)) return &v;
     return nullptr;
 }
 
 int depth_of(const Value& v) { return v.list() ? v.list()->depth : v.dict() ? v.dict()->depth : 0; }
 
-void Dict::set(Value key, Value value) {
-    if (key.dict() || (key.list() && key.list()->form != List::Form::tuple) || key.undefined())
-        fault("unhashable type: '", type_name(key), "'");
+void Dict::add(Value key, Value value) {
     depth = std::max({depth, depth_of(value) + 1, depth_of(key) + 1});
-    if (Value* old = const_cast<Value*>(find(key))) { // NOLINT: the dict itself is not const here
-        *old = std::move(value);
-        return;
-    }
     if (const Text* t = key.text()) texts.emplace(t->bytes, items.size());
     items.emplace_back(std::move(key), std::move(value));
+}
+
+void Dict::set(Budget& budget, Value key, Value value) {
+    budget.step();
+    if (key.dict() || (key.list() && key.list()->form != List::Form::tuple) || key.undefined())
+        fault("unhashable type: '", type_name(key), "'");
+    Value* const old = const_cast<Value*>(find(budget, key)); // NOLINT: the dict itself is not const here
+    if (!old) return add(std::move(key), std::move(value));
+    depth = std::max(depth, depth_of(value) + 1);
+    *old  = std::move(value);
 }
 
 std::optional<Value> Object::attribute(Runtime&, std::string_view) { return std::nullopt; }
 Value                Object::call(Runtime&, const Arguments&) { fault("'", type_name(), "' object is not callable"); }
 
-std::optional<Value> Namespace::attribute(Runtime&, std::string_view name) {
+std::optional<Value> Namespace::attribute(Runtime& runtime, std::string_view name) {
+    runtime.budget.step(std::int64_t(items.size() / 64));
     for (const auto& [n, v] : items)
         if (n == name) return v;
     return std::nullopt;
 }
 
-void Namespace::set(std::string_view name, Value value) {
+void Namespace::set(Budget& budget, std::string_view name, Value value) {
+    budget.step(std::int64_t(items.size() / 64));
     if (name.starts_with('_'))
         fault("a namespace cannot have the attribute ", quote(name), ": its name begins with an underscore");
     for (auto& [n, v] : items)
@@ -329,7 +355,7 @@ Value from_json(const Json& json, bool is_input) {
     if (json.is_object()) {
         Dict dict;
         for (const auto& [key, value] : json.get_ref<const Json::object_t&>())
-            dict.set(Value(std::string_view(key), is_input),
+            dict.add(Value(std::string_view(key), is_input),
                      from_json(value, is_input && !(key == "role" && is_known_role(value))));
         return std::make_shared<const Dict>(std::move(dict));
     }
@@ -379,7 +405,8 @@ int order_numbers(const Value& a, const Value& b, bool& unordered) {
     return x < y ? -1 : x > y;
 }
 
-bool equal(const Value& a, const Value& b, int depth) {
+bool equal(Budget& budget, const Value& a, const Value& b, int depth) {
+    budget.step();
     if (depth > deepest) fault("values are nested too deep to be compared");
     if (a.number() && b.number()) {
         bool      unordered = false;
@@ -387,21 +414,25 @@ bool equal(const Value& a, const Value& b, int depth) {
         return o == 0 && !unordered;
     }
     if (a.data.index() != b.data.index()) return false;
-    if (const Text* t = a.text()) return t->bytes == b.text()->bytes;
+    if (const Text *t = a.text(), *u = b.text(); t) {
+        if (t->bytes.size() != u->bytes.size()) return false;
+        budget.look(t->bytes.size());
+        return t->bytes == u->bytes;
+    }
     if (const List* l = a.list()) {
         const List* m = b.list();
         if (l == m) return true;
         if (l->form != m->form || !l->indexed() || l->items.size() != m->items.size()) return false;
         for (std::size_t i = 0; i < l->items.size(); i++)
-            if (!equal(l->items[i], m->items[i], depth + 1)) return false;
+            if (!equal(budget, l->items[i], m->items[i], depth + 1)) return false;
         return true;
     }
     if (const Dict* d = a.dict()) {
         const Dict* e = b.dict();
         if (d->items.size() != e->items.size()) return false;
         for (const auto& [k, v] : d->items) {
-            const Value* other = e->find(k);
-            if (!other || !equal(v, *other, depth + 1)) return false;
+            const Value* other = e->find(budget, k);
+            if (!other || !equal(budget, v, *other, depth + 1)) return false;
         }
         return true;
     }
@@ -409,17 +440,20 @@ bool equal(const Value& a, const Value& b, int depth) {
     return true; // both undefined, or both None
 }
 
-int order(const Value& a, const Value& b, std::string_view op) {
+int order(Budget& budget, const Value& a, const Value& b, std::string_view op) {
     if (a.number() && b.number()) {
         bool      unordered = false;
         const int o         = order_numbers(a, b, unordered);
         return unordered ? 2 : o; // NaN: neither below nor equal
     }
-    if (a.text() && b.text()) return a.text()->bytes.compare(b.text()->bytes);
+    if (a.text() && b.text()) {
+        budget.look(std::min(a.text()->bytes.size(), b.text()->bytes.size()));
+        return a.text()->bytes.compare(b.text()->bytes);
+    }
     if (const List *l = a.list(), *m = b.list();
         l && m && l->form == m->form && l->indexed() && l->form != List::Form::range) {
         for (std::size_t i = 0; i < std::min(l->items.size(), m->items.size()); i++)
-            if (!equal(l->items[i], m->items[i])) return order(l->items[i], m->items[i], op);
+            if (!equal(budget, l->items[i], m->items[i])) return order(budget, l->items[i], m->items[i], op);
         return l->items.size() < m->items.size() ? -1 : l->items.size() > m->items.size();
     }
     for (const Value* v : {&a, &b})
@@ -453,24 +487,73 @@ std::vector<Value> iterate(Runtime& runtime, const Value& v) {
 bool contains(Runtime& runtime, const Value& container, const Value& item) {
     if (const Text* t = container.text()) {
         if (!item.text()) fault("'in <string>' requires string as left operand, not ", type_name(item));
-        runtime.budget.step(std::int64_t(t->bytes.size() / 256));
-        return t->bytes.contains(item.text()->bytes);
+        return find(runtime.budget, t->bytes, item.text()->bytes) != std::string_view::npos;
     }
-    if (const Dict* d = container.dict()) return d->find(item) != nullptr;
-    if (const List* l = container.list()) {
-        runtime.budget.step(std::int64_t(l->items.size() / 4));
-        return std::ranges::any_of(l->items, [&](const Value& v) { return equal(v, item); });
-    }
+    if (const Dict* d = container.dict()) return d->find(runtime.budget, item) != nullptr;
+    if (const List* l = container.list())
+        return std::ranges::any_of(l->items, [&](const Value& v) { return equal(runtime.budget, v, item); });
     if (container.undefined()) return false;
     fault("argument of type '", type_name(container), "' is not iterable");
 }
 
-std::size_t length(const Value& v) {
-    if (const Text* t = v.text()) return count_characters(t->bytes);
+std::size_t length(Budget& budget, const Value& v) {
+    if (const Text* t = v.text()) {
+        budget.look(t->bytes.size());
+        return count_characters(t->bytes);
+    }
     if (const List* l = v.list(); l && l->form != List::Form::iterator) return l->items.size();
     if (const Dict* d = v.dict()) return d->items.size();
     if (v.undefined()) return 0;
     fault("object of type '", type_name(v), "' has no len()");
+}
+
+// One or many comparisons with beginnings of `what`, which the budget pays for before they become many.
+class Comparisons {
+public:
+    Comparisons(Budget& budget, std::string_view what) : budget_(budget), what_(what) {}
+    Comparisons(const Comparisons&)            = delete;
+    Comparisons& operator=(const Comparisons&) = delete;
+
+    // Whether it stands at the beginning of `text`, which is not shorter. `passed`: bytes that were looked at before that place.
+    bool holds(std::string_view text, std::size_t passed) {
+        const auto same = std::size_t(std::mismatch(what_.begin(), what_.end(), text.begin()).first - what_.begin());
+        looked_ += passed + same + 16;
+        if (looked_ >= 65536) budget_.look(std::exchange(looked_, 0));
+        return same == what_.size();
+    }
+    std::size_t end(std::size_t found, std::size_t passed) {
+        budget_.look(looked_ + passed);
+        return found;
+    }
+
+private:
+    Budget&          budget_;
+    std::string_view what_;
+    std::size_t      looked_ = 0; // not paid for yet
+};
+
+std::size_t find(Budget& budget, std::string_view text, std::string_view what, std::size_t from) {
+    if (what.empty() || from > text.size() || what.size() > text.size() - from) return text.find(what, from);
+    const std::string_view beginnings = text.substr(0, text.size() - what.size() + 1);
+    Comparisons            comparisons(budget, what);
+    for (std::size_t at = from;; at++) {
+        const std::size_t next = beginnings.find(what[0], at);
+        if (next == std::string_view::npos) return comparisons.end(next, beginnings.size() - at);
+        if (comparisons.holds(text.substr(next), next - at)) return comparisons.end(next, 0);
+        at = next;
+    }
+}
+
+std::size_t rfind(Budget& budget, std::string_view text, std::string_view what, std::size_t from) {
+    if (what.empty() || what.size() > text.size()) return text.rfind(what, from);
+    Comparisons comparisons(budget, what);
+    for (std::size_t at = std::min(from, text.size() - what.size());; at--) {
+        const std::size_t next = text.rfind(what[0], at);
+        if (next == std::string_view::npos) return comparisons.end(next, at);
+        if (comparisons.holds(text.substr(next), at - next)) return comparisons.end(next, 0);
+        if (next == 0) return comparisons.end(std::string_view::npos, 0);
+        at = next;
+    }
 }
 
 std::size_t count_characters(std::string_view text) {

@@ -89,7 +89,7 @@ void append_repr(Runtime& runtime, MarkedText& out, const Value& v, int depth) {
     else if (const auto* b = v.get<bool>()) out.append(*b ? "True" : "False", false);
     else if (const auto* i = v.get<std::int64_t>()) out.append(std::to_string(*i), false);
     else if (const auto* d = v.get<double>()) out.append(float_repr(*d), false);
-    else if (const Text* t = v.text()) append_text_repr(out, *t);
+    else if (const Text* t = v.text()) runtime.budget.look_up(t->bytes.size()), append_text_repr(out, *t);
     else if (const List* l = v.list()) {
         using enum List::Form;
         if (l->form == iterator) return out.append("<generator object>", false);
