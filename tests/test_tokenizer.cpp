@@ -366,6 +366,14 @@ TEST_CASE("unigram: the split with the highest score, unknown characters as one,
         w.set("tokenizer.ggml.precompiled_charsmap", map);
         CHECK_FALSE(made(w));
     }
+    std::vector<std::uint8_t> longest(4 + 64 + 1, 'x'); // a table of no units, and one replacement
+    std::fill_n(longest.begin(), 4, std::uint8_t(0));
+    longest.back() = 0;
+    w.set("tokenizer.ggml.precompiled_charsmap", longest);
+    CHECK(made(w));
+    longest.insert(longest.begin() + 4, 'x');
+    w.set("tokenizer.ggml.precompiled_charsmap", longest);
+    CHECK_FALSE(made(w));
     std::vector<std::uint8_t> cyclic(4 + 1024 * 4 + 1, 0xff); // each unit leads to another one
     cyclic[0] = 0, cyclic[1] = 16, cyclic[2] = cyclic[3] = cyclic.back() = 0;
     w.set("tokenizer.ggml.precompiled_charsmap", cyclic);

@@ -15,11 +15,14 @@ export namespace quire {
 // in the replacements, which end with a zero byte each.
 class CharacterMap {
 public:
-    // Error: the fault of the bytes, without the key. No bytes: nothing is replaced.
+    // Error: the fault of the bytes, without the key; a replacement that is longer than longest_replacement. No bytes: nothing is replaced.
     static Result<CharacterMap> load(std::span<const std::uint8_t> bytes);
 
     // The longest replacement for a beginning of text.substr(at): it, and how many bytes it replaces; 0: none.
     std::pair<std::string_view, std::size_t> replace(std::string_view text, std::size_t at) const;
+
+    // The longest one in use, by NFKC, has 33 bytes. A text's tokens are searched in memory for the replaced text.
+    static constexpr std::size_t longest_replacement = 64;
 
 private:
     std::vector<std::uint32_t> units_;
@@ -59,6 +62,11 @@ Result<CharacterMap> CharacterMap::load(std::span<const std::uint8_t> bytes) {
     if (size > 0) std::memcpy(map.units_.data(), bytes.data() + 4, size);
     map.replacements_.assign(reinterpret_cast<const char*>(bytes.data()) + 4 + size, bytes.size() - 4 - size);
     if (map.replacements_.empty() || map.replacements_.back() != 0) return fail("does not end with a zero byte");
+    for (std::size_t at = 0, end; at < map.replacements_.size(); at = end + 1) {
+        end = map.replacements_.find('\0', at);
+        if (end - at > longest_replacement)
+            return fail("has a replacement of ", end - at, " bytes; at most ", longest_replacement, " are taken");
+    }
     return map;
 }
 
