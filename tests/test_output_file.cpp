@@ -88,6 +88,26 @@ TEST_CASE("standard output that cannot be written is no success", "[output]") {
     }
 }
 
+TEST_CASE("links and modes stay when a file is written", "[output]") {
+    const std::string folder = temporary() + ".d", link = folder + "/link", path = folder + "/below/file";
+    std::filesystem::create_directories(folder + "/below");
+    std::filesystem::create_symlink("below/second", link);
+    std::filesystem::create_symlink("file", folder + "/below/second"); // which is not there yet
+    for (const std::string& text : {"first", "second"}) {
+        CHECK(write_file(link, text).has_value());
+        CHECK(std::filesystem::is_symlink(link));
+        CHECK(std::filesystem::is_symlink(folder + "/below/second"));
+        CHECK(slurp(path) == text);
+        std::filesystem::permissions(path, std::filesystem::perms(0666)); // more than the umask leaves
+    }
+    CHECK(write_file(path, "third").has_value());
+    CHECK(std::filesystem::status(path).permissions() == std::filesystem::perms(0666));
+    std::filesystem::create_symlink("loop", folder + "/loop");
+    CHECK(write_file(folder + "/loop", "text").error().message.ends_with("Too many levels of symbolic links"));
+    CHECK(std::filesystem::is_symlink(folder + "/loop"));
+    std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("what is no regular file is written as it is", "[output]") {
     CHECK(write_file("/dev/null", "text").has_value());
     CHECK(write_file("/dev/full", "text").error().message == "cannot write /dev/full: No space left on device");

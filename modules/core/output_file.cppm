@@ -15,9 +15,9 @@ import quire.core.base;
 
 export namespace quire {
 
-// Written without a name, or where the file system cannot do that, under a temporary name next to its path, and named by finish(): a full
-// disk or a killed process leaves no partial file, and an earlier file stays. Other than regular files, such as a pipe or a terminal, are
-// written directly.
+// Written without a name, or where the file system cannot do that, under a temporary name next to its path, and named by finish(), which
+// waits until the disk has it: a full disk, a killed process or a lost machine leaves no partial file, and an earlier file stays. Links stay,
+// and so does an earlier file's mode. Other than regular files, such as a pipe or a terminal, are written directly.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -56,18 +56,30 @@ namespace quire {
 // A path to an open file that has no name.
 std::string name_of(int fd) { return cat("/proc/self/fd/", fd); }
 
+// Where a path leads: links are followed, also to a file that is not there yet.
+std::string followed(const std::string& path) {
+    std::filesystem::path at = path;
+    for (int links = 0; links < 40; links++) {
+        std::error_code             error;
+        const std::filesystem::path next = std::filesystem::read_symlink(at, error);
+        if (error) break; // it is no link
+        at = at.parent_path() / next;
+    }
+    return at.string();
+}
+
 OutputFile::OutputFile(const std::string& path) : path_(path) {
     std::signal(SIGXFSZ, SIG_IGN); // beyond a limit of size a write fails like any other
     struct stat info{};
     const bool  there = stat(path.c_str(), &info) == 0;
+    if (!there && errno != ENOENT) {
+        fault_ = errno; // such as a link that leads to itself
+        return;
+    }
     if (there && !S_ISREG(info.st_mode)) {
         file_ = std::fopen(path.c_str(), "wb");
     } else {
-        // Where a link leads: the link itself stays.
-        if (char* real = there ? realpath(path.c_str(), nullptr) : nullptr) {
-            path_ = real;
-            ::free(real);
-        }
+        path_                    = followed(path);
         part_                    = cat(path_, '.', getpid(), ".part");
         const mode_t      mode   = there ? info.st_mode & 0777 : 0666;
         const std::string folder = std::filesystem::path(path_).parent_path().string();
@@ -78,6 +90,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
         }
         is_named_ = fd < 0;
         if (fd < 0) fd = open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+        if (fd >= 0 && there) (void)fchmod(fd, mode); // without the umask
         if (fd >= 0) file_ = fdopen(fd, "wb");
     }
     if (file_ == nullptr) fault_ = errno;
@@ -94,10 +107,12 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 
 Result<void> OutputFile::finish() {
     if (file_ != nullptr) {
+        if (!part_.empty() && fault_ == 0 && // before an earlier file goes; not every file system can do that
+            (std::fflush(file_) != 0 || (fsync(fileno(file_)) != 0 && errno != EINVAL && errno != EROFS)))
+            fault_ = errno;
         if (!is_named_ && fault_ == 0) {
             unlink(part_.c_str()); // of an earlier process with this number
-            if (std::fflush(file_) != 0 ||
-                linkat(AT_FDCWD, name_of(fileno(file_)).c_str(), AT_FDCWD, part_.c_str(), AT_SYMLINK_FOLLOW) != 0)
+            if (linkat(AT_FDCWD, name_of(fileno(file_)).c_str(), AT_FDCWD, part_.c_str(), AT_SYMLINK_FOLLOW) != 0)
                 fault_ = errno;
         }
         if (std::fclose(std::exchange(file_, nullptr)) != 0 && fault_ == 0) fault_ = errno;
