@@ -1,6 +1,7 @@
 // Where conversations are kept: in this browser's IndexedDB. Nothing of them leaves the browser but what is sent to the model.
 // A chat is {id, title, named: by the reader, pinned, created, changed, deleted: milliseconds, leaf: the message at the end of
-// what is shown, settings, draft: {text, files, edited: {id, text}, a question} that is not sent}. A message is described in tree.js.
+// what is shown, settings, draft: {text, files, edited: {id, text}, a question, results: {id, texts}, of the calls of an answer} that is
+// not sent}. A message is described in tree.js.
 
 class Store {
   // The one store of the page. Where the browser keeps nothing (some private windows), it lives as long as the page.
@@ -32,12 +33,25 @@ class Store {
   // Writes values, in the order of the calls. A value that cannot be written is still on the page, and onfault hears why.
   async write(table, ...values) {
     if (!this.database) for (const value of values) this.kept[table].set(value.id, value);
-    else {
-      const pending = this.pending[table], number = ++this.writes;
-      for (const value of values) pending.set(value.id, {value, number});
-      await this.#run(table, "readwrite", all => { for (const value of values) all.put(value); });
-      for (const value of values) if (pending.get(value.id)?.number === number) pending.delete(value.id); // nothing newer is on its way
-    }
+    else await this.#while(table, values, all => { for (const value of values) all.put(value); });
+  }
+
+  // Writes these fields of a value. What another tab has written of the others stays.
+  async writeFields(table, value, ...names) {
+    const fields = Object.fromEntries(names.map(name => [name, value[name]]));
+    if (!this.database) this.kept[table].set(value.id, value);
+    else await this.#while(table, [value], all => {
+      const kept = all.get(value.id);
+      kept.onsuccess = () => all.put({...kept.result ?? value, ...fields});
+    });
+  }
+
+  // The values are pending for as long as the work takes.
+  async #while(table, values, work) {
+    const pending = this.pending[table], number = ++this.writes;
+    for (const value of values) pending.set(value.id, {value, number});
+    await this.#run(table, "readwrite", work);
+    for (const value of values) if (pending.get(value.id)?.number === number) pending.delete(value.id); // nothing newer is on its way
   }
 
   async remove(chat) {

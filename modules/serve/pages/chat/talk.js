@@ -32,11 +32,15 @@ function drawCalls(view, turn) {
   const results = cards.map((card, i) => {
     const area = element("textarea");
     area.ariaLabel = area.placeholder = `What ${turn.calls[i].name} returned`;
+    area.value = now.results?.id === turn.id ? now.results.texts[i] ?? "" : "";
+    area.oninput = () => { now.results = {id: turn.id, texts: results.map(({value}) => value)}; draftChanged(); };
     card.append(area);
     return area;
   });
   view.calls.append(button("Send the results", () => {
     let parent = turn.id;
+    now.results = null;
+    draftChanged();
     results.forEach((area, i) => { parent = now.add(parent, "tool", {content: area.value, call: callId(i)}).id; });
     answer(now, now.add(parent, "assistant"));
   }, "main"));

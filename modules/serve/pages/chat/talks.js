@@ -63,7 +63,7 @@ async function openStore() {
   await show(recall(sessionStorage, "chat", null));
 }
 
-// -- what is not sent yet: the text in the box, its files, an edited question
+// -- what is not sent yet: the text in the box, its files, an edited question, the results of calls
 
 let draftSoon = 0;
 let draftKept; // by this tab, as JSON: another tab may write the chat without it
@@ -75,28 +75,30 @@ function draftChanged() {
 function keepDraft() {
   clearTimeout(draftSoon);
   if (!store) return;
-  const any = box.value || attached.length || now.edited, draft = any ? {text: box.value, files: attached, edited: now.edited ?? null} : undefined;
+  const {edited = null, results = null} = now, any = box.value || attached.length || edited || results;
+  const draft = any ? {text: box.value, files: attached, edited, results} : undefined;
   const known = chats.has(now.chat.id), text = JSON.stringify(draft);
   if (draftKept === text) return;
   draftKept = text;
   if (known) now.chat.draft = draft;
   else newDraft = draft;
-  store.write("chats", known ? now.chat : {id: "new", draft});
+  if (known) store.writeFields("chats", now.chat, "draft");
+  else store.write("chats", {id: "new", draft});
 }
 
 // What this tab kept survives another tab's write of the chat with `draft`.
 function keepDraftAgain(id, draft) {
   if (now.chat.id !== id || !draftKept || JSON.stringify(draft) === draftKept) return;
   chats.get(id).draft = JSON.parse(draftKept);
-  store.write("chats", chats.get(id));
+  store.writeFields("chats", chats.get(id), "draft");
 }
 
 function takeDraft() {
-  const draft = chats.has(now.chat.id) ? now.chat.draft : newDraft, {text = "", files = [], edited = null} = draft ?? {};
+  const draft = chats.has(now.chat.id) ? now.chat.draft : newDraft, {text = "", files = [], edited = null, results = null} = draft ?? {};
   draftKept = JSON.stringify(draft);
   box.value = text;
   attached = [...files];
-  now.edited = edited;
+  Object.assign(now, {edited, results});
   drawAttached();
 }
 
@@ -107,9 +109,9 @@ async function show(id) {
   if (shown > 1) keepDraft();
   if (chat && !talks.has(id)) talks.set(id, new Talk(chat, await store.read("messages", id)));
   if (number !== shown) return; // another was wanted meanwhile
-  const again = chat && now.chat.id === id, {edited} = now; // which another tab changed
+  const again = chat && now.chat.id === id, {edited, results} = now; // which another tab changed
   now = chat ? talks.get(id) : newTalk();
-  if (again) now.edited = edited;
+  if (again) Object.assign(now, {edited, results});
   else takeDraft();
   remember(sessionStorage, "chat", now.chat.id);
   drawTalk();
@@ -138,13 +140,13 @@ async function rescue() {
 async function rename(chat, title) {
   if (!title.trim() || title === chat.title) return;
   Object.assign(chat, {title: title.trim(), named: true});
-  await store.write("chats", chat);
+  await store.writeFields("chats", chat, "title", "named");
   tabs?.postMessage(chat.id);
 }
 
 function pin(chat) {
   chat.pinned = !chat.pinned;
-  store.write("chats", chat);
+  store.writeFields("chats", chat, "pinned");
   tabs?.postMessage(chat.id);
   drawChats();
 }
