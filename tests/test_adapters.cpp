@@ -136,6 +136,15 @@ TEST_CASE("adapters have the same bits in any batch, chunk and preemption", "[ad
     same(engine);
 }
 
+TEST_CASE("a request whose adapter makes its numbers infinite hears of the adapter", "[adapters][nan]") {
+    Engine engine = load(reference(llama), with_adapters("llama3-gqa", small_blocks(false, 64, 1)));
+    REQUIRE(engine.submit(request({5, 6, 7}, 4, {{0, 3e38f}})).has_value());
+    std::vector<Output> out;
+    while (engine.step(out)) {}
+    REQUIRE(!out.empty());
+    CHECK(out.back().message.contains("its file or that of an adapter in use is damaged"));
+}
+
 TEST_CASE("the prefix cache keeps adapters and their scales apart", "[adapters]") {
     const Prompts prompts("llama3-gqa");
     Engine        engine = load(reference(llama), with_adapters("llama3-gqa", small_blocks(false, 256, 4)));

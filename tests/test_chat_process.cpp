@@ -340,6 +340,14 @@ TEST_CASE("wrong usage and unusable files", "[chat]") {
     }
 }
 
+TEST_CASE("the list of models names only folders that there are", "[chat]") {
+    const Finished f = run_program(
+        "sh", {"-c", "cp " QUIRE_BIN "/chat $0.chat && env -i $0.chat --models; rm $0.chat", temporary()}, "", "/bin");
+    CHECK(f.code == 0);
+    CHECK(f.out.starts_with("There is no model in "));
+    CHECK(f.out.ends_with("/models; chat -hf USER/MODEL fetches one.\n"));
+}
+
 TEST_CASE("help lists the flags", "[chat]") {
     const Finished f = run_program("chat", {"-h"});
     CHECK(f.code == 0);

@@ -76,7 +76,7 @@ TEST_CASE("the file says how to sample, a flag says it louder", "[defaults]") {
 }
 
 TEST_CASE("requests that say nothing are sampled as in chat and llama.cpp", "[server][defaults]") {
-    const Server s;
+    const Server s({}, QUIRE_ROOT "/tests/data/models/llama3-gqa-Q8_0.gguf");
     for (const Plain& p : {defaults_of(s), settings_of(s)}) {
         INFO(p.dump());
         CHECK((p["temperature"] == 0.8 && p["top_k"] == 40 && p["top_p"] == 0.95 && p["min_p"] == 0.05));
@@ -97,6 +97,32 @@ TEST_CASE("requests that say nothing are sampled as in chat and llama.cpp", "[se
     CHECK((p["repeat_penalty"] == 1.2 && p["presence_penalty"] == 0.5));
     CHECK(flags.post("/v1/completions", {{"prompt", "a"}, {"use_beam_search", true}, {"n", 2}, {"max_tokens", 2}})
               .status == 200);
+}
+
+TEST_CASE("the toy model is sampled with temperature 0, named or found", "[server][defaults]") {
+    const Server named;
+    CHECK(defaults_of(named)["temperature"] == 0);
+    CHECK(has(named.errors(), "the file says temp 0\n"));
+    const auto chat = [](std::vector<std::string> words) {
+        words.insert(words.end(), {"--device", "cpu", "-st", "-n", "12", "--ignore-eos", "-p", "Hello"});
+        return run_program("chat", words).out;
+    };
+    const std::string greedy = chat({"-m", shipped, "--temp", "0"});
+    CHECK(chat({"-m", shipped, "-s", "1"}) == greedy);
+    CHECK(chat({"-s", "2"}) == greedy);
+    // Another file that a program finds beside itself is sampled as any other.
+    const std::filesystem::path folder = temporary();
+    std::filesystem::remove(folder);
+    std::filesystem::create_directories(folder / "models");
+    std::filesystem::copy_file(QUIRE_BIN "/chat", folder / "chat");
+    std::filesystem::copy_file(QUIRE_ROOT "/tests/data/models/llama3-gqa-Q8_0.gguf", folder / "models" / "a.gguf");
+    const auto found = [&](const char* seed) {
+        return run_program("chat", {"--device", "cpu", "-st", "-n", "12", "--ignore-eos", "-p", "Hello", "-s", seed},
+                           "", folder.string())
+            .out;
+    };
+    CHECK(found("1") != found("2"));
+    std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("the file's own defaults reach every request, and chat", "[server][defaults]") {

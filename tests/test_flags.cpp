@@ -16,6 +16,7 @@
 #include "process.h"
 
 import quire.core.base;
+import quire.core.version;
 import quire.tools.common.flag_sources;
 import quire.tools.common.foreign_flags;
 
@@ -235,7 +236,7 @@ TEST_CASE("flags come from the environment and from a file; what is typed counts
     CHECK(has(many.err, "ignored: --n-gpu-layers, --jinja\n"));
     for (const auto& [file, says] : {std::pair("colour = red", "line 1: there is no flag '--colour'"),
                                      {"\nport =", "line 2: --port needs a value"},
-                                     {"config = x", "there is no flag '--config'"},
+                                     {"config = x", "line 1: --config cannot stand in a file"},
                                      {"no-pages = perhaps", "line 1: --no-pages takes no value but 1, true, on, yes"},
                                      {"m = x\nport = 99999", "line 2: --port: '99999' is not a number"},
                                      {"mmproj = x", "line 1: --mmproj"}}) {
@@ -282,6 +283,42 @@ TEST_CASE("an empty value is a value, not the word behind it", "[flags]") {
     CHECK(has(run_program("chat", {"--ctx-size=", "-st", "-m", none}).err, "--ctx-size: '' is not a number"));
 }
 
+TEST_CASE("a flag without a value is refused, not off", "[flags]") {
+    const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
+    for (const std::string flag : {"--kv-key", "--api-key-file", "--tls-cert", "--tls-key", "--unix", "--log-file",
+                                   "--now", "--chat-template-file", "--chat-template-kwargs", "--models-dir"}) {
+        const Finished f = run_program("server", {"-m", nowhere, flag, ""});
+        CHECK(f.code == 2);
+        CHECK(f.err == "server: " + flag + " needs a value\n");
+    }
+    for (const std::string flag : {"--kv-key", "--regex", "--schema", "--grammar", "--chat-template-file", "--now",
+                                   "--chat-template-kwargs", "--model", "--hf-repo"}) {
+        const Finished f = run_program("chat", {flag + "=", "-st", "-p", "x"});
+        CHECK(f.code == 2);
+        CHECK(f.err == "chat: " + flag + " needs a value\n");
+    }
+    const Finished text = run_program("inspect", {"constrain", model, "--regex", ""});
+    CHECK(text.code == 2);
+    CHECK(text.err == "inspect: --regex needs a value\n");
+    // An empty text says something, or nothing is what it stands for.
+    for (const std::string flag : {"-p", "-sys", "--chat-template", "--hf-token"}) {
+        const Finished f = run_program("chat", {"-m", nowhere, "-st", flag, ""});
+        CAPTURE(flag, f.err);
+        CHECK(f.code == 1);
+    }
+    // An empty variable is one that is not set, also beside a file.
+    for (const char* name : {"QUIRE_KV_KEY", "LLAMA_ARG_SSL_CERT_FILE", "QUIRE_ALIAS"}) {
+        setenv(name, "", 1);
+        const Finished f = run_program("server", {"-m", nowhere});
+        unsetenv(name);
+        CAPTURE(name, f.err);
+        CHECK(f.code == 1);
+    }
+    setenv("QUIRE_MODELS_DIR", "", 1);
+    CHECK(has(run_program("server", {"--config", file_with("models-dir = /nonexistent/d")}).err, "/nonexistent/d"));
+    unsetenv("QUIRE_MODELS_DIR");
+}
+
 TEST_CASE("off switches off what is on by default", "[flags]") {
     const auto words = [](const std::string& line) {
         std::vector<std::string> given;
@@ -325,6 +362,50 @@ TEST_CASE("the flags that mean the opposite of the default do what they say", "[
     CHECK_FALSE(has(run_program("chat", {"-m", nowhere, "--no-perf"}).err, "ignored"));
 }
 
+TEST_CASE("a flag that a program has itself is not taken for another program's", "[flags]") {
+    const auto translated = [](quire::Program program, const std::vector<std::string>& words) {
+        const auto flags = quire::translate_flags(program, words, [&](const std::string& name) {
+            const bool own = name == "--device" || (program == quire::Program::server && name == "--reasoning-format");
+            return own ? std::optional(true) : std::nullopt;
+        });
+        REQUIRE(flags.has_value());
+        return *flags;
+    };
+    using Words = std::vector<std::string>;
+    for (const char* form : {"none", "auto", "deepseek"}) {
+        const Words typed{"--reasoning-format", form};
+        CHECK(translated(quire::Program::server, typed).words == typed);
+        CHECK(translated(quire::Program::server, typed).note.empty());
+        CHECK(translated(quire::Program::server, {quire::cat(typed[0], "=", form)}).note.empty());
+        CHECK(translated(quire::Program::chat, typed).words.empty());
+        CHECK(has(translated(quire::Program::chat, typed).note, typed[0]));
+    }
+    CHECK(translated(quire::Program::chat, {"-dev", "cpu"}).words == Words{"--device", "cpu"});
+    CHECK(translated(quire::Program::chat, {"-dev", "none"}).words == Words{"--device", "cpu"});
+    CHECK(translated(quire::Program::chat, {"-dev", "CUDA0"}).words.empty());
+}
+
+TEST_CASE("every program says its version", "[flags]") {
+    for (const char* program : {"chat", "server", "inspect", "bench", "quantize", "block-viz"}) {
+        const Finished f = run_program(program, {"--version"});
+        CAPTURE(program, f.err);
+        CHECK(f.code == 0);
+        CHECK(f.out == quire::cat("quire ", quire::quire_version, "\n"));
+    }
+}
+
+TEST_CASE("block-viz without a model says where it looks for one", "[flags]") {
+    const std::filesystem::path alone = temporary();
+    std::filesystem::remove(alone);
+    std::filesystem::create_directories(alone);
+    std::filesystem::copy_file(QUIRE_BIN "/block-viz", alone / "block-viz");
+    const Finished f = run_program("block-viz", {"--demo"}, "", alone.string());
+    CHECK(f.code == 1);
+    CHECK(f.err == quire::cat("block-viz: no model: name one with -m FILE.gguf or put quire-14m-q8_0.gguf into ",
+                              (alone / "models").string(), "\n"));
+    std::filesystem::remove_all(alone);
+}
+
 TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]") {
     const auto run = [](std::vector<std::string> words) {
         words.insert(words.begin(), {"-m", QUIRE_ROOT "/models/quire-14m-q8_0.gguf", "--device", "cpu", "--tune", "off",
@@ -338,13 +419,13 @@ TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]")
     for (const std::string flag : {"--spec-draft-n-max", "--draft-max", "--draft"}) {
         const Finished f = run({flag, "16"});
         CHECK(f.code == 0);
-        CHECK(has(f.err, "--spec-draft-n-max" + note));
+        CHECK(has(f.err, "chat: --spec-draft-n-max" + note));
         CHECK_FALSE(has(run({flag, "15"}).err, note));
     }
     CHECK(run({"--spec-draft-n-max", "x"}).code == 2);
     CHECK(run({"--draft-max", "0"}).code == 0);
     CHECK(run({"--draft-min", "0"}).code == 0);
-    CHECK(has(config("16").err, "num_speculative_tokens of --speculative-config" + note));
+    CHECK(has(config("16").err, "chat: num_speculative_tokens of --speculative-config" + note));
     CHECK(config("16").code == 0);
     for (const char* more :
          {R"(4, "prompt_lookup_max": 1)", R"(4, "prompt_lookup_min": 5)", R"(4, "draft_tensor_parallel_size": 1)",
@@ -364,6 +445,12 @@ TEST_CASE("a number of bytes has a unit, a bound and no sign", "[flags]") {
     CHECK(has(run_program("server", {"--kv-disk-bytes", "0"}).err, "--kv-disk-bytes: '0' is"));
     for (const std::string bytes : {"0", "65536", "64k", "8G", "1.5GiB", "512MB", "1P"})
         CHECK(run_program("server", {"--kv-host-bytes", bytes, "-m", nowhere}).code == 1);
+    for (const std::string flag : {"--max-body", "--max-buffered", "--max-working", "--max-header-bytes"}) {
+        for (const std::string bytes : {"65536", "64k", "1.5MiB"})
+            CHECK(run_program("server", {flag, bytes, "-m", nowhere}).code == 1);
+        CHECK(has(run_program("server", {flag, "2T"}).err, flag + ": '2T' is not a number of bytes from "));
+    }
+    CHECK(has(run_program("server", {"--max-header-bytes", "17M"}).err, "from 64 to 16M, such as"));
 }
 
 TEST_CASE("wrong usage of any program is one sentence with the wrong word in it", "[flags]") {
@@ -395,7 +482,10 @@ TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
         CHECK(has(run_program("chat", {"-m", model, flag, "/none"}).err, "chat: cannot read '/none': no such file\n"));
         CHECK(has(run_program("chat", {"-m", model, flag, "/"}).err, "chat: cannot read '/': it is a directory\n"));
     }
-    CHECK(has(run_program("server", {"--config", "/dev/null"}).err, "'/dev/null': it is no regular file\n"));
+    CHECK(has(run_program("server", {"--config", "/dev/zero"}).err, "'/dev/zero': it is no regular file\n"));
+    CHECK(has(run_program("server", {"--config", "/dev/null", "-m", nowhere}).err, nowhere));
+    CHECK(
+        has(run_program("chat", {"-m", model, "--grammar", "/dev/zero"}).err, "'/dev/zero': it is no regular file\n"));
     // A pipe is read to its end, as from a shell's <(...).
     const std::string pipe = temporary() + ".pipe";
     REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
@@ -414,6 +504,17 @@ TEST_CASE("flags of the KV files that can mean nothing are refused by name", "[f
         run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-key", "/tmp"});
     CHECK(key.code == 1);
     CHECK(has(key.err, "the key /tmp is a directory: it has to be a file\n"));
+    const Finished endless =
+        run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-key", "/dev/zero"});
+    CHECK(endless.code == 1);
+    CHECK(has(endless.err, "the key /dev/zero is a device: it has to be a file\n"));
+    const Finished large =
+        run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-key", model});
+    CHECK(large.code == 1);
+    CHECK(has(large.err, " has more than 64 KiB"));
+    const Finished file = run_program("chat", {"-m", model, "--device", "cpu", "--kv-dir", model, "-st", "-p", "x"});
+    CHECK(file.code == 1);
+    CHECK(has(file.err, model + " is no directory\n"));
     const Finished small =
         run_program("server", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-disk-bytes", "1000"});
     CHECK(small.code == 1);

@@ -138,15 +138,16 @@ TEST_CASE("wrong usage exits with 2, unusable input with 1", "[inspect]") {
                                                       {"generate", model, "--ids", "1", "-n", "0"},
                                                       {"logits", model, "--ids", "1", "--kv-type", "f8"},
                                                       {"logits", model, "--ids", "1", "--block-size", "257"},
+                                                      {"generate", model, "--ids", "1,x"},
+                                                      {"logits", model, "--ids", "1,,2"},
+                                                      {"constrain", model, "--regex", "("},
                                                       {"template"},
                                                       {"tool-calls"},
                                                       {"tool-calls", model, "--tool-format", "nosuch"}})
         CHECK(run_program("inspect", arguments).code == 2);
-    for (const std::vector<std::string>& arguments : {std::vector<std::string>{"generate", model, "--ids", "1,x"},
-                                                      {"generate", model, "--ids", "1,999999"},
+    for (const std::vector<std::string>& arguments : {std::vector<std::string>{"generate", model, "--ids", "1,999999"},
                                                       {"generate", model, "--ids=-1"},
-                                                      {"detokenize", model, "--ids", "99999999"},
-                                                      {"logits", model, "--ids", "1,,2"}})
+                                                      {"detokenize", model, "--ids", "99999999"}})
         CHECK(run_program("inspect", arguments).code == 1);
     CHECK(run_program("inspect", {"--help"}).code == 0);
 }

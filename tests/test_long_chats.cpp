@@ -102,7 +102,11 @@ TEST_CASE("with --context-shift answers are longer than the context", "[server]"
 TEST_CASE("requests choose llama.cpp's samplers", "[server]") {
     const Server s;
     const auto   text = [&](Json more) {
-        Json body{{"prompt", "Once upon a time"}, {"max_tokens", 40}, {"seed", 5}, {"ignore_eos", true}};
+        Json body{{"prompt", "Once upon a time"},
+                    {"max_tokens", 40},
+                    {"temperature", 0.8},
+                    {"seed", 5},
+                    {"ignore_eos", true}};
         body.update(more);
         return s.ask("/v1/completions", body)["choices"][0]["text"].get<std::string>();
     };

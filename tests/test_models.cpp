@@ -815,3 +815,10 @@ TEST_CASE("a server of several models ends while one loads and others answer", "
     CHECK(ends_well(running));
     CHECK(s.wait() == 0);
 }
+
+TEST_CASE("the log counts models, not their names", "[models]") {
+    const Models      models;
+    const std::string presets = temporary();
+    std::ofstream(presets) << "[chat]\nalias = toy, small\n";
+    CHECK(has(models.serve({"--models-preset", presets}).errors(), "server: 5 models; GET /models lists them\n"));
+}

@@ -341,6 +341,15 @@ TEST_CASE("quantize refuses in one sentence, and leaves the former file", "[quan
     refuses({in + ".none", out, "Q8_0"}, 1, "cannot open ");
     refuses({out, out, "Q8_0"}, 1, "a GGUF header alone has 24");
     refuses({in, "/nowhere/x.gguf", "Q8_0"}, 1, "cannot write /nowhere/x.gguf: ");
+    refuses({in, "-", "Q8_0"}, 2, "OUT is no -");
+    refuses({in, out, "Q8_0", "--imatrix", ""}, 2, "--imatrix needs a value");
+    // The sentence about standard output says that the file is there.
+    const std::string new_file = temporary();
+    const Finished    full =
+        run_program("sh", {"-c", cat(QUIRE_BIN "/quantize ", in, " ", new_file, " Q8_0 > /dev/full")}, "", "/bin");
+    CHECK(full.code == 1);
+    CHECK(full.err.contains(new_file + " is written, but cannot write to standard output: "));
+    CHECK(std::filesystem::exists(new_file));
 
     const std::string wild = temporary();
     GgufWriter        w;

@@ -132,6 +132,21 @@ TEST_CASE("where the template closes the reasoning in the prompt, a constrained 
     CHECK(marks["choices"][0]["message"]["content"] == "<think>a</think>b");
 }
 
+TEST_CASE("the flag --reasoning-format none leaves the reasoning in the content", "[server][reasoning][flags]") {
+    const auto answer = [](const char* form) {
+        const Server s({"--chat-template-file", template_file("<think>\n"), "--reasoning-format", form});
+        CHECK(!has(s.errors(), "ignored"));
+        return s.ask(
+            "/v1/chat/completions",
+            {{"messages", said}, {"max_tokens", 8}, {"temperature", 0}, {"ignore_eos", true}})["choices"][0]["message"];
+    };
+    const Plain split = answer("auto"), whole = answer("none");
+    INFO(split.dump() << whole.dump());
+    CHECK(split["content"] == "");
+    CHECK(!whole.contains("reasoning_content"));
+    CHECK(has(whole["content"], split["reasoning_content"].get<std::string>()));
+}
+
 TEST_CASE("another request ends the reasoning of an answer that runs", "[server][reasoning]") {
     const Server s({"--chat-template-file", template_file("<think>\n")});
     const auto   control = [&](const std::string& id) {

@@ -21,6 +21,7 @@ namespace {
 int run(int argc, char** argv) {
     CLI::App app{"Measures the parts of quire on this machine.", "bench"};
     app.require_subcommand(1);
+    add_version_flag(app);
     int       repetitions = 20;
     bool      json        = false;
     CLI::App* blocks_command =
@@ -254,6 +255,8 @@ int main(int argc, char** argv) {
         const int  code = run(argc, argv);
         const auto ok   = flush_output();
         return ok ? code : complain(ok.error());
+    } catch (const std::bad_alloc&) {
+        return out_of_memory("bench");
     } catch (const std::runtime_error& e) { // a GPU is lost
         return complain({ErrorKind::system, e.what()});
     }

@@ -53,15 +53,16 @@ Result<void> put(const std::string& path, const std::string& text) {
     return write_file(path, text);
 }
 
-// The model that ships, beside the program.
-std::string shipped_model() {
-    std::error_code       error;
-    std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-    std::string           name = "models/quire-14m-q8_0.gguf";
+// The model that ships, beside the program or above it.
+Result<std::string> shipped_model() {
+    std::error_code             error;
+    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+    const std::string           name = "models/quire-14m-q8_0.gguf";
     for (std::filesystem::path folder = self.parent_path(); !error && folder.has_relative_path();
          folder                       = folder.parent_path())
         if (std::filesystem::exists(folder / name, error)) return (folder / name).string();
-    return name;
+    return fail("no model: name one with -m FILE.gguf or put ", std::filesystem::path(name).filename().string(),
+                " into ", (self.parent_path() / "models").string());
 }
 
 // -- where a trace comes from
@@ -118,18 +119,17 @@ Result<Trace> from_server(const Arguments& a) {
 // Runs the prompts together on an engine of their own and records every step; the answers go to standard error.
 Result<Trace> from_engine(const Arguments& a) {
     EngineOptions o;
-    o.block_size             = a.block_size;
-    o.kv_blocks              = a.kv_blocks;
-    o.swap_blocks            = a.swap_blocks;
-    o.max_sequences          = a.max_sequences;
-    o.threads                = a.threads;
-    o.prefix_cache           = !a.no_cache;
-    o.preemption_mode        = a.recovery == "swap"        ? PreemptionMode::swap
-                               : a.recovery == "recompute" ? PreemptionMode::recompute
-                                                           : PreemptionMode::automatic;
-    o.pipeline               = false; // no step may run while a snapshot is taken
-    const std::string model  = a.model.empty() ? shipped_model() : a.model;
-    Result<Engine>    engine = Engine::load(model, o);
+    o.block_size          = a.block_size;
+    o.kv_blocks           = a.kv_blocks;
+    o.swap_blocks         = a.swap_blocks;
+    o.max_sequences       = a.max_sequences;
+    o.threads             = a.threads;
+    o.prefix_cache        = !a.no_cache;
+    o.preemption_mode     = a.recovery == "swap"        ? PreemptionMode::swap
+                            : a.recovery == "recompute" ? PreemptionMode::recompute
+                                                        : PreemptionMode::automatic;
+    o.pipeline            = false; // no step may run while a snapshot is taken
+    Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return std::unexpected(engine.error());
     const Tokenizer& tokenizer = engine->tokenizer();
     const auto       encode    = [&](const std::string& text) { return tokenizer.encode(text); };
@@ -202,7 +202,7 @@ Result<Trace> from_engine(const Arguments& a) {
     for (const auto& [who, tokens] : answers)
         std::fprintf(stderr, "request %llu.%d: %s\n", static_cast<unsigned long long>(who.first), who.second + 1,
                      engine->tokenizer().decode(tokens).c_str());
-    trace.model = std::filesystem::path(model).filename().string();
+    trace.model = std::filesystem::path(a.model).filename().string();
     trace.title = a.prompts.size() == 1 ? "One request" : cat(a.prompts.size(), " requests");
     return trace;
 }
@@ -241,13 +241,12 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
 
 // Plays all walk-throughs, or the one named; --html writes them into one page.
 int demo(const Arguments& a) {
-    const std::string model = a.model.empty() ? shipped_model() : a.model;
-    Trace             all;
+    Trace all;
     if (a.html_file.empty() && a.record_file.empty() && !a.json && a.step == 0)
         std::printf("%s", text_legend().c_str());
     for (const Walkthrough& w : walkthroughs()) {
         if (a.demo != "all" && a.demo != w.name) continue;
-        Result<Trace> trace = play(w.name, model);
+        Result<Trace> trace = play(w.name, a.model);
         if (!trace) return complain(trace.error().message);
         if (a.html_file.empty() && a.record_file.empty()) {
             if (const int code = show(a, *trace, a.step == 0); code != 0) return code;
@@ -270,6 +269,7 @@ int run(int argc, char** argv) {
          "  block-viz -m MODEL -p PROMPT [-p PROMPT …]   runs the prompts together\n"
          "  block-viz --demo                             plays the examples of the documents",
         "block-viz"};
+    add_version_flag(app);
     app.add_option("-m,--model", a.model, "GGUF file; default: the toy model");
     app.add_option("-p,--prompt", a.prompts, "prompt of a request; give several to run them together");
     app.add_option("--trace", a.trace_file, "show the run that --record wrote to this file");
@@ -318,7 +318,12 @@ int run(int argc, char** argv) {
     } catch (const CLI::ParseError& e) {
         return exit_code_of(app, e, "block-viz");
     }
-    std::vector<std::string> inputs = Gguf::files(a.model.empty() ? shipped_model() : a.model);
+    if (a.model.empty() && (!a.prompts.empty() || !a.demo.empty())) {
+        Result<std::string> found = shipped_model();
+        if (!found) return complain(found.error().message);
+        a.model = *found;
+    }
+    std::vector<std::string> inputs = Gguf::files(a.model);
     inputs.insert(inputs.end(), {a.trace_file, a.pin_file});
     for (const std::string& output : {a.html_file, a.record_file})
         if (auto ok = check_not_input(output, inputs); !ok) return complain(ok.error().message);
@@ -330,8 +335,10 @@ int run(int argc, char** argv) {
 
 } // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     const int  code = run(argc, argv);
     const auto ok   = flush_output();
     return ok ? code : complain(ok.error().message);
+} catch (const std::bad_alloc&) {
+    return out_of_memory("block-viz");
 }

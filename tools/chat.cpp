@@ -18,6 +18,7 @@ import quire.tools.common.model_source;
 import quire.tools.common.processes;
 import quire.tools.common.read_file;
 import quire.tools.common.terminal;
+import quire.tools.common.word_wrap;
 import quire.tools.flags.cli;
 
 using namespace quire;
@@ -35,8 +36,17 @@ constexpr std::string_view help =
     "A \\ at the end of a line or Alt-Enter continues a message on the next line; a pasted text is one message.\n"
     "Ctrl-C stops an answer or clears the line, Ctrl-R searches in what was typed before.";
 
+// A line on the screen.
+void tell(std::string_view text) { std::printf("%s\n", wrapped(text, screen_columns()).c_str()); }
+
+// A line on standard error, which may be a file.
+void warn(std::string_view text) {
+    const std::string line = cat("chat: ", text);
+    std::fprintf(stderr, "%s\n", (terminal_facts().err ? wrapped(line, screen_columns()) : line).c_str());
+}
+
 int complain(const Error& error, int code = 1) {
-    std::fprintf(stderr, "chat: %s\n", error.message.c_str());
+    warn(error.message);
     return code;
 }
 
@@ -189,8 +199,7 @@ Result<ChatTemplate> choose_template(ChatArguments& a) {
     if (!chosen) return chosen;
     if (auto ok = chosen->set_defaults(variables_of(a.chat_template)); !ok) return std::unexpected(ok.error());
     if (const FileSampling taken = take_file_sampling(*file, a.given, a.samplers); !taken.refused.empty())
-        std::fprintf(stderr, "chat: not taken from the file, since no such value is possible: %s\n",
-                     taken.refused.c_str());
+        warn(cat("not taken from the file, since no such value is possible: ", taken.refused));
     return chosen;
 }
 
@@ -218,7 +227,7 @@ int run(ChatArguments& a) {
     if (!constraint) return complain(constraint.error());
     if (*constraint) {
         Result<std::shared_ptr<Constraint>> made = compile_constraint(**constraint);
-        if (!made) return complain(in_constraint(a.constraint, made.error()));
+        if (!made) return complain(in_constraint(a.constraint, made.error()), a.constraint.regex.empty() ? 1 : 2);
         a.answers = std::move(*made);
     }
     if (const std::optional<int> code = find_model("chat", a.source, a.model)) return *code;
@@ -226,7 +235,6 @@ int run(ChatArguments& a) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());
         a.model = *found;
-        if (!a.given("--temp")) a.samplers.params.temperature = 0;
     }
 
     Result<ChatTemplate> chat_template = choose_template(a);
@@ -243,7 +251,7 @@ int run(ChatArguments& a) {
     const std::string type_said     = choose_kv_type(a.model, options);
     if (interactive && !a.single_turn)
         if (const Result<LoadEstimate> estimate = estimate_load(a.model, options)) {
-            std::printf("%s\n", printable(describe(*estimate)).c_str());
+            tell(printable(describe(*estimate)));
             template_told =
                 !estimate->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
         }
@@ -254,18 +262,18 @@ int run(ChatArguments& a) {
     bar.clear();
     if (!engine) return complain(engine.error());
     if (engine->follows()) return follow(*engine, "chat");
-    if (const std::string warning = engine->warning(); !warning.empty())
-        std::fprintf(stderr, "chat: %s\n", warning.c_str());
+    if (const std::string warning = engine->warning(); !warning.empty()) warn(warning);
     if (chat_template->is_fallback())
-        std::fprintf(stderr, "chat: the model has no chat template; using chatml (--chat-template names another)\n");
+        warn("the model has no chat template; using chatml (--chat-template names another)");
 
     if (interactive && !a.single_turn) {
-        std::printf("quire  %s\n%s\n", printable(name).c_str(), engine->describe().c_str());
+        tell(cat("quire  ", printable(name)));
+        tell(engine->describe());
         for (const std::string& said : {type_said, prompt_quality(a.model, options), engine->files_found()})
-            if (!said.empty()) std::printf("%s\n", said.c_str());
-        if (!template_told) std::printf("chat template: %s\n", chat_template->name().c_str());
-        std::printf("%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, Ctrl-D leaves.\n\n",
-                    std::string(commands).c_str());
+            if (!said.empty()) tell(said);
+        if (!template_told) tell(cat("chat template: ", chat_template->name()));
+        tell(commands);
+        tell("\\ at the end of a line continues it; Ctrl-C stops an answer, Ctrl-D leaves.\n");
         std::fflush(stdout);
     }
     Chat chat(*engine, a, *chat_template, facts);
@@ -295,11 +303,11 @@ int run(ChatArguments& a) {
 
 } // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     ChatArguments a;
     CLI::App      app{"A conversation with a GGUF model.", "chat"};
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
-    app.set_version_flag("--version", "quire 0.1");
+    add_version_flag(app);
     add_chat_flags(app, a);
     const auto color_alone = [](std::vector<std::string>& words) { // --color alone, as llama.cpp had it
         for (std::size_t i = 0; i < words.size(); i++)
@@ -310,7 +318,9 @@ int main(int argc, char** argv) {
     try {
         return run(a);
     } catch (const std::runtime_error& e) { // a GPU is lost
-        std::fprintf(stderr, "chat: %s\n", e.what());
+        warn(e.what());
         return 1;
     }
+} catch (const std::bad_alloc&) {
+    return out_of_memory("chat");
 }

@@ -40,9 +40,9 @@ struct Arguments {
     float           length_penalty = 0;
 };
 
-int complain(const Error& error) {
+int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "inspect: %s\n", error.message.c_str());
-    return 1;
+    return code;
 }
 
 int print_json(const Json& json) {
@@ -257,7 +257,7 @@ int detokenize(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     Result<std::vector<Token>> ids = parse_ids(a.ids);
-    if (!ids) return complain(ids.error());
+    if (!ids) return complain(ids.error(), 2);
     for (Token id : *ids)
         if (id < 0 || id >= checked->tokenizer.vocab_size())
             return complain({ErrorKind::input,
@@ -300,7 +300,7 @@ Json to_json(const TokenLogprob& t) { return Json{{"id", t.token}, {"logprob", t
 
 int logits(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
-    if (!ids) return complain(ids.error());
+    if (!ids) return complain(ids.error(), 2);
     if (auto ok = check_not_input(a.raw_file, Gguf::files(a.model)); !ok) return complain(ok.error());
     Result<Engine> engine = load_engine(a, ids->size() + 1);
     if (!engine) return complain(engine.error());
@@ -340,7 +340,7 @@ int logits(const Arguments& a) {
 
 int generate(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
-    if (!ids) return complain(ids.error());
+    if (!ids) return complain(ids.error(), 2);
     Result<Engine> engine = load_engine(a, ids->size() + std::size_t(a.n) + 1);
     if (!engine) return complain(engine.error());
     Request request;
@@ -472,17 +472,19 @@ int constrain_text(const Arguments& a) {
     (*spec)->plain_numbers = options.schema.plain_numbers;
     (*spec)->closed        = false;
     Result<Json> out       = constrain(checked->tokenizer, **spec, read_input());
-    return out ? print_json(*out) : complain(in_constraint(a.constraint, out.error()));
+    return out ? print_json(*out)
+               : complain(in_constraint(a.constraint, out.error()), a.constraint.regex.empty() ? 1 : 2);
 }
 
 } // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     Arguments a;
     CLI::App  app{
         "Shows what is in a GGUF file and runs single parts of the engine; most commands print one line of JSON.",
         "inspect"};
     app.require_subcommand(1);
+    add_version_flag(app);
     auto command = [&](const char* name, const char* what) {
         CLI::App* c = app.add_subcommand(name, what);
         c->add_option("model", a.model, "GGUF file, or its URL");
@@ -535,9 +537,10 @@ int main(int argc, char** argv) {
     calls_command->add_option("--name", a.template_name, "one of the file's named templates: default, tool_use, ...");
     add_tool_form_flag(*calls_command, a.tool_form);
 
-    CLI::App* constrain_command = command(
-        "constrain", "text on standard input → whether a constraint accepts it, or the byte where it is refused");
-    auto* constraints = constrain_command->add_option_group("constraint");
+    CLI::App* constrain_command = command("constrain",
+                                          "text on standard input → whether a constraint accepts it, or the byte where "
+                                          "it is refused; exit code 0 for both");
+    auto*     constraints       = constrain_command->add_option_group("constraint");
     add_constraint_flags(*constraints, a.constraint);
     auto* schema_tests = constraints->add_option(
         "--schema-tests", a.schema_tests,
@@ -573,6 +576,7 @@ int main(int argc, char** argv) {
     }
     try {
         app.parse(std::vector<std::string>(flags->words.rbegin(), flags->words.rend()));
+        refuse_empty(app);
         const HubModel& hub  = a.source.hub;
         const bool      some = !a.model.empty() || !hub.repo.empty() || !hub.url.empty() || !hub.file.empty();
         if (template_command->parsed() && some == !a.template_file.empty())
@@ -598,4 +602,6 @@ int main(int argc, char** argv) {
         return complain({ErrorKind::system, e.what()});
     }
     return render(a);
+} catch (const std::bad_alloc&) {
+    return out_of_memory("inspect");
 }

@@ -53,12 +53,14 @@ std::string list_of_types() {
     return out;
 }
 
-int run(int argc, char** argv) {
+// `written`: the file that is in its place.
+int run(int argc, char** argv, std::string& written) {
     CLI::App app{"Writes a GGUF file with its matrices in another type.", "quantize"};
     app.footer(list_of_types);
+    add_version_flag(app);
     ConvertOptions o;
     std::string    type;
-    app.add_option("IN", o.in, "GGUF file: F32, F16 or BF16")->required();
+    app.add_option("IN", o.in, "GGUF file: F32, F16 or BF16; with --allow-requantize any types")->required();
     app.add_option("OUT", o.out, "file to write; it appears only when it is complete")->required();
     app.add_option("TYPE", type, "see below")->required();
     app.add_option("--imatrix", o.imatrix,
@@ -70,6 +72,8 @@ int run(int argc, char** argv) {
         ->default_val(0);
     try {
         app.parse(argc, argv);
+        refuse_empty(app);
+        if (o.out == "-") throw CLI::ValidationError("OUT is no -: a GGUF file is not written to standard output");
     } catch (const CLI::ParseError& e) {
         return exit_code_of(app, e, "quantize");
     }
@@ -92,6 +96,7 @@ int run(int argc, char** argv) {
         std::fprintf(stderr, "quantize: %s\n", done.error().message.c_str());
         return 1;
     }
+    written = o.out;
     std::string types;
     for (const auto& [name, n] : done->types) types += cat(types.empty() ? "" : ", ", n, " ", name);
     std::printf("%s: %zu tensors (%s), %.2f GB, %.2f bits a weight instead of %.2f, %.1f s\n", o.out.c_str(),
@@ -109,10 +114,14 @@ int run(int argc, char** argv) {
 
 } // namespace
 
-int main(int argc, char** argv) {
-    const int  code = run(argc, argv);
-    const auto ok   = flush_output();
+int main(int argc, char** argv) try {
+    std::string written;
+    const int   code = run(argc, argv, written);
+    const auto  ok   = flush_output();
     if (ok) return code;
-    std::fprintf(stderr, "quantize: %s\n", ok.error().message.c_str());
+    std::fprintf(stderr, "quantize: %s%s%s\n", written.c_str(), written.empty() ? "" : " is written, but ",
+                 ok.error().message.c_str());
     return 1;
+} catch (const std::bad_alloc&) {
+    return out_of_memory("quantize");
 }

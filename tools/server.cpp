@@ -457,7 +457,6 @@ int run(Arguments& a, int argc, char** argv) {
         if (!found && !a.only_cached) return complain(found.error());
         if (found) a.model = *found;
         a.pool.many = a.many();
-        if (found && !a.given("--temp")) a.endpoints.limits.samplers.params.temperature = 0; // as in chat
     }
     Result<std::vector<std::string>> keys = api_keys(a);
     if (!keys) return complain(keys.error());
@@ -540,6 +539,7 @@ int run(Arguments& a, int argc, char** argv) {
     a.pool.describe              = props_asleep;
     a.pool.strict                = options.limits.strict_model;
     const FileSampling from_file = setups[0].from_file;
+    const std::size_t  n_models  = setups.size();
     SharedContext      shared(options.stored_bytes);
     shared.dropped_log_lines = [&log] { return log.dropped(); };
     ModelPool models(std::move(setups), a.pool, shared);
@@ -576,8 +576,8 @@ int run(Arguments& a, int argc, char** argv) {
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    if (const std::size_t n = models.names().size(); a.pool.many)
-        log.say(cat(n, n == 1 ? " model; GET /models lists it" : " models; GET /models lists them"));
+    if (a.pool.many)
+        log.say(cat(n_models, n_models == 1 ? " model; GET /models lists it" : " models; GET /models lists them"));
     else
         log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
                     from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
@@ -698,21 +698,29 @@ void add_server_flags(CLI::App& app, Arguments& a) {
             a.log.most                 = LogLevel::debug;
             a.endpoints.limits.verbose = true;
         },
-        "as --log-level debug, and OpenAI's responses have the prompt and the settings in __verbose");
+        "as --log-level debug, and answers of /v1/completions and /v1/chat/completions have the prompt and the "
+        "settings in __verbose");
     app.add_flag("--no-log", a.no_log, "write no access log");
     add_number(app, "--max-queue", a.max_queue, 0, 1 << 20, "most waiting requests; more get 429");
     add_number(app, "--max-connections", h.connections, 1, 1 << 20, "most connections at once");
     add_number(app, "--threads-http", h.threads, 1, 1 << 16, "most requests being answered at once");
-    add_number(app, "--max-body", h.body_bytes, 1, 1e10, "most bytes in a request's body");
-    add_number(app, "--max-buffered", h.buffered_bytes, 1, 1e12,
-               "most bytes that all requests may hold until they are answered; more get 503");
-    add_number(app, "--max-working", a.endpoints.working_bytes, 1, 1e12,
-               "most bytes that requests may take while they are parsed and tokenized; others wait");
+    take_bytes(app.add_option("--max-body", h.body_bytes, "most bytes in a request's body"), 1, std::int64_t(10) << 30)
+        ->default_str("16M");
+    take_bytes(app.add_option("--max-buffered", h.buffered_bytes,
+                              "most bytes that all requests may hold until they are answered; more get 503"),
+               1, std::int64_t(1) << 40)
+        ->default_str("256M");
+    take_bytes(app.add_option("--max-working", a.endpoints.working_bytes,
+                              "most bytes that requests may take while they are parsed and tokenized; others wait"),
+               1, std::int64_t(1) << 40)
+        ->default_str("512M");
     take_bytes(app.add_option("--response-store", a.endpoints.stored_bytes,
                               "memory for responses of /v1/responses that later ones continue; 0: none is stored"),
                0)
         ->default_str("64M");
-    add_number(app, "--max-header-bytes", h.head_bytes, 64, 1 << 24, "most bytes in a request line and its headers");
+    take_bytes(app.add_option("--max-header-bytes", h.head_bytes, "most bytes in a request line and its headers"), 64,
+               1 << 24)
+        ->default_str("32K");
     add_number(app, "--max-headers", h.headers, 1, 1 << 16, "most headers in a request");
     add_number(app, "--request-timeout", h.request_seconds, 0.1, 1e6,
                "seconds from a request's first byte to its last");
@@ -753,7 +761,7 @@ void add_request_flags(CLI::App& app, Arguments& a) {
 
 void add_flags(CLI::App& app, Arguments& a) {
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
-    app.set_version_flag("--version", cat("quire ", quire_version));
+    add_version_flag(app);
     add_engine_flags(app, a);
     add_server_flags(app, a);
     add_request_flags(app, a);
@@ -778,7 +786,7 @@ const char*        malloc_conf =
     "narenas:4,tcache:false,retain:false,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     Arguments a;
     CLI::App  app{"An OpenAI-compatible server for GGUF models.", "server"};
     add_flags(app, a);
@@ -790,4 +798,6 @@ int main(int argc, char** argv) {
     if (!a.many())
         if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
     return run(a, argc, argv);
+} catch (const std::bad_alloc&) {
+    return out_of_memory("server");
 }

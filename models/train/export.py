@@ -37,6 +37,7 @@ def main():
     w.add_license("mit")
     w.add_license_name("MIT; definitions from WordNet 3.0, Copyright 2006 by Princeton University")
     w.add_languages(["en"])
+    w.add_float32("general.sampling.temp", 0)  # one random token spoils a fact learned by heart
     w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     w.add_vocab_size(c.vocab)

@@ -161,9 +161,12 @@ void Decoder::remove_done(std::vector<Output>& out, std::size_t first) {
 // Row i of an item cannot be used: the item's request ends with this step, other requests go on. Always false.
 bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
     const int position = item.first + item.n_tokens - item.n_logit_rows + i;
-    failed_.push_back({item.group->id, FinishReason::failed,
-                       cat("the model's ", what, " at position ", position,
-                           " are not finite numbers: its file is damaged, or its arithmetic overflows")});
+    failed_.push_back(
+        {item.group->id, FinishReason::failed,
+         cat("the model's ", what, " at position ", position, " are not finite numbers: its file",
+             item.group->request.adapters.value_or(std::vector<AdapterUse>()).empty() ? ""
+                                                                                      : " or that of an adapter in use",
+             " is damaged, or its arithmetic overflows")});
     return false;
 }
 

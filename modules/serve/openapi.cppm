@@ -3,6 +3,7 @@
 export module quire.serve.openapi;
 
 import quire.core.base;
+import quire.core.version;
 import quire.serve.anthropic.request;
 import quire.serve.api.json_fields;
 import quire.serve.api.limits;
@@ -218,7 +219,7 @@ std::string openapi_text(const ApiLimits& limits, std::span<const ApiRoute> rout
             path.replace(any, path.ends_with("/**") ? 3 : 2, "/{id}");
         paths[path][route.method == "GET" ? "get" : route.method == "POST" ? "post" : "delete"] = std::move(operation);
     }
-    Json out{{"openapi", "3.1.0"}, {"info", {{"title", "quire"}, {"version", "0.1"}}}};
+    Json out{{"openapi", "3.1.0"}, {"info", {{"title", "quire"}, {"version", quire_version}}}};
     out["paths"]      = std::move(paths);
     out["components"] = {{"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}};
     out["security"]   = Json::array({Json::object(), {{"key", Json::array()}}});

@@ -27,7 +27,7 @@ class Server:
             arguments += "--api-key", key
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [program, "-m", model, "--port", "0", "--no-log", *arguments],
+            [program, "-m", model, "--temp", "0.8", "--port", "0", "--no-log", *arguments],  # seeds count
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.errors)
         deadline = time.monotonic() + 120
         while not (found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.said())):

@@ -122,7 +122,7 @@ std::vector<PagedOverhead> paged_overhead();
 
 // -- run_batch.cpp
 
-int complain(const Error& error);
+int complain(const Error& error, int code = 1); // returns the exit code
 
 // The least that a step has to read and to multiply, two operations a parameter and token. Of a mixture of experts a step of n tokens
 // reads the experts that some token chose, if all are equally likely, and a token multiplies with the experts that it chose.

@@ -12,12 +12,13 @@ int make_model(const Arguments& a) {
     if (auto ok = check_not_input(a.out, Gguf::files(a.vocabulary)); !ok) return complain(ok.error());
     const auto shape = std::ranges::find_if(model_shapes(), [&](const ModelShape& s) { return s.name == a.shape; });
     if (shape == model_shapes().end())
-        return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape), ": there are ", shape_names())});
+        return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape), ": there are ", shape_names())},
+                        2);
     std::string upper = a.type;
     for (char& c : upper)
         if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
     const auto type = std::ranges::find_if(dtype_table, [&](const DTypeInfo& t) { return t.name == upper; });
-    if (type == dtype_table.end()) return complain({ErrorKind::input, cat("there is no type ", quote(a.type))});
+    if (type == dtype_table.end()) return complain({ErrorKind::input, cat("there is no type ", quote(a.type))}, 2);
     ModelShape wanted = *shape;
     if (a.layers > 0) wanted.n_layers = a.layers;
     wanted.mtp = a.mtp;

@@ -10,9 +10,9 @@ import quire.engine.engine;
 
 namespace quire::bench {
 
-int complain(const Error& error) {
+int complain(const Error& error, int code) {
     std::fprintf(stderr, "bench: %s\n", error.message.c_str());
-    return 1;
+    return code;
 }
 
 Result<Work> work_of(const std::string& path, KvTypes types) {

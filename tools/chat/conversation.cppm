@@ -90,9 +90,7 @@ struct Chat::Impl {
 
     // A line about the program itself: never on standard output, where only answers belong.
     void note(std::string_view text) const {
-        WordWrap          wrap;
-        const std::string shown =
-            progress_ ? wrap.push(text, screen_columns()) + wrap.finish(screen_columns()) : std::string(text);
+        const std::string shown = progress_ ? wrapped(text, screen_columns()) : std::string(text);
         std::fprintf(stderr, "%s\n", shown.c_str());
     }
 

@@ -50,7 +50,8 @@ std::string model_list(const std::string& folder) {
     for (const std::string& path : url_models())
         models.push_back({std::filesystem::path(path).filename().string(), "", "", path});
     if (models.empty())
-        return cat("There is no model in ", folder, " or ", cache, "; chat -hf USER/MODEL fetches one.\n");
+        return cat("There is no model in ", folder, cache.empty() ? "" : " or ", cache,
+                   "; chat -hf USER/MODEL fetches one.\n");
     std::size_t name = 5, type = 4, size = 4; // the widths of the columns
     for (ListedModel& model : models) {
         describe_file(model);

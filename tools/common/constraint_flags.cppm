@@ -34,22 +34,10 @@ void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags) {
     grammar->excludes(regex);
 }
 
-Result<std::string> read_constraint(const std::string& path) {
-    std::error_code ignored;
-    std::ifstream   file(path, std::ios::binary);
-    if (std::filesystem::is_directory(path, ignored) || !file) return std::unexpected(cannot_read(path));
-    std::string text(most_constraint_bytes + 1, '\0');
-    file.read(text.data(), std::ptrdiff_t(text.size()));
-    text.resize(std::size_t(file.gcount()));
-    if (text.size() > most_constraint_bytes)
-        return fail_with(ErrorKind::limit, quote(path), " has more than ", most_constraint_bytes >> 10, " KiB");
-    return text;
-}
-
 Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags) {
     ConstraintSpec spec;
     if (!flags.schema_file.empty()) {
-        Result<std::string> text = read_constraint(flags.schema_file);
+        Result<std::string> text = read_file(flags.schema_file, most_constraint_bytes);
         if (!text) return std::unexpected(text.error());
         Result<Json> schema = json_parse(*text, schema_json_limits);
         if (!schema) return fail(quote(flags.schema_file), ": ", schema.error().message);
@@ -58,7 +46,7 @@ Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags
         return spec;
     }
     if (!flags.grammar_file.empty()) {
-        Result<std::string> text = read_constraint(flags.grammar_file);
+        Result<std::string> text = read_file(flags.grammar_file, most_constraint_bytes);
         if (!text) return std::unexpected(text.error());
         spec.kind = ConstraintSpec::Kind::grammar;
         spec.text = std::move(*text);

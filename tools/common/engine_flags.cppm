@@ -17,8 +17,8 @@ std::string models_folder();
 // Without -m: the first models/*.gguf beside the program.
 Result<std::string> default_model();
 
-// Makes `option` take bytes, as 64M or 8G, from `least` to 1P.
-CLI::Option* take_bytes(CLI::Option* option, std::int64_t least);
+// Makes `option` take bytes, as 64M or 8G, from `least` to `most`, which is a power of 1024 or a multiple of one.
+CLI::Option* take_bytes(CLI::Option* option, std::int64_t least, std::int64_t most = std::int64_t(1) << 50);
 
 // -m
 void add_model_flag(CLI::App& app, std::string& model);
@@ -83,8 +83,8 @@ Result<std::string> default_model() {
     return *std::ranges::min_element(found);
 }
 
-CLI::Option* take_bytes(CLI::Option* option, std::int64_t least) {
-    const auto check = [least](std::string& text) {
+CLI::Option* take_bytes(CLI::Option* option, std::int64_t least, std::int64_t most) {
+    const auto check = [least, most](std::string& text) {
         constexpr std::string_view units = "kmgtp"; // behind one of them may stand B or iB
         const std::size_t          end   = std::min(text.find_first_not_of("0123456789."), text.size());
         std::string                unit  = text.substr(end);
@@ -94,8 +94,12 @@ CLI::Option* take_bytes(CLI::Option* option, std::int64_t least) {
         const std::size_t power = unit.empty() ? 0 : units.find(unit) + 1;
         const auto        value = to_number<double>(text.substr(0, end));
         const double      bytes = value ? std::trunc(std::ldexp(*value, 10 * int(power))) : -1;
-        if (unit.size() > 1 || (!unit.empty() && power == 0) || bytes < double(least) || bytes > std::ldexp(1, 50))
-            return cat(quote(text), " is not a number of bytes from ", least, " to 1P, such as 64M or 8G");
+        if (unit.size() > 1 || (!unit.empty() && power == 0) || bytes < double(least) || bytes > double(most)) {
+            std::size_t n = 0; // units of 1024 in `most`
+            while (n < 5 && most % (std::int64_t(1) << (10 * (n + 1))) == 0) n++;
+            return cat(quote(text), " is not a number of bytes from ", least, " to ", most >> (10 * n),
+                       std::string_view("KMGTP").substr(n - 1, 1), ", such as 64M or 8G");
+        }
         text = cat(std::int64_t(bytes));
         return std::string();
     };
@@ -195,15 +199,15 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
 }
 
 // More than quire checks at once, as other programs take them, counts as most_drafts.
-int clamped_drafts(std::string_view flag, double wanted) {
+int clamped_drafts(const CLI::App& app, const char* flag, double wanted) {
     if (wanted > most_drafts)
-        std::fprintf(stderr, "%s: a step checks at most %d guessed tokens of a sequence; so many are taken\n",
-                     std::string(flag).c_str(), most_drafts);
+        std::fprintf(stderr, "%s: %s: a step checks at most %d guessed tokens of a sequence; so many are taken\n",
+                     app.get_name().c_str(), flag, most_drafts);
     return int(std::min<double>(wanted, most_drafts));
 }
 
 // vLLM's JSON: the method and its numbers. Returns what is wrong with it, or "".
-std::string read_speculative_config(const std::string& text, DraftOptions& drafts) {
+std::string read_speculative_config(const CLI::App& app, const std::string& text, DraftOptions& drafts) {
     const Result<Json> json = json_parse(text);
     if (!json || !json->is_object()) return cat(quote(text), " is not a JSON object");
     DraftOptions read  = drafts;
@@ -233,7 +237,7 @@ std::string read_speculative_config(const std::string& text, DraftOptions& draft
         } else if (!number) {
             return cat("quire has nothing like ", quote(name));
         } else if (number == &read.most && value.is_number_integer() && value > most_drafts) {
-            read.most = clamped_drafts("num_speculative_tokens of --speculative-config", value.get<double>());
+            read.most = clamped_drafts(app, "num_speculative_tokens of --speculative-config", value.get<double>());
         } else if (!value.is_number_integer() || value < 1 || value > most_drafts) {
             return cat(quote(name), " is not a whole number in 1..", most_drafts);
         } else {
@@ -279,7 +283,8 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     DraftOptions& drafts = options.drafts;
     add_guesser_flags(app, options);
     app.add_option_function<double>(
-           "--spec-draft-n-max", [&drafts](double most) { drafts.most = clamped_drafts("--spec-draft-n-max", most); },
+           "--spec-draft-n-max",
+           [&app, &drafts](double most) { drafts.most = clamped_drafts(app, "--spec-draft-n-max", most); },
            cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
         ->check(within(1, 1e18, "1 or more"))
         ->type_name("INT")
@@ -290,8 +295,8 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     add_number(app, "--spec-ngram-min", drafts.ngram.least, 1, most_ngram, "ngram: fewer tokens are not looked for");
     app.add_option("--speculative-config",
                    "the same, as vLLM's JSON: {\"method\": \"ngram\", \"num_speculative_tokens\": 4}")
-        ->each([&drafts](const std::string& text) {
-            if (const std::string wrong = read_speculative_config(text, drafts); !wrong.empty())
+        ->each([&app, &drafts](const std::string& text) {
+            if (const std::string wrong = read_speculative_config(app, text, drafts); !wrong.empty())
                 throw CLI::ValidationError(wrong);
         })
         ->type_name("JSON");
@@ -455,6 +460,7 @@ Result<ParsedWords> parse_words(CLI::App& app, Program program, const std::vecto
     try {
         app.parse(
             std::vector<std::string>(flags->words.rbegin(), flags->words.rend())); // in reverse, as CLI11 wants them
+        refuse_empty(app);
     } catch (const CLI::Success& e) {
         return ParsedWords{app.exit(e), ""}; // --help and --version
     } catch (const CLI::ParseError& e) {
@@ -492,6 +498,14 @@ void forget_overruled(const CLI::App& app, Program program, const OwnFlag& own, 
     });
 }
 
+// An empty variable counts as one that is not set, where a flag takes any text.
+bool is_unset(const CLI::App& app, const GivenFlag& flag) {
+    if (flag.words.size() != 1 || flag.words[0].find('=') + 1 != flag.words[0].size()) return false;
+    const CLI::Option* const option = app.get_option_no_throw(flag.words[0].substr(0, flag.words[0].size() - 1));
+    if (option == nullptr) return true; // of another program
+    return !may_be_empty(*option) && (option->get_type_name() == "TEXT" || option->get_type_name() == "FILE");
+}
+
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust,
                                const std::vector<std::string>& before, const std::string& where) {
@@ -510,6 +524,7 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         Result<std::vector<GivenFlag>> read = flags_of_environment(program, own);
         if (!read) return complain(read.error().message);
         untyped = std::move(*read);
+        std::erase_if(untyped, [&](const GivenFlag& flag) { return is_unset(app, flag); });
     }
     const auto take_file = [&](const std::string& path) -> Result<void> {
         Result<std::vector<GivenFlag>> read = flags_of_file(path, program, own);

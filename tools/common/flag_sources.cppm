@@ -22,7 +22,8 @@ struct GivenFlag {
 // else's. Error: the variable, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFlag& own);
 
-// The flags of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments, values may stand in quotes.
+// The flags of a file with a flag on each line: `ctx-size = 8192`, `no-pages`, `seed: 7`; # and ; begin comments. Quotes around a value, two
+// of " or two of ', are taken away; nothing between them is replaced, and other quotes stay.
 // Error: the line, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
@@ -149,7 +150,8 @@ Result<void> add_words_of_line(std::string_view line, const std::string& where, 
         takes = takes_value(flag.substr(1), program, own);
         if (takes) flag.erase(0, 1);
     }
-    if (!takes || flag == "--config") return fail(where, "there is no flag ", quote(flag));
+    if (flag == "--config") return fail(where, flag, " cannot stand in a file");
+    if (!takes) return fail(where, "there is no flag ", quote(flag));
     if (*takes && value.empty()) return fail(where, flag, " needs a value");
     if (*takes && !flag.starts_with("--")) {
         words.push_back(flag);

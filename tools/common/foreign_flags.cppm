@@ -90,6 +90,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--kv-cache-dtype", 1, "float16", Fate::renamed, "--kv-type f16"},
     {all, "-ngl --gpu-layers --n-gpu-layers", 1, "0", Fate::renamed, "--device cpu"},
     {all, "-dev --device", 1, "none", Fate::renamed, "--device cpu"},
+    {all, "-dev", 1, "cpu", Fate::renamed, "--device cpu"},
     {server, "-to --timeout", 1, "", Fate::renamed, "--write-timeout ="},
     {server, "--no-ui --no-webui", 0, "", Fate::renamed, "--no-pages"},
     {talkers, "--no-cache-prompt --no-enable-prefix-caching", 0, "", Fate::renamed, "--no-prefix-cache"},
@@ -154,8 +155,11 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--rope-scale --rope-freq-scale", 1, "1", Fate::ignored, ""},
     {talkers, "--adaptive-target", 1, "-1", Fate::ignored, ""},
     {chat, "--sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
-    {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
-    {talkers, "--reasoning-format --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
+    {talkers, "--rope-scaling", 1, "none", Fate::ignored, ""},
+    {talkers, "--dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
+    {chat, "--reasoning-format", 1, "none", Fate::ignored, ""}, // the server has the flag
+    {chat, "--reasoning-format", 1, "auto", Fate::ignored, ""},
+    {chat, "--reasoning-format", 1, "deepseek", Fate::ignored, ""},
     {talkers,
      "--adaptive-decay --draft-p-min --spec-draft-p-min -ngld "
      "--gpu-layers-draft",
@@ -187,7 +191,7 @@ constexpr ForeignFlag foreign_flags[] = {
      1, "", Fate::refused, "positions are scaled as the model file says"},
     {talkers, "--override-kv", 1, "", Fate::refused, "what the model file says cannot be changed"},
     {talkers, "--cache-reuse", 1, "", Fate::refused, "only the beginning of a prompt is found again"},
-    {talkers, "--reasoning-format", 1, "", Fate::refused, "deepseek, auto and none are known"},
+    {chat, "--reasoning-format", 1, "", Fate::refused, "deepseek, auto and none are known"},
     {talkers, "--reasoning-effort", 1, "", Fate::refused,
      "give it to the template: --chat-template-kwargs '{\"reasoning_effort\": \"low\"}'"},
     {talkers, "--rpc", 1, "", Fate::refused, "a model runs on the devices of one machine"},
@@ -254,7 +258,7 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
         if (foreign && (!takes_value || !foreign->only.empty())) {
             const bool takes =
                 !joined && (foreign->values == 1 || (foreign->values < 0 && !value.empty() && !looks_like_flag(value)));
-            if (foreign->values == 1 && value.empty() && !joined) return fail(name, " needs a value");
+            if (foreign->values == 1 && i + 1 == words.size() && !joined) return fail(name, " needs a value");
             if (foreign->fate == Fate::refused) return fail(name, ": ", foreign->text);
             if (foreign->fate == Fate::ignored) ignored += cat(ignored.empty() ? "" : ", ", name);
             for (std::string_view part : split(foreign->text)) {

@@ -24,7 +24,7 @@ namespace quire {
 FlagGiven add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
     SamplingParams& p = choice.params;
     add_number(app, "--temp", p.temperature, 0, 100,
-               "temperature; 0: always the most likely token, which is the default for the toy model");
+               "temperature; 0: always the most likely token, which the file of the toy model asks for");
     add_number(app, "--top-k", p.top_k, 0, 1 << 30, "choose from the k most likely tokens; 0: all");
     add_number(app, "--top-p", p.top_p, 1e-9, 1,
                "choose from the most likely tokens with this total probability; 1: all", "above 0, at most 1");

@@ -27,6 +27,9 @@ private:
     bool        fenced_ = false;     // between two lines that begin with ```
 };
 
+// A whole text for a screen of this width.
+std::string wrapped(std::string_view text, int columns);
+
 } // namespace quire
 
 module :private;
@@ -35,6 +38,12 @@ namespace quire {
 
 constexpr std::string_view fence = "```";
 constexpr int              tab   = 8;
+
+std::string wrapped(std::string_view text, int columns) {
+    WordWrap    wrap;
+    std::string out = wrap.push(text, columns);
+    return out + wrap.finish(columns);
+}
 
 std::string WordWrap::push(std::string_view text, int columns) {
     std::string out;

@@ -8,6 +8,7 @@ module;
 export module quire.tools.flags.cli;
 
 import quire.core.base;
+import quire.core.version;
 
 export namespace CLI {
 
@@ -37,10 +38,20 @@ void add_number(CLI::App& app, const char* names, auto& value, double least, dou
     app.add_option(names, value, what)->check(within(least, most, std::move(bounds)))->capture_default_str();
 }
 
+// --version, which prints "quire" and the version.
+void add_version_flag(CLI::App& app);
+
+// Whether "" is a value: an empty message, the file's own template, no token for the hub. A server refuses an empty key itself.
+bool may_be_empty(const CLI::Option& option);
+// After app.parse(): throws CLI::ValidationError for an option without a value, as --kv-key '' of a script whose variable is not set. Such
+// an option would be off, and nobody would see it.
+void refuse_empty(const CLI::App& app);
 // The fault in the words of `app`, as one sentence.
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error);
 // For a program that has met `error`: prints the help, or the sentence behind the program's name. Returns the exit code.
 int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program);
+// For main(), where std::bad_alloc arrives: prints a sentence behind the program's name. Returns the exit code.
+int out_of_memory(const char* program);
 
 } // namespace quire
 
@@ -60,6 +71,30 @@ CLI::Validator within(double least, double most, std::string bounds) {
     auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
     if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
     return {[=](const std::string& text) { return out_of_bounds(text, least, most, bounds); }, bounds};
+}
+
+void add_version_flag(CLI::App& app) { app.set_version_flag("--version", cat("quire ", quire_version)); }
+
+bool may_be_empty(const CLI::Option& option) {
+    constexpr std::array<std::string_view, 5> names{"--prompt", "--system-prompt", "--chat-template", "--hf-token",
+                                                    "--api-key"};
+    return std::ranges::find(names, std::string_view(option.get_name())) != names.end();
+}
+
+void refuse_empty(const CLI::App& app) {
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->get_items_expected_min() == 0 || option->get_positional() || may_be_empty(*option)) continue;
+        const std::vector<std::string>& values = option->results();
+        if (std::ranges::find(values, std::string()) != values.end())
+            throw CLI::ValidationError(option->get_name() + " needs a value");
+    }
+    const auto all = [](const CLI::App*) { return true; }; // groups of options, too
+    for (const CLI::App* below : app.get_subcommands(all)) refuse_empty(*below);
+}
+
+int out_of_memory(const char* program) {
+    std::fprintf(stderr, "%s: there is not enough memory\n", program);
+    return 1;
 }
 
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error) {

@@ -5,6 +5,7 @@ module;
 #include <openssl/evp.h>
 #include <openssl/params.h>
 #include <openssl/rand.h>
+#include <sys/stat.h>
 
 export module quire.engine.files.cipher;
 
@@ -23,7 +24,7 @@ struct Seal {
 
 class Cipher {
 public:
-    // Error: the file cannot be read, or has fewer than 32 bytes.
+    // Error: the file is neither a regular one nor a pipe, cannot be read, or has not 32 bytes to 64 KiB.
     static Result<Cipher> from_file(const std::string& path);
     explicit Cipher(std::string_view secret); // of any length
 
@@ -67,11 +68,21 @@ Sum hmac(std::span<const unsigned char> key, std::string_view use, std::string_v
 }
 
 Result<Cipher> Cipher::from_file(const std::string& path) {
-    if (std::error_code error; std::filesystem::is_directory(path, error))
-        return fail("the key ", path, " is a directory: it has to be a file");
-    std::ifstream     file(path, std::ios::binary);
-    const std::string secret((std::istreambuf_iterator<char>(file)), {});
+    constexpr std::size_t most = 65536;
+    struct stat           info{};
+    const bool            there = stat(path.c_str(), &info) == 0;
+    if (there && S_ISDIR(info.st_mode)) return fail("the key ", path, " is a directory: it has to be a file");
+    if (there && !S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)) // a pipe may be a shell's <(...)
+        return fail("the key ", path, " is a device: it has to be a file");
+    std::ifstream file(path, std::ios::binary);
     if (!file) return fail_with(ErrorKind::system, "cannot read the key ", path);
+    std::string secret(most + 1, '\0');
+    file.read(secret.data(), std::ptrdiff_t(secret.size()));
+    secret.resize(std::size_t(file.gcount()));
+    if (file.bad()) return fail_with(ErrorKind::system, "cannot read the key ", path);
+    if (secret.size() > most)
+        return fail("the key ", path, " has more than ", most >> 10,
+                    " KiB: a key has at least 32 bytes, and not many more");
     if (secret.size() < 32) return fail("the key ", path, " has ", secret.size(), " bytes: it has to have at least 32");
     return Cipher(secret);
 }

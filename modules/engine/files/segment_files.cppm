@@ -188,6 +188,8 @@ bool is_empty(const std::string& path) {
 Result<void> make_private_directory(const std::string& path) {
     struct stat info{};
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return refused("make the directory", path);
+    if (std::error_code error; std::filesystem::exists(path, error) && !std::filesystem::is_directory(path, error))
+        return fail_with(ErrorKind::system, path, " is no directory");
     if (access(path.c_str(), R_OK | W_OK | X_OK) != 0 || stat(path.c_str(), &info) != 0)
         return refused("use the directory", path);
     if (info.st_uid != geteuid())

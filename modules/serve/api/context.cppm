@@ -24,8 +24,7 @@ export import quire.text.tokens.fill_in_middle;
 
 export namespace quire {
 
-constexpr std::string_view quire_version   = "0.1";
-constexpr std::size_t      longest_message = 1024; // bytes of an error's text
+constexpr std::size_t longest_message = 1024; // bytes of an error's text
 
 // A description of the model's file, for clients that ask.
 struct ModelFacts {

@@ -4,6 +4,7 @@ export module quire.serve.openai.response;
 
 import quire.core.base;
 import quire.core.unicode;
+import quire.core.version;
 import quire.schedule.request;
 import quire.serve.api.answer;
 import quire.serve.http.exchange;
@@ -25,7 +26,7 @@ module :private;
 
 namespace quire {
 
-constexpr std::string_view fingerprint = "quire-0.1";
+const std::string fingerprint = cat("quire-", quire_version);
 
 // A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
 std::string spell(const SpelledLogprob& t, bool as_ids) {

@@ -2,6 +2,7 @@
 export module quire.serve.status.status_api;
 
 import quire.core.base;
+import quire.core.version;
 import quire.serve.api.context;
 export import quire.serve.models.model_pool;
 import quire.serve.status.metrics_text;
