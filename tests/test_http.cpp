@@ -19,6 +19,7 @@ import quire.core.base;
 import quire.serve.http.exchange;
 import quire.serve.http.parser;
 import quire.serve.http.server;
+import quire.serve.memory_semaphore;
 
 using namespace quire;
 using namespace quire::testing;
@@ -69,6 +70,11 @@ struct Echo {
             e.response.type = "text/plain";
             e.response.body = e.request.body;
         });
+        const HttpHandler guarded = [](HttpExchange& e) {
+            e.response.status = e.request.header("x-key").empty() ? 401 : 200;
+            e.response.body   = cat(e.request.body.size());
+        };
+        server->route("POST", "/guarded", guarded, [](HttpExchange& e) { return !e.request.header("x-key").empty(); });
         server->route("GET", "/query", [](HttpExchange& e) {
             for (const auto& [key, value] : e.request.query) e.response.body += key + "=" + value + ";";
             e.response.body += std::string(e.request.header("x-test"));
@@ -446,14 +452,16 @@ TEST_CASE("a sending side that is closed is a client that has gone, but what cam
 
 TEST_CASE("bytes count until their request is answered", "[http]") {
     HttpLimits limits;
-    limits.buffered_bytes = 100000;
+    limits.buffered_bytes = 1'000'000;
     Echo              echo(limits);
-    const std::string body(60000, 'x');
+    const std::string body(600'000, 'x');
     {
         Client held(echo.port);
-        held.send("GET /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + body);
+        held.send("GET /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 600000\r\n\r\n" + body);
         wait_for(echo.begun, 1);
         CHECK(Client(echo.port).post("/echo", body).status == 503);
+        CHECK(Client(echo.port).post("/echo", std::string(65536, 'x')).status ==
+              200); // small ones have room of their own
         CHECK(echo.alive());
     }
     wait_for(echo.gone, 1);
@@ -560,15 +568,95 @@ TEST_CASE("probes of the health are answered where requests have taken all threa
 
 TEST_CASE("too many bytes that wait for the rest of their requests", "[http]") {
     HttpLimits limits;
-    limits.buffered_bytes = 100000;
-    Echo   echo(limits);
-    Client first(echo.port), second(echo.port);
-    first.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
-    for (int i = 0; i < 3; i++) CHECK(echo.alive()); // rounds of the server's loop: the first one's bytes are read
-    second.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
-    CHECK(second.reply().status == 503);
-    first.send(std::string(30000, 'x'));
-    CHECK(first.reply().body.size() == 90000);
+    limits.buffered_bytes = 1'000'000;
+    Echo       echo(limits);
+    const auto begin = [](std::size_t length, std::size_t sent) {
+        return cat("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: ", length, "\r\n\r\n", std::string(sent, 'x'));
+    };
+    {
+        Client first(echo.port), second(echo.port);
+        first.send(begin(900'000, 900'000 - 1));
+        for (int i = 0; i < 20; i++) CHECK(echo.alive()); // rounds of the server's loop: the first one's bytes are read
+        second.send(begin(900'000, 600'000));
+        CHECK(second.reply().status == 503);
+        first.send("x");
+        CHECK(first.reply().body.size() == 900'000);
+    }
+    // The longest one gives way to a shorter one.
+    Client large(echo.port);
+    large.send(begin(900'000, 900'000 - 1));
+    for (int i = 0; i < 20; i++) CHECK(echo.alive());
+    CHECK(Client(echo.port).post("/echo", std::string(300'000, 'x')).status == 200);
+    CHECK(large.reply().status == 503);
+}
+
+TEST_CASE("a long body is received only where a handler reads it", "[http]") {
+    const Echo        echo;
+    const std::string length = "Content-Length: 10000000\r\n";
+    const auto        reply  = [&](const std::string& line, const std::string& headers, const std::string& body = "") {
+        Client c(echo.port);
+        c.send(line + " HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n" + body);
+        const Reply r = c.reply(); // though the body has no end
+        CHECK(r.headers.at("connection") == "close");
+        c.send(std::string(100'000, 'x'));
+        CHECK(c.rest().empty());
+        return r.status;
+    };
+    CHECK(reply("POST /nowhere", length) == 404);
+    CHECK(reply("DELETE /guarded", length) == 405);
+    CHECK(reply("POST /guarded?a=b", length, "{") == 401);
+    CHECK(reply("POST /gu%61rded", length) == 401);
+    CHECK(reply("POST /guarded", "Content-Length: 5\r\nExpect: 100-continue\r\n") == 401);
+    CHECK(reply("POST /guarded", "Transfer-Encoding: chunked\r\n", "30000\r\n" + std::string(150'000, 'x')) == 401);
+    Client short_one(echo.port);
+    CHECK(short_one.post("/guarded", "short").status == 401);
+    CHECK(short_one.post("/echo", "and on").body == "and on");
+    CHECK(Client(echo.port).post("/guarded", std::string(300'000, 'x'), "X-Key: k\r\n").body == "300000");
+    CHECK(Client(echo.port).post("/gu%61rded", std::string(300'000, 'x'), "X-Key: k\r\n").body == "300000");
+}
+
+TEST_CASE("requests that stay incomplete make room for others", "[http]") {
+    HttpLimits limits;
+    limits.connections = 40;
+    Echo                echo(limits);
+    const std::string   probe = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+    std::vector<Client> slow;
+    const auto          begin = [&](int n) {
+        for (int i = 0; i < n; i++) {
+            slow.emplace_back(echo.port);
+            slow.back().send("G");
+        }
+    };
+    begin(40);
+    while (echo.server->n_connections() < 40) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(Client(echo.port).call(probe).status == 200);
+    begin(17); // as many as take the places of the probes
+    CHECK(Client(echo.port).call(probe).status == 200);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+    CHECK(echo.alive());
+    CHECK(Client(echo.port).call(probe).status == 200);
+}
+
+TEST_CASE("an amount that is free passes a larger one that waits, but not for ever", "[http]") {
+    MemorySemaphore          memory(100);
+    std::vector<std::thread> threads;
+    std::atomic<int>         n_large = 0;
+    const auto               no      = [] { return false; };
+    {
+        const auto held = memory.enter(60, 1, no);
+        REQUIRE(held);
+        threads.emplace_back([&] {
+            const auto pass = memory.enter(100, 60, no);
+            n_large += bool(pass);
+        });
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        CHECK(memory.enter(40, 0.5, no).has_value());
+        std::this_thread::sleep_for(std::chrono::duration<double>(MemorySemaphore::patience));
+        CHECK(!memory.enter(40, 0.1, no).has_value());
+        CHECK(n_large == 0);
+    }
+    threads[0].join();
+    CHECK(n_large == 1);
 }
 
 TEST_CASE("a client that hangs up is noticed, one that does not read is disconnected", "[http]") {

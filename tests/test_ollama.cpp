@@ -211,6 +211,9 @@ TEST_CASE("Ollama's routes answer as the chat does", "[server][ollama]") {
     const Plain shown = s.ask("/api/show", {{"model", model["name"]}});
     CHECK(shown["model_info"]["general.architecture"] == "llama");
     CHECK(shown["capabilities"][0] == "completion");
+    const Reply other = s.post("/api/show", {{"model", "llama3"}});
+    CHECK(other.status == 404);
+    CHECK(Plain::parse(other.body)["error"].is_string());
     const Plain vectors = s.ask("/api/embed", {{"model", "x"}, {"input", {"a", std::string(20000, 'b')}}});
     CHECK(vectors["embeddings"].size() == 2);
     CHECK(s.ask("/api/embeddings", {{"model", "x"}, {"prompt", "a"}})["embedding"] == vectors["embeddings"][0]);

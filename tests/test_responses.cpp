@@ -329,6 +329,17 @@ TEST_CASE("/v1/responses answers as the chat does", "[server][dialects]") {
     CHECK(Plain::parse(made["output"][0]["content"][0]["text"].get<std::string>())["a"].is_boolean());
     CHECK(made["text"]["format"]["name"] == "n");
 
+    // A client that repeats its X-Request-Id loses no response.
+    const auto named = [&] {
+        const Reply one = s.post("/v1/responses", body, "X-Request-Id: mine\r\n");
+        CHECK(one.headers.at("x-request-id") == "mine");
+        return Plain::parse(one.body);
+    };
+    const Plain first = named(), second = named();
+    CHECK(first["id"] != second["id"]);
+    for (const Plain& one : {first, second})
+        CHECK(s.ask_get("/v1/responses/" + one["id"].get<std::string>())["output"] == one["output"]);
+
     const Reply bad = s.post("/v1/responses", {{"input", 3}});
     CHECK(bad.status == 400);
     CHECK(Plain::parse(bad.body)["error"]["param"] == "input");

@@ -426,6 +426,20 @@ TEST_CASE("sampling: seeds, biases, words", "[server]") {
     CHECK(has(text(), "sea sea sea"));
 }
 
+TEST_CASE("a seed that was drawn can be sent back, by JavaScript too", "[server]") {
+    const auto seed = [](const Json& given) {
+        Json body{{"prompt", "Hello"}, {"n_predict", 1}};
+        if (!given.is_null()) body["seed"] = given;
+        return common().ask("/completion", body)["generation_settings"]["seed"];
+    };
+    for (int i = 0; i < 10; i++) CHECK(seed(nullptr).get<std::uint64_t>() < std::uint64_t(1) << 53);
+    CHECK(seed(nullptr) != seed(nullptr));
+    CHECK(seed(std::numeric_limits<std::uint64_t>::max()) == std::numeric_limits<std::uint64_t>::max());
+    CHECK(seed(std::uint64_t(1) << 63) == std::uint64_t(1) << 63);
+    CHECK(seed(-5) == std::uint64_t(-5));
+    CHECK(common().client().post("/completion", R"({"prompt":"a","seed":18446744073709551616})").status == 400);
+}
+
 TEST_CASE("the prefix cache, salts and pins", "[server]") {
     const Server server({"--block-size", "4"});
     std::string  prompt = "A prefix that many requests have in common, long enough for some blocks";
@@ -462,6 +476,10 @@ TEST_CASE("the other endpoints", "[server]") {
         CHECK(s.ask_get(path)["status"]["value"] == "loaded");
     }
     CHECK(s.get("/v1/models/gpt-4").status == 404);
+    CHECK(models["has_more"] == false);
+    CHECK(models["data"][0]["type"] == "model"); // Anthropic's members
+    CHECK(models["data"][0]["display_name"] == "quire-14m-q8_0");
+    CHECK(models["data"][0]["created_at"].get<std::string>().ends_with("Z"));
     CHECK(Json::parse(s.get("/version").body).contains("version"));
     const Json props = Json::parse(s.get("/props").body);
     CHECK(props["total_slots"] == 64);
@@ -514,6 +532,9 @@ TEST_CASE("faults have OpenAI's shape", "[server]") {
     };
     fault(s.get("/v1/nothing"), 404, nullptr);
     fault(s.get("/v1/completions"), 405, nullptr);
+    const Reply newer = s.client().call("GET /v1/models HTTP/2.0\r\nHost: x\r\n\r\n");
+    fault(newer, 505, nullptr);
+    CHECK(Json::parse(newer.body)["error"]["type"] == "invalid_request_error");
     for (const char* body : {"", "{", "[]", "nonsense", "{\"prompt\":1e999}"})
         fault(s.client().post("/v1/completions", body), 400, nullptr);
     fault(s.client().post("/v1/completions", std::string(50000, '[')), 400, nullptr);

@@ -34,6 +34,11 @@ TEST_CASE("keys", "[server]") {
     for (const char* path : {"/metrics", "/props", "/blocks", "/blocks/events", "/pins"})
         CHECK(status("", path) == 401);
     CHECK(status("", "/health") == 200);
+    for (const char* line : {"POST /v1/completions", "POST /v1/nothing", "POST /ping", "GET /", "GET /v1/models"}) {
+        Client c = s.client(); // without a key nobody uploads anything
+        c.send(std::string(line) + " HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n{");
+        CHECK(c.reply().headers.at("connection") == "close");
+    }
     const Json e = Json::parse(s.post("/v1/completions", {{"prompt", "a"}}).body)["error"];
     CHECK(e["code"] == "invalid_api_key");
     for (const char* key : {"secret-one", "secret-two", "key-from-file", "secret-onee", "wrong"})

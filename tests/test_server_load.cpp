@@ -103,6 +103,51 @@ TEST_CASE("a full queue says so", "[server]") {
     CHECK(server.post("/v1/completions", {{"prompt", "Hello"}}).status == 200);
 }
 
+TEST_CASE("a request of many prompts leaves room and turns to others", "[server]") {
+    const Server server({"--parallel", "4", "--max-queue", "8"});
+    Json         many{{"prompt", Json::array()}, {"max_tokens", 300}, {"ignore_eos", true}};
+    for (int i = 0; i < 12; i++) many["prompt"].push_back("story " + std::to_string(i));
+    const auto begin = [&](int n) {
+        Client c = server.client();
+        c.send(Client::request("/v1/completions", many.dump()));
+        while (server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") < n) nap();
+        return c;
+    };
+    const Client first = begin(12), second = begin(24); // each has half of the places
+    CHECK(server.post("/v1/completions", many).status == 429);
+    CHECK(server.ask("/v1/completions", {{"prompt", "Hello"}, {"max_tokens", 1}})["choices"].size() == 1);
+    CHECK(server.metric("vllm:num_requests_waiting") >= 12); // it did not wait for all of them
+}
+
+TEST_CASE("answers that are collected count as memory", "[server]") {
+    const Server server({"--max-buffered", "4000000"});
+    const auto   refused = [&](const char* path, const Json& body) {
+        const Reply r = server.post(path, body);
+        INFO(r.body.substr(0, 1000));
+        CHECK(r.status == 503);
+        CHECK(r.headers.at("retry-after") == "1");
+        const Json error = Json::parse(r.body)["error"];
+        CHECK(error["code"] == "no_room");
+        CHECK(has(error["message"], "log-probabilities take more memory than --max-buffered leaves"));
+        server.until_idle();
+        CHECK(server.post("/v1/completions", {{"prompt", "Hello"}, {"max_tokens", 1}}).status == 200);
+    };
+    Json body{{"prompt", "hi"}, {"n", 4}, {"n_predict", 100}, {"n_probs", 100}, {"ignore_eos", true}};
+    refused("/completion", body); // at once
+    CHECK(server.metric("vllm:generation_tokens_total") <= 1);
+    body["stop"] = "no such text";
+    refused("/completion", body); // while they are collected
+    body["stream"] = true;
+    CHECK(server.post("/completion", body).status == 200); // a stream holds a piece at a time
+    std::string text;
+    for (int i = 0; i < 600; i++) text += "word ";
+    refused("/v1/completions", {{"prompt", text}, {"max_tokens", 0}, {"echo", true}, {"logprobs", 20}});
+    body["n"]       = 1;
+    body["n_probs"] = 10;
+    body["stream"]  = false;
+    CHECK(server.ask("/completion", body)["completion_probabilities"].size() == 100);
+}
+
 TEST_CASE("silence in a stream is broken by comments", "[server]") {
     const Server server({"--parallel", "1", "--sse-ping-interval", "0.05"});
     Client       first = server.client(), second = server.client();

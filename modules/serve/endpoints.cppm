@@ -53,11 +53,11 @@ private:
     void answer(HttpExchange& e, const Route& route);
     bool reserve_memory(HttpExchange& e);
 
-    ModelPool&            pool_;
-    EndpointOptions       options_;
-    Access                access_;
-    MemorySemaphore       working_; // bytes of memory for bodies that are being parsed
-    std::set<std::string> paths_;   // that have a route for OPTIONS
+    ModelPool&      pool_;
+    EndpointOptions options_;
+    Access          access_;
+    MemorySemaphore working_, small_working_; // bytes of memory for bodies that are being parsed: large and small ones
+    std::set<std::string> paths_;             // that have a route for OPTIONS
     std::vector<ApiRoute> routes_;
 };
 
@@ -69,20 +69,26 @@ namespace quire {
 
 Endpoints::Endpoints(ModelPool& pool, EndpointOptions options)
     : pool_(pool), options_(std::move(options)), access_(options_.api_keys, options_.cors_origins, options_.local_only),
-      working_(options_.working_bytes) {}
+      working_(options_.working_bytes - options_.working_bytes / 4), small_working_(options_.working_bytes / 4) {}
+
+bool no_body(HttpExchange&) { return false; }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Route route, bool open) {
     routes_.push_back({method, path, pool_.many() && std::holds_alternative<Handler>(route)});
-    server.route(method, path, [this, route, open](HttpExchange& e) {
+    const HttpHandler handler = [this, route, open](HttpExchange& e) {
         access_.allow_origin(e);
         if (!open)
             if (const auto error = access_.check(e)) return refuse(e, *error);
         answer(e, route);
-    });
+    };
+    // A client without a key uploads nothing.
+    server.route(method, path, handler,
+                 [this, open](HttpExchange& e) { return !open && e.request.method == "POST" && !access_.check(e); });
     if (!access_.has_cors() || !paths_.insert(path).second) return;
-    server.route("OPTIONS", path, [this](HttpExchange& e) {
+    const HttpHandler preflight = [this](HttpExchange& e) {
         if (const auto error = access_.preflight(e)) refuse(e, *error);
-    });
+    };
+    server.route("OPTIONS", path, preflight, no_body);
 }
 
 void Endpoints::answer(HttpExchange& e, const Route& route) {
@@ -140,7 +146,7 @@ void answer_page(HttpExchange& e, const Page& page) {
 // The pages need no key: they request their contents with the user's key.
 void add_pages(HttpServer& server) {
     for (const Page& page : pages())
-        server.route("GET", std::string(page.path), [page](HttpExchange& e) { answer_page(e, page); });
+        server.route("GET", std::string(page.path), [page](HttpExchange& e) { answer_page(e, page); }, no_body);
 }
 
 void answer_openapi(SharedContext& shared, HttpExchange& e) { e.response.body = shared.openapi; }
@@ -258,12 +264,13 @@ void Endpoints::answer(HttpExchange& e) {
 }
 
 // Waits until there is memory to parse and tokenize a body beside the others. It takes at most 20 times its bytes (JSON values,
-// copies, tokens), and the tokenizer 100 times the bytes of the piece it works on, which is at most a MiB.
+// copies, tokens), and the tokenizer 100 times the bytes of the piece it works on, which is at most a MiB. Small bodies wait for small ones only.
 bool Endpoints::reserve_memory(HttpExchange& e) {
     constexpr double  timeout = 30; // seconds
     const std::size_t bytes   = e.request.body.size();
     const std::size_t room    = bytes * 20 + std::min(bytes, std::size_t(1) << 20) * 100;
-    auto              pass    = working_.enter(room, timeout, [&] { return e.peer->gone(); });
+    auto&             lane    = bytes <= small_body ? small_working_ : working_;
+    auto              pass    = lane.enter(room, timeout, [&] { return e.peer->gone(); });
     if (pass) {
         e.held = std::make_shared<MemorySemaphore::Pass>(std::move(*pass));
         return true;

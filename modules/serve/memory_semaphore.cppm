@@ -1,4 +1,5 @@
-// quire.serve.memory_semaphore: a counting semaphore for an amount (of memory), first come, first served. **Owns** the amount that is free.
+// quire.serve.memory_semaphore: a counting semaphore for an amount (of memory). An amount that is free passes one that waits for more, for some
+// seconds. **Owns** the amount that is free.
 export module quire.serve.memory_semaphore;
 
 import quire.core.std;
@@ -24,17 +25,21 @@ public:
         std::size_t      amount_;
     };
 
-    // Waits for `amount`, or for the whole if `amount` is more, in the order of arrival. Nothing: `seconds` have passed, or `gone` is true.
+    // Waits for `amount`, or for the whole if `amount` is more. When the first in the line has waited `patience` seconds, nobody passes it.
+    // Nothing: `seconds` have passed, or `gone` is true.
     std::optional<Pass> enter(std::size_t amount, double seconds, const std::function<bool()>& gone);
+
+    static constexpr double patience = 2;
 
 private:
     friend class Pass;
+    using Clock = std::chrono::steady_clock;
     void give_back(std::size_t amount);
 
-    std::size_t             most_, free_;
-    std::list<int>          line_;
-    std::mutex              mutex_;
-    std::condition_variable changed_;
+    std::size_t                  most_, free_;
+    std::list<Clock::time_point> line_; // when each came
+    std::mutex                   mutex_;
+    std::condition_variable      changed_;
 };
 
 } // namespace quire
@@ -45,13 +50,17 @@ namespace quire {
 
 std::optional<MemorySemaphore::Pass> MemorySemaphore::enter(std::size_t amount, double seconds,
                                                             const std::function<bool()>& gone) {
-    amount               = std::min(amount, most_);
-    const auto       end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    amount         = std::min(amount, most_);
+    const auto now = Clock::now(),
+               end = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     std::unique_lock lock(mutex_);
-    const auto       me      = line_.insert(line_.end(), 0);
-    const auto       granted = [&] { return me == line_.begin() && free_ >= amount; };
+    const auto       me      = line_.insert(line_.end(), now);
+    const auto       granted = [&] {
+        const std::chrono::duration<double> waited = Clock::now() - line_.front();
+        return free_ >= amount && (me == line_.begin() || waited.count() < patience);
+    };
     // `gone` is polled: nothing wakes this thread for it.
-    while (!granted() && !gone() && std::chrono::steady_clock::now() < end)
+    while (!granted() && !gone() && Clock::now() < end)
         changed_.wait_for(lock, std::chrono::milliseconds(100), granted);
     const bool in = granted();
     line_.erase(me);

@@ -16,8 +16,9 @@ export namespace quire {
 using TimePoint = std::chrono::steady_clock::time_point;
 
 struct ServiceOptions {
-    int                   max_queue        = 1024;  // requests that wait, beside the running ones
-    double                watchdog_seconds = 60;    // without a step: not healthy any more
+    int                   max_queue        = 1024;                  // prompts that wait, beside the running ones
+    std::size_t           max_behind       = std::size_t(64) << 20; // bytes of output that callers have not taken
+    double                watchdog_seconds = 60;                    // without a step: not healthy any more
     int                   max_pinned       = 0;     // blocks in pinned prefixes; 0: a quarter of the pool
     int                   max_listeners    = 16;    // of the block events
     bool                  show_text        = false; // snapshots have the texts of the blocks
@@ -38,9 +39,11 @@ struct Refusal {
 struct OutputQueue {
     std::mutex              mutex;
     std::condition_variable changed;
-    std::vector<Output>     outputs;  // of each answer at most one, which grows with its tokens, up to max_tokens
-    int                     open = 0; // prompts that are not over
-    bool                    gone = false;
+    std::vector<Output>     outputs;   // of each answer at most one, which grows with its tokens, up to max_tokens
+    int                     open  = 0; // prompts that are not over
+    std::size_t             bytes = 0; // of the outputs
+    bool                    gone  = false;
+    bool                    cut   = false; // the caller is too far behind, and gets an error in place of its outputs
 };
 
 class Service;
@@ -149,6 +152,8 @@ private:
     void      fail_all(const std::string& why);
     void      wake();
     void      cancel(RequestId id, int index = -1);
+    int       places(int open) const;
+    void      cut_off(OutputQueue& queue, const Output& last);
 
     Engine         engine_;
     ServiceOptions options_;
@@ -160,6 +165,7 @@ private:
     std::unordered_map<RequestId, std::shared_ptr<OutputQueue>> queues_;
     std::uint64_t                                               n_pins_ = 0;
     int                                                         pinned_ = 0; // blocks
+    int                                                         queued_ = 0; // places that requests take; see places()
     bool                                                        woken_ = false, stopping_ = false;
     std::string                                                 failure_; // see failure()
     EngineStats                                                 stats_;
@@ -168,6 +174,7 @@ private:
     std::uint64_t                                               serial_    = 0;
     int                                                         listeners_ = 0;
 
+    std::atomic<std::size_t>  behind_   = 0; // bytes of all output queues
     std::atomic<bool>         draining_ = false;
     std::atomic<std::int64_t> heartbeat_{0}; // nanoseconds of the steady clock
     // The engine thread's.
@@ -198,6 +205,7 @@ RequestHandle::~RequestHandle() {
         std::scoped_lock lock(queue_->mutex);
         queue_->gone = true;
         queue_->outputs.clear();
+        service_->behind_ -= std::exchange(queue_->bytes, 0);
         if (queue_->open == 0) return;
     }
     for (RequestId id : ids_) service_->cancel(id);
@@ -208,6 +216,7 @@ bool RequestHandle::wait(double seconds, std::vector<Output>& out) {
     queue_->changed.wait_for(lock, in_seconds(seconds),
                              [&] { return !queue_->outputs.empty() || queue_->open == 0 || queue_->gone; });
     out = std::exchange(queue_->outputs, {});
+    service_->behind_ -= std::exchange(queue_->bytes, 0);
     return (queue_->open > 0 || !out.empty()) && !queue_->gone;
 }
 
@@ -250,6 +259,8 @@ void Service::wake() {
     wake_cv_.notify_one();
 }
 
+constexpr double flush_seconds = 30; // that the files of the prefix cache have when the service ends
+
 void Service::run() {
     std::vector<Output> events;
     bool                busy = false;
@@ -281,6 +292,10 @@ void Service::run() {
         publish(); // first: when a caller has the answer, the statistics have it, too
         deliver(events);
     }
+    try {
+        engine_.flush(flush_seconds);
+    } catch (const std::exception&) { // the device is lost, and nobody waits for an answer
+    }
 }
 
 // Appends a later output of the same answer.
@@ -304,6 +319,30 @@ static void append(Output& to, Output& more) {
     to.message = std::move(more.message);
 }
 
+// The bytes of an output's tokens and log-probabilities.
+static std::size_t bytes_of(const Output& output) {
+    std::size_t sum = output.tokens.size() * (sizeof(Token) + sizeof(TimePoint));
+    for (const auto* positions : {&output.logprobs, &output.prompt_logprobs})
+        for (const PositionLogprobs& p : *positions) sum += sizeof p + p.top.size() * sizeof(TokenLogprob);
+    return sum;
+}
+
+// The places in the queue that a request with so many open prompts takes: at most half of all.
+int Service::places(int open) const { return std::min(open, std::max(options_.max_queue / 2, 1)); }
+
+// The queue's lock is held.
+void Service::cut_off(OutputQueue& queue, const Output& last) {
+    Output error;
+    error.id      = last.id;
+    error.index   = last.index;
+    error.finish  = FinishReason::refused;
+    error.message = "the client reads too slowly: too much output waits for it";
+    queue.outputs.clear();
+    queue.outputs.push_back(std::move(error));
+    queue.cut = true;
+    behind_ -= std::exchange(queue.bytes, 0);
+}
+
 // Moves each event into its output queue.
 void Service::deliver(std::vector<Output>& events) {
     if (events.empty()) return;
@@ -316,13 +355,25 @@ void Service::deliver(std::vector<Output>& events) {
         OutputQueue&                       queue = *kept;
         if (e.done) queues_.erase(found);
         std::scoped_lock queue_lock(queue.mutex);
-        if (e.done) queue.open--;
+        if (e.done) {
+            queued_ -= places(queue.open) - places(queue.open - 1);
+            queue.open--;
+        }
         if (queue.gone) continue;
-        auto at =
+        if (queue.cut) {
+            if (!e.done) engine_.cancel(e.id);
+            continue;
+        }
+        const std::size_t bytes = bytes_of(e);
+        auto              at =
             std::ranges::find_if(queue.outputs, [&](const Output& o) { return o.id == e.id && o.index == e.index; });
         if (at == queue.outputs.end()) at = queue.outputs.insert(at, std::move(e));
         else append(*at, e);
         at->times.resize(at->tokens.size(), now);
+        queue.bytes += bytes;
+        // A caller that keeps up has next to nothing here.
+        constexpr std::size_t slow = std::size_t(64) << 10;
+        if ((behind_ += bytes) > options_.max_behind && queue.bytes > slow) cut_off(queue, *at);
         queue.changed.notify_all();
     }
     if (queues_.empty()) idle_cv_.notify_all();
@@ -375,6 +426,7 @@ void Service::fail_all(const std::string& why) {
         queue->changed.notify_all();
     }
     queues_.clear();
+    queued_ = 0;
     idle_cv_.notify_all();
 }
 
@@ -394,25 +446,37 @@ std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vect
     }
     // Running requests do not count as waiting. When none waits, as many as the engine allows may run.
     const int running = stats_.waiting > 0 ? stats_.running : engine_options_.max_sequences;
-    if (int(queues_.size() + requests.size()) > running + options_.max_queue) {
+    // Requests of several prompts leave a quarter of the queue to those of one.
+    const int n = int(requests.size()), most = running + options_.max_queue - (n > 1 ? options_.max_queue / 4 : 0);
+    if (n > running + options_.max_queue || queued_ + places(n) > most) {
         metrics.refused_full++;
-        return std::unexpected(Refusal{
-            Refused::full, {ErrorKind::limit, cat("the queue is full: ", options_.max_queue, " requests wait")}, 0});
+        return std::unexpected(
+            Refusal{Refused::full,
+                    {ErrorKind::limit, cat("the queue is full: ", queues_.size(), " prompts run or wait, and ", n,
+                                           n == 1 ? " more is" : " more are", " too many")},
+                    0});
     }
     std::unique_ptr<RequestHandle> handle(new RequestHandle());
+    int                            width = 0;
     for (std::size_t i = 0; i < requests.size(); i++) {
         const std::size_t n_tokens = requests[i].prompt.size();
-        Result<RequestId> id       = engine_.submit(std::move(requests[i]));
+        // The first prompts may take a quarter of the sequences. The more prompts there are before one, the more requests of other callers
+        // run before it.
+        width += requests[i].width();
+        const unsigned quarters = unsigned((width - 1) / std::max(engine_options_.max_sequences / 4, 1));
+        if (i > 0) requests[i].priority = std::min(requests[i].priority, 1'000'000) + int(std::bit_width(quarters));
+        Result<RequestId> id = engine_.submit(std::move(requests[i]));
         if (!id) {
-            for (RequestId other : handle->ids_) engine_.cancel(other);
+            for (RequestId other : handle->ids_) engine_.cancel(other), queues_.erase(other);
             metrics.refused_invalid++;
             return std::unexpected(Refusal{Refused::invalid, id.error(), n_tokens});
         }
         handle->ids_.push_back(*id);
         queues_[*id] = handle->queue_;
     }
-    handle->queue_->open = int(requests.size());
+    handle->queue_->open = n;
     handle->service_     = this;
+    queued_ += places(n);
     wake();
     return handle;
 }

@@ -73,6 +73,12 @@ struct Choice {
 // Appends the next piece of the same answer. The whole answer has the counts, the end and the times of its last piece.
 void append(Choice& whole, Choice piece);
 
+// The bytes of a log-probability until a whole response is written: as a value, as JSON values and as text. About as measured with n_probs 100;
+// each byte of the token's text takes logprob_byte more.
+constexpr std::size_t logprob_bytes = 400, logprob_byte = 32;
+// The bytes that a piece takes until a whole response is written, about.
+std::size_t held_bytes(const Choice& piece);
+
 // The values that all parts of one response share.
 struct ResponseHead {
     std::string  id; // of the request: the API puts its prefix before it
@@ -169,6 +175,22 @@ void append(Choice& whole, Choice piece) {
     whole.n_tokens      = piece.n_tokens;
     whole.prompt_tokens = piece.prompt_tokens;
     whole.timings       = piece.timings;
+}
+
+std::size_t held_bytes(const Choice& piece) {
+    constexpr std::size_t per_text = 4, per_id = 32, per_call = 1024;
+    const auto            one = [](const SpelledLogprob& l) { return logprob_bytes + l.bytes.size() * logprob_byte; };
+    std::size_t           sum = (piece.token_ids.size() + piece.prompt_token_ids.size()) * per_id;
+    for (const AnswerPart& part : piece.parts) {
+        sum += (part.text.size() + part.call.arguments.size()) * per_text;
+        if (part.kind == AnswerPart::Kind::call && !part.call.more) sum += per_call;
+    }
+    for (const auto* positions : {&piece.logprobs, &piece.prompt_logprobs})
+        for (const SpelledPosition& p : *positions) {
+            sum += one(p.chosen ? *p.chosen : p.token);
+            for (const SpelledLogprob& l : p.top) sum += one(l);
+        }
+    return sum;
 }
 
 std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix) {

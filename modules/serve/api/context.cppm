@@ -1,5 +1,9 @@
 // quire.serve.api.context: the objects that the handlers of all routes share, of the server and of one model. **Owns** the settings of the API,
 // the chat template, the cache of compiled constraints, the settings of the requests that run, and the stored responses.
+module;
+
+#include <ctime>
+
 export module quire.serve.api.context;
 
 import quire.constraint.compile;
@@ -115,7 +119,9 @@ struct ApiContext {
 };
 
 std::int64_t unix_seconds();
-void         answer_json(HttpExchange& e, Json body);
+// A time since 1970 as RFC 3339 writes it.
+std::string time_text(std::int64_t microseconds);
+void        answer_json(HttpExchange& e, Json body);
 
 } // namespace quire
 
@@ -223,6 +229,16 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
 std::int64_t unix_seconds() {
     return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
         .count();
+}
+
+std::string time_text(std::int64_t microseconds) {
+    const std::time_t seconds = std::time_t(microseconds / 1'000'000);
+    std::tm           parts{};
+    gmtime_r(&seconds, &parts);
+    char date[32], text[48];
+    std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+    std::snprintf(text, sizeof text, "%s.%06dZ", date, int(microseconds % 1'000'000));
+    return text;
 }
 
 void answer_json(HttpExchange& e, Json body) { e.response.body = json_dump(std::move(body)); }

@@ -39,6 +39,8 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
 
 // The error of a request that ends, or cannot begin, because no step runs any more: another server may take the request.
 ApiError engine_failed(std::string message);
+// The error of a request whose answers take more memory than there is for all requests.
+ApiError answers_too_large();
 // The error of a request that the model's numbers ended.
 ApiError model_failed(std::string message);
 
@@ -58,6 +60,7 @@ std::string_view error_type(int status) {
         case 429: return "rate_limit_error";
         case 501: return "not_supported_error";
         case 503: return "unavailable_error";
+        case 505: return "invalid_request_error";
         default: return status >= 500 ? "server_error" : "invalid_request_error";
     }
 }
@@ -70,6 +73,7 @@ std::string_view anthropic_type(int status) {
         case 413: return "request_too_large";
         case 429: return "rate_limit_error";
         case 503: return "overloaded_error";
+        case 505: return "invalid_request_error";
         default: return status >= 500 ? "api_error" : "invalid_request_error";
     }
 }
@@ -77,6 +81,12 @@ std::string_view anthropic_type(int status) {
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 ApiError engine_failed(std::string message) { return {503, std::move(message), "", "engine_failed"}; }
+ApiError answers_too_large() {
+    return {
+        503,
+        "the answers and their log-probabilities take more memory than --max-buffered leaves: ask for fewer at once",
+        "", "no_room"};
+}
 ApiError model_failed(std::string message) { return {500, std::move(message), "", "model_failed"}; }
 
 ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,

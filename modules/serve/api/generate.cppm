@@ -160,6 +160,21 @@ std::optional<ApiError> add_text_biases(const ApiContext& api, GenerationRequest
     return std::nullopt;
 }
 
+// The bytes that the log-probabilities of the answers to these requests, which differ in their prompts, hold at once in any case: all of
+// them until a whole response is written, of a stream the log-probabilities of one piece. `to_end`: no answer ends before max_tokens.
+std::size_t least_bytes(std::span<const Request> requests, bool stream, bool to_end) {
+    std::size_t sum = 0, largest = 0;
+    for (const Request& q : requests) {
+        const auto entries = [](int most) { return most < 0 ? 0 : std::size_t(most) + 1; };
+        const auto prompt  = q.prompt.size() * entries(q.prompt_logprobs) * logprob_bytes;
+        const auto answer  = entries(q.sampling.logprobs) * logprob_bytes;
+        const int  tokens  = to_end ? q.max_tokens : q.min_tokens;
+        largest            = std::max({largest, prompt, stream ? answer * Generation::slice : 0});
+        sum += (prompt + std::size_t(std::max(tokens, 0)) * answer) * std::size_t(q.n);
+    }
+    return stream ? largest : sum;
+}
+
 void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed, const std::string& param,
               const MakeRenderer& make_renderer) {
     const std::size_t body_bytes = std::exchange(e.request.body, {}).size();
@@ -176,10 +191,16 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
     if (!r.tool_use.tools.empty() || r.constraint) held += body_bytes; // schemas are kept until the answer is complete
+    if (!r.stream) { // a whole response has all answers beside their prompts and settings
+        constexpr std::size_t answer = 2048, settings = 16384;
+        for (const std::string& text : texts)
+            held += std::size_t(r.request.n) * (answer + (r.show_prompt ? settings + 2 * text.size() : 0));
+    }
     if (!api.count_memory(e, held)) return;
 
     Request& q = r.request;
-    if (!r.has_seed) q.sampling.seed = std::random_device{}() + (std::uint64_t(std::random_device{}()) << 32);
+    // Of 53 bits, which a number of JavaScript holds: clients send it back.
+    if (!r.has_seed) q.sampling.seed = (std::random_device{}() + (std::uint64_t(std::random_device{}()) << 32)) >> 11;
     for (const std::string& word : r.bad_words)
         for (const std::string& variant : {word, " " + word}) {
             std::vector<Token> ids = api.encoder.encode_inside(variant);
@@ -220,7 +241,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     }
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
-    if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
+    q.uses_cache = r.cache_prompt;
     if (!q.adapters) q.adapters = api.adapters_of(r.model);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);
@@ -256,7 +277,10 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         format.in_pieces    = r.constraint && r.constraint->spec.answer;
         head.short_call_ids = format.form == ToolForm::mistral;
     }
-    const bool stream   = r.stream;
+    const bool stream = r.stream;
+    // A chat's answer may have parts without log-probabilities.
+    const bool to_end =
+        !r.chat && q.ignore_end && q.stop_tokens.empty() && r.stop.empty() && !q.constraint && q.beam_width == 0;
     Json       settings = settings_json(r);
     auto       renderer = make_renderer(head, r, texts);
     const auto type     = std::string(renderer->type());
@@ -264,15 +288,22 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
                                                    std::move(renderer));
     if (use.slot >= 0) generation->listen([&api, use](std::span<const Token> tokens) { api.slots.add(use, tokens); });
     std::vector<Request> requests = generation->requests(std::move(prompts));
-    auto                 handle   = api.service.submit(std::move(requests));
+    const std::size_t    certain  = least_bytes(requests, stream, to_end);
+    if (!e.peer->count_memory(held + certain)) {
+        e.response.headers.emplace_back("Retry-After", "1");
+        return api.refuse(e, answers_too_large());
+    }
+    auto handle = api.service.submit(std::move(requests));
     if (!handle) return api.refuse(e, handle.error(), param, completion);
     e.peer->when_gone((*handle)->when_gone());
     const std::shared_ptr<void> listed = api.running.add((*handle)->ids(), std::move(settings));
     generation->begin(std::move(*handle));
     e.held.reset(); // generating takes long, and little memory
     if (!stream) {
-        std::optional<ApiError> error = generation->respond(e.response.body);
+        const auto count = [&](std::size_t bytes) { return e.peer->count_memory(held + std::max(certain, bytes)); };
+        std::optional<ApiError> error = generation->respond(e.response.body, count);
         generation->record(e.notes);
+        if (error && error->status == 503) e.response.headers.emplace_back("Retry-After", "1");
         if (error) api.refuse(e, *error);
         return;
     }

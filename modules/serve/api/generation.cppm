@@ -29,8 +29,11 @@ public:
 
     // Waits for the first output, at most so long. An error: the engine refused the request.
     std::optional<ApiError> wait_for_first(double seconds);
-    // Waits for the end and renders the response. An error: the engine gave up, or the client did (499).
-    std::optional<ApiError> respond(std::string& body);
+    // Waits for the end and renders the response. `count` is told the bytes that the answers hold so far; false: they are too many. An error:
+    // they were, the engine gave up, or the client did (499).
+    std::optional<ApiError> respond(std::string& body, const std::function<bool(std::size_t)>& count);
+    // Tokens of an answer that a stream renders at once, where they have log-probabilities.
+    static constexpr std::size_t slice = 64;
     // Writes each piece of output as an event as soon as it comes.
     void stream(const HttpWrite& write, double ping_seconds);
     // The last event of a stream for which there is no memory.
@@ -346,8 +349,9 @@ Choice Generation::add(Output& output) {
     return choice;
 }
 
-std::optional<ApiError> Generation::respond(std::string& body) {
+std::optional<ApiError> Generation::respond(std::string& body, const std::function<bool(std::size_t)>& count) {
     std::vector<Choice> choices(answers_.size());
+    std::size_t         held    = 0;
     std::vector<Output> outputs = std::move(first_);
     for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
     while (true) {
@@ -355,7 +359,9 @@ std::optional<ApiError> Generation::respond(std::string& body) {
             if (auto error = error_of(output)) return aborted_ = true, error;
             Choice  piece = add(output);
             Choice& whole = choices[std::size_t(piece.index)];
+            held += held_bytes(piece);
             append(whole, std::move(piece));
+            if (!count(held)) return aborted_ = true, answers_too_large();
         }
         if (finished()) break;
         if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
@@ -365,9 +371,43 @@ std::optional<ApiError> Generation::respond(std::string& body) {
     return std::nullopt;
 }
 
+// Cuts an output of many tokens into several, so that their log-probabilities are not rendered all at once. The last one has the end.
+std::vector<Output> in_slices(std::vector<Output> outputs, std::size_t most) {
+    std::vector<Output> out;
+    for (Output& o : outputs) {
+        while (o.tokens.size() > most && o.tokens.size() == o.logprobs.size()) {
+            Output part;
+            part.prompt_logprobs = std::exchange(o.prompt_logprobs, {});
+            const auto take      = [&](auto& to, auto& from) {
+                const auto end = from.begin() + std::ptrdiff_t(std::min(most, from.size()));
+                std::move(from.begin(), end, std::back_inserter(to));
+                from.erase(from.begin(), end);
+            };
+            take(part.tokens, o.tokens);
+            take(part.logprobs, o.logprobs);
+            take(part.times, o.times);
+            part.id              = o.id;
+            part.index           = o.index;
+            part.prompt_tokens   = o.prompt_tokens;
+            part.cached_tokens   = o.cached_tokens;
+            part.loaded_tokens   = o.loaded_tokens;
+            part.disk_tokens     = o.disk_tokens;
+            part.computed_tokens = std::exchange(o.computed_tokens, 0);
+            part.draft_tokens    = o.draft_tokens;
+            part.accepted_tokens = o.accepted_tokens;
+            part.n_preempted     = o.n_preempted;
+            part.first_run       = o.first_run;
+            out.push_back(std::move(part));
+        }
+        out.push_back(std::move(o));
+    }
+    return out;
+}
+
 void Generation::stream(const HttpWrite& write, double ping_seconds) {
-    std::vector<Output> outputs = std::move(first_);
-    bool                open = true, begun = false;
+    constexpr std::size_t most_text = std::size_t(1) << 20; // that is rendered before it is written
+    std::vector<Output>   outputs   = in_slices(std::move(first_), slice);
+    bool                  open = true, begun = false;
     while (open) {
         std::string out;
         const auto  begin = [&] {
@@ -393,13 +433,18 @@ void Generation::stream(const HttpWrite& write, double ping_seconds) {
                 out += renderer_->piece(std::move(cached), usage_);
             }
             out += renderer_->piece(std::move(c), usage_);
+            if (out.size() < most_text) continue;
+            open = write(std::exchange(out, {}));
+            if (!open) break;
         }
+        if (!open) break;
         const bool over = finished();
         if (over) out += renderer_->end(usage_);
         if (!out.empty()) open = write(out);
         if (over) return;
         if (!more_) break;
-        more_ = handle_->wait(ping_seconds, outputs);
+        more_   = handle_->wait(ping_seconds, outputs);
+        outputs = in_slices(std::move(outputs), slice);
         if (!more_ || !outputs.empty()) continue;
         out.clear();
         begin();

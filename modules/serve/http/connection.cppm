@@ -58,9 +58,11 @@ struct Connection : HttpPeer {
     std::size_t               limit = 0;       // of `sum`, in bytes
 
     std::shared_ptr<Connection> next; // in a ConnectionList
-    bool                        go_on = false;
-    bool                        spare = false; // beyond the most connections: for a probe alone
-    bool                        probe = false; // its request is one
+    bool                        go_on    = false;
+    bool                        spare    = false; // beyond the most connections: for a probe alone
+    bool                        probe    = false; // its request is one
+    bool                        admitted = false; // its body is received, however long
+    bool                        early    = false; // answered before its body was received
 
     std::atomic<bool>     hung_up = false;
     std::mutex            mutex; // guards `notice`, held while `notice` runs
@@ -78,7 +80,8 @@ struct Connection : HttpPeer {
         counted = bytes;
     }
     bool count_memory(std::size_t bytes) override {
-        const bool more = bytes > counted;
+        constexpr std::size_t always = 2 * small_body; // a small body, its head, and the buffers' growth
+        const bool            more   = bytes > counted && bytes > always;
         count(bytes);
         return !more || *sum <= limit;
     }

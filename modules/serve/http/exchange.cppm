@@ -7,6 +7,9 @@ export namespace quire {
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
+// The longest body of a small request. Small requests have memory of their own: large ones never keep them waiting.
+constexpr std::size_t small_body = std::size_t(64) << 10;
+
 struct HttpRequest {
     std::string method, path, remote; // `path`: a handler gets it decoded; `remote`: address and port, or "unix"
     HttpFields  headers;              // names in lower case
@@ -28,7 +31,7 @@ public:
     // one, which is not running any more when when_gone() returns.
     virtual void when_gone(std::function<void()> notice) = 0;
     // Counts `bytes` of memory for the request until it is answered, in place of the size of its body. False: all requests
-    // together hold too much.
+    // together hold too much, and this one holds more than a small one.
     virtual bool count_memory(std::size_t bytes) = 0;
 };
 
@@ -57,6 +60,8 @@ struct HttpExchange {
 };
 
 using HttpHandler = std::function<void(HttpExchange&)>;
+// Whether a handler needs the body, by the head alone; where it does not, a long body is not received, and the request is answered at once.
+using WantsBody = std::function<bool(HttpExchange&)>;
 
 // The first value of that name, in lower case; "" when there is none.
 std::string_view find_field(const HttpFields& fields, std::string_view name);

@@ -7,17 +7,17 @@ export import quire.serve.http.exchange;
 export namespace quire {
 
 struct HttpLimits {
-    std::size_t target_bytes   = 4096;                  // of the request's target: 414
-    std::size_t head_bytes     = 32768;                 // request line and headers: 431
-    int         headers        = 100;                   // 431
-    std::size_t body_bytes     = std::size_t(16) << 20; // 413
-    std::size_t buffered_bytes = std::size_t(256)
-                                 << 20; // that all requests hold together, until they are answered: 503
-    int    connections     = 4096;      // further ones take the place of an idle one, or get a 503
-    int    threads         = 4096;      // requests that are answered at once; others wait
-    double idle_seconds    = 75;        // between two requests
-    double request_seconds = 30;        // from the first to the last byte of a request: 408
-    double write_seconds   = 30;        // without progress: the reader is cut off
+    std::size_t target_bytes = 4096;                  // of the request's target: 414
+    std::size_t head_bytes   = 32768;                 // request line and headers: 431
+    int         headers      = 100;                   // 431
+    std::size_t body_bytes   = std::size_t(16) << 20; // 413
+    std::size_t buffered_bytes =
+        std::size_t(256) << 20; // that all requests hold together, until they are answered: 503; small ones go beyond
+    int    connections     = 4096; // further ones take the place of an idle or incomplete one, or get a 503
+    int    threads         = 4096; // requests that are answered at once; others wait
+    double idle_seconds    = 75;   // between two requests
+    double request_seconds = 30;   // from the first to the last byte of a request: 408
+    double write_seconds   = 30;   // without progress: the reader is cut off
 };
 
 struct HttpError {

@@ -10,6 +10,8 @@ export namespace quire {
 void append_received(Connection& c, const char* bytes, std::size_t n);
 // Parses as much as has been received. Returns whether the request is complete. Error: the response that refuses it.
 std::expected<bool, HttpError> read_request(Connection& c, const HttpLimits& limits);
+// Sends the line that a client with `Expect: 100-continue` waits for, if no part of its body has come.
+void say_continue(Connection& c);
 
 } // namespace quire
 
@@ -27,6 +29,7 @@ void append_received(Connection& c, const char* bytes, std::size_t n) {
 }
 
 void say_continue(Connection& c) {
+    if (!c.head.expects_continue || !c.in.empty() || !c.body.empty()) return;
     constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
     (void)c.transmit(text.data(), text.size());
 }
@@ -62,7 +65,6 @@ std::expected<void, HttpError> look_for_head(Connection& c, const HttpLimits& li
             c.body.clear();
             c.chunks = {};
             c.phase  = c.head.chunked ? Phase::chunks : Phase::body;
-            if (c.head.expects_continue && in.empty() && (c.head.chunked || c.head.length > 0)) say_continue(c);
             return {};
         }
     c.searched = in.size();
@@ -89,7 +91,6 @@ std::expected<bool, HttpError> read_request(Connection& c, const HttpLimits& lim
         if (!done) return std::unexpected(done.error());
         whole = *done;
     }
-    if (!c.count_memory(c.in.capacity() + c.body.capacity())) return http_error(503, "too many large requests at once");
     return whole;
 }
 

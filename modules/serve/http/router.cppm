@@ -9,6 +9,7 @@ module;
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -38,7 +39,10 @@ public:
     ~HttpRouter();
 
     // A path stands for itself, but for a segment `*`, which is any one, and `**` at the end, which is one or more; HEAD goes where GET goes.
-    void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // `wants`: none: the handler needs the body.
+    void route(const std::string& method, const std::string& path, HttpHandler handler, WantsBody wants);
+    // Whether a handler needs the body of this request, of which only the head is known. Any thread.
+    bool wants_body(HttpExchange& e) const;
     // From now on, until open(), `handler` answers every request. Before warm_up().
     void hold(HttpHandler handler);
     // The routes answer from now on; none is added later. Any thread.
@@ -175,28 +179,32 @@ class RouteTable {
 public:
     using Handler = httplib::Server::Handler;
 
-    void add(const std::string& method, const std::string& path, Handler handler) {
-        if (path.find("/*") == path.npos) literals_[path].emplace_back(method, std::move(handler));
-        else patterns_.emplace_back(path, Method(method, std::move(handler)));
+    struct Method {
+        std::string name;
+        Handler     handler;
+        WantsBody   wants;
+    };
+
+    void add(const std::string& path, Method method) {
+        if (path.find("/*") == path.npos) literals_[path].push_back(std::move(method));
+        else patterns_.emplace_back(path, std::move(method));
     }
     // A literal path counts before a pattern, an earlier pattern before a later one. Null: the path has no such method.
-    const Handler* find(std::string_view method, std::string_view path) const {
-        const Handler* found = nullptr;
+    const Method* find(std::string_view method, std::string_view path) const {
+        const Method* found = nullptr;
         each(path, [&](const Method& one) {
-            if (!found && one.first == (method == "HEAD" ? "GET" : method)) found = &one.second;
+            if (!found && one.name == (method == "HEAD" ? "GET" : method)) found = &one;
         });
         return found;
     }
     // The methods of `path`, for an Allow header; "": there is no such path.
     std::string methods(std::string_view path) const {
         std::string names;
-        each(path, [&](const Method& one) { names += (names.empty() ? "" : ", ") + one.first; });
+        each(path, [&](const Method& one) { names += (names.empty() ? "" : ", ") + one.name; });
         return names;
     }
 
 private:
-    using Method = std::pair<std::string, Handler>;
-
     template <class F>
     void each(std::string_view path, const F& use) const {
         if (const auto at = literals_.find(path); at != literals_.end())
@@ -230,9 +238,9 @@ HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(st
     s.prepare(s.router);
     // cpp-httplib has no routes of its own, which would be regular expressions.
     s.router.set_pre_routing_handler([&s](const httplib::Request& req, httplib::Response& res) {
-        const httplib::Server::Handler* serve = s.routes.find(req.method, req.path);
-        if (!serve) return httplib::Server::HandlerResponse::Unhandled;
-        (*serve)(req, res);
+        const RouteTable::Method* route = s.routes.find(req.method, req.path);
+        if (!route) return httplib::Server::HandlerResponse::Unhandled;
+        route->handler(req, res);
         return httplib::Server::HandlerResponse::Handled;
     });
     // For a path or a method without a handler.
@@ -334,8 +342,29 @@ httplib::Server::Handler HttpRouter::Impl::serving(HttpHandler handler) {
     };
 }
 
-void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler) {
-    impl_->routes.add(method, path, impl_->serving(std::move(handler)));
+void HttpRouter::route(const std::string& method, const std::string& path, HttpHandler handler, WantsBody wants) {
+    impl_->routes.add(path, {method, impl_->serving(std::move(handler)), std::move(wants)});
+}
+
+// A path with its %XX as bytes.
+std::string decoded(std::string_view path) {
+    std::string out;
+    for (std::size_t i = 0; i < path.size(); i++) {
+        unsigned    byte = 0;
+        const char* end  = path.data() + std::min(i + 3, path.size());
+        if (path[i] == '%' && end - (path.data() + i) == 3 &&
+            std::from_chars(path.data() + i + 1, end, byte, 16).ptr == end) {
+            out += char(byte);
+            i += 2;
+        } else out += path[i];
+    }
+    return out;
+}
+
+bool HttpRouter::wants_body(HttpExchange& e) const {
+    if (impl_->held.load(std::memory_order_acquire)) return false;
+    const RouteTable::Method* route = impl_->routes.find(e.request.method, decoded(e.request.path));
+    return route && (!route->wants || route->wants(e));
 }
 
 void HttpRouter::warm_up() { warm_up_of(impl_->now()); }

@@ -64,8 +64,8 @@ public:
     static Result<std::unique_ptr<HttpServer>> create(HttpOptions options);
     ~HttpServer(); // stop()
 
-    // Before start(). A path stands for itself; HEAD goes where GET goes.
-    void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // Before start(). A path stands for itself; HEAD goes where GET goes. `wants`: none: the handler needs the body.
+    void route(const std::string& method, const std::string& path, HttpHandler handler, WantsBody wants = {});
     // Before start(): until open(), `handler` answers every request, and route() may still be called.
     void hold(HttpHandler handler);
     void open(); // the routes answer from now on
@@ -130,7 +130,8 @@ std::string random_id() {
 
 // -- the server
 
-constexpr const char* full_message = "too many connections";
+constexpr const char* full_message    = "too many connections";
+constexpr const char* crowded_message = "too many large requests at once";
 
 struct HttpServer::Impl {
     HttpOptions                 options;
@@ -170,12 +171,15 @@ struct HttpServer::Impl {
     void run();
     void accept_all(int listener);
     void pause_listeners();
-    bool evict();
+    bool evict(bool spare = false);
     void watch(Connection& c, std::uint32_t events);
     void receive(const ConnectionPtr& c);
     void advance(const ConnectionPtr& c);
     void out_of_memory(const ConnectionPtr& c);
+    bool make_room(const Connection& c);
+    bool wants_body(Connection& c) const;
     void dispatch(const ConnectionPtr& c);
+    void dispatch_early(const ConnectionPtr& c);
     void resume(const ConnectionPtr& c, bool go_on);
     void resume_answered();
     void serve(const ConnectionPtr& c, const auto& act);
@@ -293,7 +297,7 @@ void HttpServer::Impl::accept_all(int listener) {
         const auto at_limit = [&] { return int(connections.size()) - n_spare >= options.limits.connections; };
         if (at_limit()) resume_answered(); // one of them may be idle now
         const bool full = at_limit() && !evict();
-        c->spare        = full && n_spare < most_spare;
+        c->spare        = full && (n_spare < most_spare || evict(true));
         epoll_event event{};
         event.events   = EPOLLIN | EPOLLRDHUP;
         event.data.u64 = c->key;
@@ -322,13 +326,26 @@ void HttpServer::Impl::pause_listeners() {
     for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
 }
 
-// Closes the connection that has been idle longest. False: none is idle.
-bool HttpServer::Impl::evict() {
-    ConnectionPtr oldest;
-    for (const auto& [key, c] : connections)
-        if (c->phase == Phase::head && !c->begun && !c->spare && (!oldest || c->since < oldest->since)) oldest = c;
-    if (oldest) drop(oldest);
-    return oldest != nullptr;
+// Closes a connection that no worker has, among the `spare` ones or among the others. Of the others goes first the one whose head has been
+// incomplete longest, for a second at least, then the one that has been idle longest, then the one whose body has been incomplete longest, for
+// five seconds at least. Of the spare ones the oldest goes. False: there is none.
+bool HttpServer::Impl::evict(bool spare) {
+    const Clock::time_point now = Clock::now();
+    ConnectionPtr           chosen;
+    int                     chosen_rank = 0;
+    for (const auto& [key, c] : connections) {
+        if (c->spare != spare || c->phase == Phase::answering) continue;
+        const bool   body  = c->phase == Phase::body || c->phase == Phase::chunks;
+        const bool   idle  = c->phase == Phase::head && !c->begun;
+        const double least = spare || idle ? 0.0 : c->phase == Phase::draining ? 0.2 : body ? 5.0 : 1.0;
+        if (std::chrono::duration<double>(now - c->since).count() < least) continue;
+        const int rank = spare ? 0 : body ? 2 : idle ? 1 : 0;
+        if (chosen && (rank > chosen_rank || (rank == chosen_rank && c->since >= chosen->since))) continue;
+        chosen      = c;
+        chosen_rank = rank;
+    }
+    if (chosen) drop(chosen);
+    return chosen != nullptr;
 }
 
 void HttpServer::Impl::drop(const ConnectionPtr& c) {
@@ -370,13 +387,59 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
 void HttpServer::Impl::advance(const ConnectionPtr& c) {
     const std::expected<bool, HttpError> whole = read_request(*c, options.limits);
     if (!whole) return refuse(c, whole.error());
+    if (!c->count_memory(c->in.capacity() + c->body.capacity()) && !make_room(*c))
+        return refuse(c, {503, crowded_message});
     if (c->phase == Phase::head) return;
     c->probe = is_probe(*c);
     if (c->spare && !c->probe) {
         n_spare -= int(std::exchange(c->spare, false));
         return refuse(c, {503, full_message});
     }
-    if (*whole) dispatch(c);
+    if (*whole) return dispatch(c);
+    const bool asks = c->head.expects_continue || c->head.length > small_body || c->body.size() > small_body;
+    if (c->admitted || !asks) return;
+    c->admitted = true;
+    if (wants_body(*c)) say_continue(*c);
+    else dispatch_early(c);
+}
+
+// Refuses incomplete requests that are longer than that of `c`, the longest first, until all together hold no more than they may. False:
+// they still do.
+bool HttpServer::Impl::make_room(const Connection& c) {
+    const auto length = [](const Connection& one) { return one.head.chunked ? one.counted : one.head.length; };
+    while (buffered > options.limits.buffered_bytes) {
+        ConnectionPtr longest;
+        for (const auto& [key, other] : connections)
+            if ((other->phase == Phase::body || other->phase == Phase::chunks) &&
+                length(*other) > length(longest ? *longest : c))
+                longest = other;
+        if (!longest) return false;
+        refuse(longest, {503, crowded_message});
+    }
+    return true;
+}
+
+// Of a request without its body: whether there is a handler that would read it.
+bool HttpServer::Impl::wants_body(Connection& c) const {
+    HttpExchange e;
+    e.peer            = &c;
+    e.request.method  = c.head.method;
+    e.request.path    = c.head.target.substr(0, c.head.target.find('?'));
+    e.request.remote  = c.remote;
+    e.request.headers = std::move(c.head.headers);
+    const bool wanted = router->wants_body(e);
+    c.head.headers    = std::move(e.request.headers);
+    return wanted;
+}
+
+// Answers the request without its body, and closes the connection.
+void HttpServer::Impl::dispatch_early(const ConnectionPtr& c) {
+    c->early           = true;
+    c->head.keep_alive = false;
+    c->in              = {};
+    c->body            = {};
+    c->count(0);
+    dispatch(c);
 }
 
 // A probe has no body, so that nothing of it waits for memory.
@@ -443,10 +506,12 @@ void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
 
 // A worker has written the response.
 void HttpServer::Impl::resume(const ConnectionPtr& c, bool go_on) {
+    if (c->early && !c->gone()) return drain(c);
     if (!go_on || c->gone()) return drop(c);
     c->phase    = Phase::head;
     c->since    = Clock::now();
     c->begun    = false;
+    c->admitted = false;
     c->blank    = 0;
     c->searched = 0;
     c->count(c->in.capacity());
@@ -572,8 +637,8 @@ void HttpServer::hold(HttpHandler handler) { impl_->router->hold(std::move(handl
 
 void HttpServer::open() { impl_->router->open(); }
 
-void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler) {
-    impl_->router->route(method, path, std::move(handler));
+void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler, WantsBody wants) {
+    impl_->router->route(method, path, std::move(handler), std::move(wants));
 }
 
 Result<int> HttpServer::listen(const std::string& host, int port) {

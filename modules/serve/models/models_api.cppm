@@ -27,8 +27,13 @@ namespace quire {
 
 // `card`: of the model; null: its file cannot be read.
 Json model_json(ModelPool& pool, const ModelView& view, const ModelCard* card, const std::string& name) {
-    Json out{{"id", name},          {"object", "model"}, {"created", pool.shared().started},
-             {"owned_by", "quire"}, {"root", view.id},   {"parent", nullptr}};
+    const std::int64_t started = pool.shared().started;
+    Json               out{{"id", name},          {"object", "model"}, {"created", started},
+                           {"owned_by", "quire"}, {"root", view.id},   {"parent", nullptr}};
+    // Anthropic's members of a model.
+    out["type"]          = "model";
+    out["display_name"]  = name;
+    out["created_at"]    = time_text(started * 1'000'000);
     out["max_model_len"] = card ? Json(card->context) : Json();
     if (const auto adapter = view.adapters.find(name); adapter != view.adapters.end())
         out["root"] = std::filesystem::path(adapter->second).filename().string(), out["parent"] = view.id;
@@ -73,7 +78,7 @@ void answer_models(ModelPool& pool, HttpExchange& e) {
             data.push_back(std::move(model));
         }
     }
-    answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
+    answer_json(e, Json{{"object", "list"}, {"has_more", false}, {"data", std::move(data)}});
 }
 
 void answer_model(ModelPool& pool, HttpExchange& e) {

@@ -1,9 +1,5 @@
 // quire.serve.ollama.api: Ollama's routes under /api, and the form of their responses and streams, which are lines of JSON
 // (https://docs.ollama.com/api). Owns nothing.
-module;
-
-#include <ctime>
-
 export module quire.serve.ollama.api;
 
 import quire.core.base;
@@ -40,16 +36,6 @@ namespace quire {
 
 // The version of Ollama whose API this is: clients ask for at least some version.
 constexpr std::string_view api_version = "0.12.11";
-
-std::string time_text(std::int64_t microseconds) {
-    const std::time_t seconds = std::time_t(microseconds / 1'000'000);
-    std::tm           parts{};
-    gmtime_r(&seconds, &parts);
-    char date[32], text[48];
-    std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
-    std::snprintf(text, sizeof text, "%s.%06dZ", date, int(microseconds % 1'000'000));
-    return text;
-}
 
 std::int64_t now_microseconds() {
     return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -330,11 +316,20 @@ void answer_ollama_ps(ModelPool& pool, HttpExchange& e) {
     answer_json(e, Json{{"models", std::move(models)}});
 }
 
+// With or without Ollama's tag.
+bool has_name(const ModelView& view, std::string_view name) {
+    constexpr std::string_view tag = ":latest";
+    if (std::ranges::find(view.names, name) != view.names.end()) return true;
+    if (name.ends_with(tag)) name.remove_suffix(tag.size());
+    return std::ranges::find(view.names, name) != view.names.end();
+}
+
 void answer_ollama_show(ModelPool& pool, HttpExchange& e) {
     const Parsed<std::string> asked = parse_ollama_show(std::exchange(e.request.body, {}), {});
     if (!asked) return refuse(e, asked.error());
     const std::optional<ModelView> view = pool.view(*asked);
-    if (!view) return refuse(e, pool.unknown(*asked));
+    // One model answers to any name, but is shown under its own: clients ask whether a model is here.
+    if (!view || !(pool.many() || asked->empty() || has_name(*view, *asked))) return refuse(e, pool.unknown(*asked));
     const std::shared_ptr<const ModelCard> card = pool.card(view->id);
     if (!card) return refuse(e, ApiError{500, cat("the file of ", quote(view->id), " cannot be read"), "", ""});
     const std::string& a            = card->architecture;

@@ -356,11 +356,23 @@ void answer_responses_tokens(ApiContext& api, HttpExchange& e) {
     answer_input_tokens(api, e, std::move(parsed->generation), "input");
 }
 
+// 32 hexadecimal digits that no other response has: a response that is stored under a client's X-Request-Id would replace another.
+std::string made_up_id() {
+    std::string id;
+    for (int i = 0; i < 4; i++) {
+        char digits[16];
+        std::snprintf(digits, sizeof digits, "%08x", std::random_device{}());
+        id += digits;
+    }
+    return id;
+}
+
 void answer_responses(ApiContext& api, HttpExchange& e) {
     Parsed<ResponsesRequest> parsed = parse(api, e);
     if (!parsed) return api.refuse(e, parsed.error());
     generate(api, e, std::move(parsed->generation), "input",
-             [&](const ResponseHead& head, const GenerationRequest&, const std::vector<std::string>&) {
+             [&](ResponseHead head, const GenerationRequest&, const std::vector<std::string>&) {
+                 head.id = made_up_id();
                  std::function<void(const Json&)> store;
                  if (parsed->store) {
                      for (std::size_t i = 0; i < parsed->items.size(); i++)

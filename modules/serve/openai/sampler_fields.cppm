@@ -205,10 +205,14 @@ void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limi
     s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
     s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
     s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
-    if (const auto seed =
-            f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
-        (seed && *seed != -1) || (!seed && limits.seed != -1)) {
-        s.seed       = std::uint64_t(seed.value_or(limits.seed));
+    f.describe("seed", R"({"type":"integer","minimum":-9223372036854775808,"maximum":18446744073709551615})");
+    const Json* given = f.find("seed");
+    const bool  large = given && given->is_number_unsigned(); // up to 2^64 - 1
+    if (const auto seed = large ? std::nullopt
+                                : f.integer("seed", std::numeric_limits<std::int64_t>::min(),
+                                            std::numeric_limits<std::int64_t>::max());
+        large || (seed && *seed != -1) || (!seed && limits.seed != -1)) {
+        s.seed       = large ? given->get<std::uint64_t>() : std::uint64_t(seed.value_or(limits.seed));
         out.has_seed = true;
     }
     s.allowed_tokens = f.tokens("allowed_token_ids", limits.vocab_size);

@@ -27,8 +27,9 @@ namespace quire {
 // Runs the requests, whose prompts come from the field `param`, and gives their vectors in order. False: it was refused.
 bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, const std::string& param, int n_tokens,
            std::vector<std::vector<float>>& vectors) {
-    if (!api.count_memory(e, std::size_t(n_tokens) * 16 +
-                                 requests.size() * std::size_t(api.service.config().hidden_size) * sizeof(float)))
+    constexpr std::size_t number = 40; // bytes of one: as a value, as JSON and as its text
+    if (!api.count_memory(
+            e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(api.service.config().hidden_size) * number))
         return false;
     vectors.resize(requests.size());
     auto handle = api.service.submit(std::move(requests));
