@@ -50,7 +50,7 @@ Task make_task(Random& r, const Scenario& s, int i, int busy) {
     }
     t.max_tokens = r.one_in(4) ? r.between(1, s.context) : r.between(1, 12);
     t.priority   = r.one_in(4) ? r.between(-2, 2) : 0;
-    t.salt       = r.one_in(6) ? r.between(1, 2) : 0;
+    t.salt       = r.one_in(6) ? r.between(1, Task::no_cache) : 0;
     t.ignore_end = r.one_in(2);
     t.sampled    = r.one_in(2);
     t.penalties  = r.one_in(6);

@@ -12,6 +12,8 @@ enum class Pattern : std::uint8_t { none, word, choice, number, object }; // of 
 
 // One request.
 struct Task {
+    static constexpr int no_cache = 3;
+
     bool on = true; // false: it never comes; others may follow it nevertheless
     int  at = 0;    // the step before which it arrives
     // Its prompt: tokens of a family, from `differs` on those of a variant. Behind another task's prompt and answer where it follows one.
@@ -20,7 +22,7 @@ struct Task {
     int           max_tokens = 8, min_tokens = 0;
     int           n = 1, best_of = 0, beams = 0;
     int           priority   = 0;
-    int           salt       = 0; // 0: none
+    int           salt       = 0; // 0: none; no_cache: it does not use the prefix cache
     bool          pin        = false;
     bool          sampled    = false; // not greedy
     bool          penalties  = false;

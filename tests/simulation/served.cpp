@@ -103,6 +103,7 @@ Json body_of(const Request& r, bool stream) {
     if (r.best_of > 0) body["best_of"] = r.best_of;
     if (r.beam_width > 0) body["use_beam_search"] = true, body["beam_width"] = r.beam_width;
     if (!r.cache_salt.empty()) body["cache_salt"] = r.cache_salt;
+    if (!r.uses_cache) body["cache_prompt"] = false;
     return body;
 }
 
@@ -376,8 +377,10 @@ Verdict Served::run() {
             settle();
             if (service_->in_flight() == 0)
                 until("a client waits for an answer that is over", [&] { return n_reading() == 0; });
-            // A request is over for its client a little before it is for the service, which may take the next step.
-            n_behind = service_->in_flight() > n_reading() ? n_behind + 1 : 0;
+            // A request is over for its client a little before it is for the service, which may take the next step. Where the machine is
+            // busy, the server may not have come to a client that hung up.
+            const bool is_behind = service_->in_flight() > n_reading() && http_->n_answering() <= n_reading();
+            n_behind             = is_behind ? n_behind + 1 : 0;
             if (n_behind > 3 && step_ > last_left_ + 3 && !broke_)
                 until("a client has hung up, and its request goes on",
                       [&] { return service_->in_flight() <= n_reading(); });

@@ -198,7 +198,8 @@ Request Oracle::request(int task) {
     r.best_of           = t.best_of;
     r.beam_width        = t.beams;
     r.priority          = t.priority;
-    if (t.salt > 0) r.cache_salt = cat("salt ", t.salt);
+    if (t.salt == Task::no_cache) r.uses_cache = false;
+    else if (t.salt > 0) r.cache_salt = cat("salt ", t.salt);
     r.pin             = t.pin;
     r.max_tokens      = t.max_tokens;
     r.min_tokens      = t.min_tokens;
