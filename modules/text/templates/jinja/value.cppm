@@ -35,7 +35,7 @@ struct Budget {
     }
     // While so many bytes are looked at.
     void look(std::size_t n) { step(std::int64_t(n / 256)); }
-    // The same where each character is looked up in a table.
+    // While each of so many bytes is looked up in a table.
     void look_up(std::size_t n) { step(std::int64_t(n / 32)); }
     // While a text is taken apart: it has so many pieces by now.
     void piece(std::size_t n) {
