@@ -710,7 +710,8 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
     const std::string           model  = reference(cat("models/", name));
     const std::filesystem::path folder = cat("/tmp/quire-chats-", getpid());
     // Four users take turns, with room for the text of one.
-    const auto run = [&](bool cache, bool host, bool swap, bool files = false) {
+    // `leaves`: the model leaves between the rounds, and what host memory has stays.
+    const auto run = [&](bool cache, bool host, bool swap, bool files = false, bool leaves = false) {
         EngineOptions o;
         o.threads             = 1;
         o.block_size          = 8;
@@ -726,13 +727,23 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
         std::vector<Answers>            answers;
         std::vector<std::vector<Token>> texts;
         for (int user = 0; user < 4; user++) texts.push_back(prompt_of(40, 50 * user));
-        for (int round = 0; round < 3; round++)
+        for (int round = 0; round < 3; round++) {
+            if (leaves && round > 0) {
+                const std::shared_ptr<const ParkedCache> parked = engine.park(std::size_t(64) << 20);
+                REQUIRE(parked);
+                Result<Engine> next = Engine::load(model, o, {}, {}, parked.get());
+                REQUIRE(next);
+                engine = std::move(*next);
+                CHECK(std::size_t(engine.n_taken()) * parked->block_bytes == parked->bytes());
+                engine.check_invariants();
+            }
             for (std::vector<Token>& text : texts) {
                 answers.push_back(run_one(engine, greedy(text, 4)));
                 const std::vector<Token>& said = answers.back().by_index.at(0).tokens;
                 text.insert(text.end(), said.begin(), said.end());
                 for (Token token : prompt_of(9, int(text.size()))) text.push_back(token);
             }
+        }
         return std::pair(std::move(answers), engine.stats());
     };
     const auto [expected, alone] = run(false, false, false);
@@ -747,6 +758,9 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
         CHECK((stats.loaded_tokens > 0) == (cache && host));
         CHECK(stats.loaded_tokens <= stats.cached_tokens);
         if (!cache || !host) continue;
+        const auto [without, left] = run(cache, host, swap, false, true);
+        for (std::size_t i = 0; i < got.size(); i++) CHECK(identical(without[i], expected[i]));
+        CHECK(left.loaded_tokens > 0);           // of the last round alone
         for (const bool again : {false, true}) { // and once more with the files of the first time
             const auto [with_files, more] = run(cache, host, swap, true);
             for (std::size_t i = 0; i < got.size(); i++) CHECK(identical(with_files[i], expected[i]));
@@ -754,6 +768,55 @@ TEST_CASE("rounds of chats have the same bits with every set of prefix cache, ho
         }
         std::filesystem::remove_all(folder);
     }
+}
+
+TEST_CASE("what a model has left in host memory is for the same model and settings, as far as there is room") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    EngineOptions     o;
+    o.threads         = 1;
+    o.kv_blocks       = 40;
+    o.swap_blocks     = 0;
+    o.kv_host_bytes   = std::int64_t(64) << 20;
+    o.context         = 256;
+    const auto prompt = prompt_of(200, 3);
+    const auto with   = [&](const EngineOptions& options, const ParkedCache* parked) {
+        Result<Engine> engine = Engine::load(model, options, {}, {}, parked);
+        REQUIRE(engine);
+        return std::move(*engine);
+    };
+    const auto left_by = [&](const EngineOptions& options, std::size_t most) {
+        Engine engine = with(options, nullptr);
+        (void)run_one(engine, greedy(prompt, 8));
+        return engine.park(most);
+    };
+    const auto parked = left_by(o, std::size_t(64) << 20);
+    REQUIRE(parked);
+    CHECK(parked->units.size() == 12); // blocks of 16 tokens; the last one is not full
+    CHECK(with(o, parked.get()).n_taken() == 12);
+
+    const auto some = left_by(o, 5 * parked->block_bytes + 1);
+    REQUIRE(some);
+    CHECK(some->bytes() == 5 * parked->block_bytes);
+    Engine engine = with(o, some.get());
+    CHECK(engine.n_taken() == 5);
+    (void)run_one(engine, greedy(prompt, 8));
+    CHECK(engine.stats().loaded_tokens == 80); // the beginning
+    EngineOptions small = o;
+    small.kv_host_bytes = 4 * std::int64_t(parked->block_bytes + 4096);
+    Engine    little    = with(small, parked.get());
+    const int room      = little.options().tier_blocks;
+    CHECK(room < 12);
+    CHECK(little.n_taken() == room);
+
+    CHECK_FALSE(left_by(o, 0));
+    EngineOptions other = o;
+    other.kv_type       = DType::F32;
+    CHECK(with(other, parked.get()).n_taken() == 0);
+    CHECK(Engine::load(reference("models/qwen2-Q4_0.gguf"), o, {}, {}, parked.get())->n_taken() == 0);
+    other               = o;
+    other.kv_host_bytes = 0;
+    CHECK(with(other, parked.get()).n_taken() == 0);
+    CHECK_FALSE(left_by(other, std::size_t(64) << 20));
 }
 
 TEST_CASE("the second turn of a chat goes on behind the first answer, with the bits of a whole prompt") {

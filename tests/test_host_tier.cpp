@@ -160,6 +160,44 @@ TEST_CASE("swapped requests and the tier share the pool in host memory") {
     CHECK(m.n_swap_free() == 4);
 }
 
+TEST_CASE("a block manager finds what another one had in host memory") {
+    const BlockManagerOptions options{.n_blocks = 6, .block_size = 4, .n_tier = 8};
+    BlockManager              m(options);
+    const std::vector<Token>  a = text(16), b = text(16, 100);
+    m.close_table(filled(m, a));
+    m.close_table(filled(m, b));
+    for (bool more = true; more; step(m)) more = m.move_to_host(2);
+    CHECK(m.n_cached_free() == 0);
+    CHECK(m.n_on_host() == 8);
+    const std::vector<KeptUnit> units = m.host().units();
+    REQUIRE(units.size() == 8);
+    CHECK(units[0].entry.depth == 0); // the beginnings first
+    CHECK(units[1].entry.depth == 0);
+
+    for (const int room : {8, 3}) {
+        BlockManager  other({.n_blocks = 6, .block_size = 4, .n_tier = room});
+        int           n    = 0;
+        std::uint64_t last = 0;
+        for (KeptUnit unit : units) {
+            n += other.host().adopt(unit);
+            last = std::max(last, unit.entry.serial);
+        }
+        other.begin_serials(last + 1);
+        other.check_invariants();
+        CHECK(n == room);
+        other.log_cache(true);
+        const std::vector<CacheChange> changes = other.take_cache_changes();
+        REQUIRE(int(changes.size()) == room);
+        CHECK_FALSE(changes[0].parent);
+        CHECK(changes[0].medium == Medium::host);
+        CHECK(found(other, a) + found(other, b) == (room == 8 ? 24 : 12));
+        other.close_table(filled(other, text(24, 200))); // new texts get new serials
+        for (bool more = true; more; step(other)) more = other.move_to_host(2);
+        other.check_invariants();
+        CHECK(found(other, text(24, 200)) > 0);
+    }
+}
+
 TEST_CASE("reading the rest of a text from files does not forget its beginning") {
     BlockManager m({.n_blocks = 4, .block_size = 4, .n_tier = 8, .for_files = ForFiles::shared});
     const auto   written = [&] {

@@ -805,6 +805,37 @@ TEST_CASE("a model's prefix cache in files outlives its leaving", "[models][serv
     fs::remove_all(folder);
 }
 
+TEST_CASE("a model's prefix cache in host memory outlives its leaving", "[models][server]") {
+    const Models models;
+    const Server s = models.serve({"--kv-host-bytes", "16M", "--models-max", "1"});
+    std::string  text;
+    for (int i = 0; i < 40; i++) text += "The river runs to the sea. ";
+    const Json body{{"model", "chat"}, {"prompt", text}, {"max_tokens", 4}, {"temperature", 0}};
+    const auto from_host = [](const Json& answer) {
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["host"].get<int>();
+    };
+    const Json first = s.ask("/v1/completions", body);
+    for (const std::string leaver : {"for another one", "by hand"}) {
+        CAPTURE(leaver);
+        if (leaver == "by hand") {
+            s.ask("/models/unload", {{"model", "chat"}});
+            until_status(s, "chat", "unloaded");
+        } else {
+            CHECK(s.post("/v1/completions", completion("llama")).status == 200);
+        }
+        const Json again = s.ask("/v1/completions", body);
+        CHECK(again["choices"] == first["choices"]);
+        CHECK(from_host(again) > 200);
+    }
+    const Json   asleep_body{{"prompt", text}, {"max_tokens", 4}, {"temperature", 0}};
+    const Server one({"--kv-host-bytes", "16M", "--sleep-idle-seconds", "0.05", "--temp", "0"});
+    const Json   awake = one.ask("/v1/completions", asleep_body);
+    while (one.ask_get("/props")["is_sleeping"] != true) nap();
+    const Json woken = one.ask("/v1/completions", asleep_body);
+    CHECK(woken["choices"] == awake["choices"]);
+    CHECK(from_host(woken) > 200);
+}
+
 TEST_CASE("a server of several models ends while one loads and others answer", "[models][server]") {
     const Models models;
     Server       s       = models.serve({"--drain-timeout", "600"});

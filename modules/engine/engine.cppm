@@ -19,6 +19,7 @@ import quire.engine.fingerprint;
 import quire.engine.local_executor;
 import quire.engine.mtp_guesses;
 export import quire.engine.options;
+export import quire.engine.parked_cache;
 import quire.engine.ranks.process_executors;
 import quire.engine.step_pace;
 export import quire.model_file.config;
@@ -69,9 +70,10 @@ class Engine {
 public:
     // Reads and validates a model file and allocates all memory. Error: one sentence naming file and place; or, before anything is
     // allocated, how much memory a context or pool would need and how much there is.
-    // `make`: makes the executor, in place of the device that the options name.
+    // `make`: makes the executor, in place of the device that the options name. `parked`: what park() has returned, which the prefix cache begins
+    // with if this is the same model; null: nothing.
     static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {},
-                               const MakeExecutor& make = {});
+                               const MakeExecutor& make = {}, const ParkedCache* parked = nullptr);
 
     Engine(Engine&&) noexcept;
     Engine& operator=(Engine&&) noexcept;
@@ -124,6 +126,12 @@ public:
     // The owner's thread, when no request is left: brings what host memory has for files on its way to them, as long as that takes at most so
     // many seconds.
     void flush(double seconds);
+
+    // The owner's thread, when no request is left, as the last call: what the prefix cache has, up to so many bytes, if there is a host tier and no
+    // files, which would have it. Null: nothing.
+    std::shared_ptr<const ParkedCache> park(std::size_t most_bytes);
+    // Blocks that load() has taken from a parked cache.
+    int n_taken() const;
 
     // The owner's thread, between steps: in all later steps `decoding` chooses the next tokens; empty: quire.decode.decoder does again.
     void decode_with(Decoding decoding);
@@ -185,6 +193,8 @@ struct Engine::Impl {
     bool                       prepared  = false; // next_plan is the step after it
     MoveTicket                 moved     = 0;     // of the last moves
     bool                       pipelined = false; // as the options say
+    std::string                basis;             // of K and V in host memory, where it can be parked; "": it cannot
+    int                        n_taken = 0;       // see Engine::n_taken()
 
     std::mutex                       trie_mutex;
     std::shared_ptr<const TokenTrie> trie;
@@ -259,7 +269,7 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
-                            const MakeExecutor& make) try {
+                            const MakeExecutor& make, const ParkedCache* parked) try {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
     if (o.max_sequences < 0 || o.max_batch_tokens < 0 ||
@@ -374,8 +384,13 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                                        Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
-    if (o.keeps_files())
+    if (o.keeps_files()) {
         if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
+    } else if (o.tier_blocks > 0 && o.processes.n == 1) {
+        impl->basis = basis_of_kv(fingerprint_now(impl->file), long_rope, o, impl->executor->numerics());
+        if (impl->eagle_file) impl->basis += cat(", draft ", fingerprint_now(*impl->eagle_file));
+        if (parked) impl->n_taken = take_parked(*parked, impl->basis, impl->scheduler.blocks(), *impl->executor);
+    }
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
     return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
@@ -771,6 +786,19 @@ void Engine::flush(double seconds) {
     };
     while (e.running.empty() && e.scheduler.idle() && is_late() && e.seconds_since(since) < seconds) step(none);
 }
+
+std::shared_ptr<const ParkedCache> Engine::park(std::size_t most_bytes) {
+    Impl&               e     = *impl_;
+    const TimePoint     since = e.now();
+    std::vector<Output> none;
+    const auto          is_idle = [&] { return e.running.empty() && e.scheduler.idle(); };
+    // The requests whose clients have gone end with the next steps.
+    for (bool busy = true; busy && e.seconds_since(since) < 1;) busy = step(none);
+    if (e.basis.empty() || !is_idle()) return nullptr;
+    return park_cache(e.basis, e.scheduler.blocks(), *e.executor, most_bytes);
+}
+
+int Engine::n_taken() const { return impl_->n_taken; }
 
 bool Engine::step(std::vector<Output>& out) {
     Impl& e   = *impl_;

@@ -30,6 +30,10 @@ std::uint64_t fingerprint(const Gguf& file);
 // files change; "": nowhere. A file counts as changed when its device, inode, size, or one of its times is another one.
 std::uint64_t full_fingerprint(const Gguf& file, int threads, const std::string& directory);
 
+// The fingerprint of the metadata with the numbers and times by which the system tells the model's files: another one as soon as a file is
+// written. Fast; of this process.
+std::uint64_t fingerprint_now(const Gguf& file);
+
 // All that the bytes of K and V depend on besides the tokens, in words. `weights`: see full_fingerprint(). `long_rope`: the model has two sets of
 // frequencies for RoPE, and uses those of long contexts; else the context is no part of it. `numerics`: see Backend::numerics(). On a CPU the
 // number of threads is no part of it.
@@ -74,14 +78,13 @@ std::uint64_t hash_of_weights(const Gguf& file, int threads) {
     return hash_bytes(sums.data(), sums.size() * sizeof sums[0]);
 }
 
-// The numbers and times by which the system tells the files of a model. "": it tells none, or a file has just changed, so that another change
-// could have the same times.
-std::string state_of_files(const Gguf& file) {
+// The numbers and times by which the system tells the files of a model. "": it tells none, or a file is younger than least_age seconds, so that
+// another change could have the same times.
+std::string state_of_files(const Gguf& file, std::time_t least_age) {
     std::string text;
     for (const std::string& part : Gguf::files(file.path())) {
         struct stat info{};
         if (stat(part.c_str(), &info) != 0) return {};
-        constexpr std::time_t least_age = 2; // seconds
         if (std::max(info.st_mtim.tv_sec, info.st_ctim.tv_sec) > std::time(nullptr) - least_age) return {};
         text += cat(info.st_dev, ' ', info.st_ino, ' ', info.st_size, ' ', info.st_mtim.tv_sec, '.',
                     info.st_mtim.tv_nsec, ' ', info.st_ctim.tv_sec, '.', info.st_ctim.tv_nsec, '\n');
@@ -94,8 +97,12 @@ std::string line_of_weights(std::uint64_t files, std::uint64_t hash) {
     return cat(both, hash_bytes(both), '\n');
 }
 
+constexpr std::time_t settled = 2; // seconds
+
+std::uint64_t fingerprint_now(const Gguf& file) { return hash_bytes(state_of_files(file, 0), fingerprint(file)); }
+
 std::uint64_t full_fingerprint(const Gguf& file, int threads, const std::string& directory) {
-    const std::string state = directory.empty() ? std::string() : state_of_files(file);
+    const std::string state = directory.empty() ? std::string() : state_of_files(file, settled);
     if (state.empty()) return hash_of_weights(file, threads);
     const std::uint64_t key  = hash_bytes(state, fingerprint(file));
     const std::string   path = directory + "/weights";
@@ -107,7 +114,7 @@ std::uint64_t full_fingerprint(const Gguf& file, int threads, const std::string&
         if (hash && line + '\n' == line_of_weights(key, *hash)) return *hash;
     }
     const std::uint64_t hash = hash_of_weights(file, threads);
-    if (state_of_files(file) != state) return hash; // it was changed meanwhile
+    if (state_of_files(file, settled) != state) return hash; // it was changed meanwhile
     constexpr int     most_lines = 64;
     const std::string line       = line_of_weights(key, hash);
     const int         out =

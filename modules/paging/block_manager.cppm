@@ -208,6 +208,9 @@ public:
 
     // Removes all blocks from the prefix cache that are in no table.
     void drop_cache();
+    // The same of some `most` blocks on the device, those first that were used longest ago; host memory keeps them, as far as it has room.
+    // False: there are no more. The moves have to run before the next call.
+    bool move_to_host(int most);
     // The state of each block, for display. `filled` is left to the scheduler, which knows the sequences' lengths.
     void view(Snapshot& snapshot) const;
     // Where to record evictions from now on; null: nowhere.
@@ -296,6 +299,19 @@ void BlockManager::drop_cache() {
     while (pool.first_cached_marker() >= 0) tables_.cache.evict(pool.first_cached_marker());
     tables_.host.clear();
     tables_.host.pause(false);
+}
+
+bool BlockManager::move_to_host(int most) {
+    const BlockPool& pool = tables_.pool;
+    // Of more than host memory holds the rest is forgotten.
+    tables_.host.pause(true);
+    while (pool.n_cached_free() > n_swap()) tables_.cache.evict(pool.first_cached_free());
+    tables_.host.pause(false);
+    const int until = pool.n_cached_free() - most;
+    while (pool.first_cached_free() >= 0 && pool.n_cached_free() > until) tables_.cache.evict(pool.first_cached_free());
+    if (pool.first_cached_free() >= 0) return true;
+    while (pool.first_cached_marker() >= 0) tables_.cache.evict(pool.first_cached_marker());
+    return false;
 }
 
 void BlockManager::view(Snapshot& snapshot) const {

@@ -44,6 +44,15 @@ struct HostUnit {
     bool                 is_read = false; // a file had it
 };
 
+// A unit with all that an engine needs which takes the place of this one.
+struct KeptUnit {
+    int                  lane   = 0;
+    CacheEntry           entry  = {};
+    std::vector<Token>   tokens = {}; // of the block, in the first lane
+    std::vector<BlockId> blocks = {};
+    std::uint8_t         uses   = 1;
+};
+
 struct HostTierStats {
     std::uint64_t stored = 0, loaded = 0, dropped = 0; // blocks: from the device, back to it, and forgotten
 };
@@ -104,9 +113,17 @@ public:
     std::span<const BlockId> lent() const { return lent_; }
     bool is_lent(BlockId unit) const { return !lent_at_.empty() && lent_at_[std::size_t(unit)] >= 0; }
 
+    // -- for an engine that takes the place of this one
+
+    // The units that nobody reads or writes: markers, then the others, those of the most value first.
+    std::vector<KeptUnit> units() const;
+    // A unit of the engine before, under the serial that it had there, gets room that is free: sets its blocks, whose content has to be there
+    // before the next plan. False: there is no room.
+    bool adopt(KeptUnit& unit);
+
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
-    // See PrefixCache.
+    // See PrefixCache. The changes begin with the units that were adopted, once.
     void log_changes(bool on);
     // A block that files have from now on, or no longer.
     void log_files(CacheChange change) {
@@ -131,7 +148,7 @@ private:
     BlockIndex                index_; // of units, by hash and lane
     std::vector<BlockCopy>&   out_;
     int                       n_lanes_;
-    bool                      keeps_, paused_ = false, logging_ = false;
+    bool                      keeps_, paused_ = false, logging_ = false, adopted_ = false;
     ForFiles                  for_files_;
     std::vector<BlockId>      saved_, lent_;                 // saved_: since take_saved(); they are lent already
     std::vector<std::int32_t> lent_at_;                      // [n_ids] the place in lent_, or -1
@@ -405,9 +422,54 @@ void HostTier::clear() {
     while (pool_.first_cached_marker() >= 0) forget(pool_.first_cached_marker());
 }
 
+std::vector<KeptUnit> HostTier::units() const {
+    std::vector<BlockId> ids;
+    for (BlockId unit = 0; keeps_ && unit < pool_.n_ids(); unit++)
+        if (pool_.bundle_of(unit) == unit && pool_.state(unit) == HashState::cached && pool_.is_free(unit))
+            ids.push_back(unit);
+    const auto is_before = [&](BlockId a, BlockId b) {
+        const bool a_is_marker = pool_.n_blocks(a) == 0, b_is_marker = pool_.n_blocks(b) == 0;
+        if (a_is_marker != b_is_marker) return a_is_marker;
+        const double a_value = values_[std::size_t(a)], b_value = values_[std::size_t(b)];
+        return a_value != b_value ? a_value > b_value : pool_.entry(a).depth < pool_.entry(b).depth;
+    };
+    std::ranges::sort(ids, is_before);
+    std::vector<KeptUnit> units;
+    for (BlockId unit : ids) {
+        const auto tokens = pool_.lane(unit) == 0 ? pool_.tokens(unit) : std::span<const Token>{};
+        units.push_back({pool_.lane(unit),
+                         pool_.entry(unit),
+                         {tokens.begin(), tokens.end()},
+                         blocks_of(unit),
+                         uses_[std::size_t(unit)]});
+    }
+    return units;
+}
+
+bool HostTier::adopt(KeptUnit& unit) {
+    const BlockHash key  = key_of(unit.entry.hash, unit.lane);
+    const bool      room = pool_.n_free() - pool_.n_cached_free() >= pool_.blocks_of_lane(unit.lane);
+    const BlockId   to   = keeps_ && room && index_.find(key) < 0 ? pool_.take(unit.lane) : -1;
+    if (to < 0) return false;
+    pool_.set_entry(to, unit.entry, unit.tokens);
+    index_.insert(key, to);
+    uses_[std::size_t(to)] = unit.uses;
+    use(to);
+    pool_.release(to);
+    unit.blocks = blocks_of(to);
+    adopted_    = true;
+    return true;
+}
+
 void HostTier::log_changes(bool on) {
     logging_ = on;
     changes_.clear();
+    if (!on || !std::exchange(adopted_, false)) return;
+    std::vector<BlockId> ids; // the beginnings of texts first
+    for (BlockId unit = 0; unit < pool_.n_ids(); unit++)
+        if (pool_.bundle_of(unit) == unit && pool_.state(unit) == HashState::cached) ids.push_back(unit);
+    std::ranges::sort(ids, {}, [&](BlockId unit) { return std::pair(pool_.entry(unit).depth, unit); });
+    for (BlockId unit : ids) log(unit, true);
 }
 
 // Blocks of the first lane, and states, of the shared namespace; as PrefixCache does.

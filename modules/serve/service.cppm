@@ -141,11 +141,15 @@ public:
     bool wait_until_idle(double seconds);
     void cancel_all();
 
+    // Ends the service, of which no RequestHandle is left. Returns Engine::park() of so many bytes; null if the engine has failed.
+    std::shared_ptr<const ParkedCache> park(std::size_t most_bytes);
+
     ServiceMetrics metrics;
 
 private:
     friend class RequestHandle;
     void      run();
+    void      stop();
     void      deliver(std::vector<Output>& events);
     void      publish();
     TimePoint next_snapshot_at() const;
@@ -167,12 +171,14 @@ private:
     int                                                         pinned_ = 0; // blocks
     int                                                         queued_ = 0; // places that requests take; see places()
     bool                                                        woken_ = false, stopping_ = false;
-    std::string                                                 failure_; // see failure()
-    EngineStats                                                 stats_;
-    bool                                                        wanted_ = false; // a thread waits for a snapshot
-    std::shared_ptr<const Snapshot>                             snapshot_;
-    std::uint64_t                                               serial_    = 0;
-    int                                                         listeners_ = 0;
+    std::size_t                        park_bytes_ = 0; // > 0: the engine's thread parks the cache at its end
+    std::shared_ptr<const ParkedCache> parked_;
+    std::string                        failure_; // see failure()
+    EngineStats                        stats_;
+    bool                               wanted_ = false; // a thread waits for a snapshot
+    std::shared_ptr<const Snapshot>    snapshot_;
+    std::uint64_t                      serial_    = 0;
+    int                                listeners_ = 0;
 
     std::atomic<std::size_t>  behind_   = 0; // bytes of all output queues
     std::atomic<bool>         draining_ = false;
@@ -245,13 +251,24 @@ Service::Service(Engine engine, const ServiceOptions& options)
     thread_    = std::thread([this] { run(); });
 }
 
-Service::~Service() {
+Service::~Service() { stop(); }
+
+void Service::stop() {
     {
         std::scoped_lock lock(mutex_);
         stopping_ = true;
         wake_cv_.notify_all();
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<const ParkedCache> Service::park(std::size_t most_bytes) {
+    {
+        const std::scoped_lock lock(mutex_);
+        park_bytes_ = most_bytes;
+    }
+    stop();
+    return std::move(parked_);
 }
 
 void Service::wake() {
@@ -294,6 +311,11 @@ void Service::run() {
     }
     try {
         engine_.flush(flush_seconds);
+        const std::size_t most = [&] {
+            const std::scoped_lock lock(mutex_);
+            return park_bytes_;
+        }();
+        if (most > 0) parked_ = engine_.park(most);
     } catch (const std::exception&) { // the device is lost, and nobody waits for an answer
     }
 }

@@ -48,6 +48,8 @@ private:
     void        submit(int task);
     void        hand_over(Live& live);
     void        restart();
+    void        leave();
+    void        give_again();
     void        mix_files();
     void        move_cache();
     void        end_move(const Output& event);
@@ -88,6 +90,7 @@ private:
     int                                            step_ = 0, n_failed_ = 0, pinned_blocks_ = 0;
     bool                                           restarted_ = false; // after a failure of the device
     bool                                           broke_     = false; // the device failed, as it was told
+    bool                                           left_      = false; // the model has left, and is back
 };
 
 void Run::submit(int task) {
@@ -132,6 +135,11 @@ void Run::restart() {
     sim_                                 = make_engine(s_, false, disk);
     *sim_.texts                          = *texts;
     sim_.executor->trace                 = trace_;
+    give_again();
+}
+
+// The next engine gets the requests that are not over.
+void Run::give_again() {
     compiled_.clear();
     events_.clear();
     ending_.clear();
@@ -144,6 +152,26 @@ void Run::restart() {
         l->prompt_logprobs.clear();
         if (!l->done) hand_over(*l);
     }
+}
+
+// Every request is over. The next engine begins with what this one has in host memory.
+void Run::leave() {
+    count_reached();
+    reached_["models that left and came back"]++;
+    Left left;
+    try {
+        left.parked = sim_.engine->park(std::size_t(1) << 30);
+    } catch (const std::exception&) { // the moves failed: it leaves without its cache
+        reached_["moves of a leaving model failed"]++;
+    }
+    left.steps                         = sim_.executor->steps();
+    const std::shared_ptr<Texts> texts = sim_.texts;
+    sim_                               = make_engine(s_, false, {}, left);
+    *sim_.texts                        = *texts;
+    sim_.executor->trace               = trace_;
+    reached_["blocks of a model that came back"] += std::uint64_t(sim_.engine->n_taken());
+    sim_.engine->check_invariants();
+    give_again();
 }
 
 // Some files are those of another process with a directory of its own, which has read some of the prompts. They have the numbers that they had
@@ -411,11 +439,17 @@ Verdict Run::run() {
         int most_steps = 2000;
         for (const Task& t : s_.tasks)
             most_steps = std::max(most_steps, t.at) + 4 * s_.context * (1 + std::max({t.n, t.best_of, t.beams}));
-        bool busy = true;
+        bool             busy = true;
+        std::vector<int> waiting; // for a model that leaves
         for (step_ = 0; (busy || !all_over()) && !broke_; step_++) {
             if (step_ > most_steps) wrong("it does not end");
+            const bool leaves = s_.leave >= 0 && step_ >= s_.leave && !left_;
+            if (leaves && !busy && std::ranges::all_of(live_, [](const auto& l) { return l->done; }))
+                leave(), left_ = true;
             for (std::size_t i = 0; i < s_.tasks.size(); i++)
-                if (s_.tasks[i].on && s_.tasks[i].at == step_) submit(int(i));
+                if (s_.tasks[i].on && s_.tasks[i].at == step_) waiting.push_back(int(i));
+            if (!leaves || left_)
+                for (int task : std::exchange(waiting, {})) submit(task);
             if (step_ == s_.restart) restart();
             cancel(step_);
             move_cache();

@@ -123,6 +123,8 @@ Scenario make_scenario(std::uint64_t seed) {
         if (disk.one_in(2)) s.disk_trouble = disk.between(2, 16);
         if (disk.one_in(2)) s.restart = disk.below(2 * busy);
     }
+    if (Random leaver(seed, Stream::leaver); s.n_tier > 0 && s.disk == 0 && s.cache && leaver.one_in(2))
+        s.leave = leaver.below(2 * busy);
     for (int i = 0; i < n; i++) s.tasks.push_back(make_task(r, s, i, busy));
     if (r.one_in(5)) s.faults.push_back({r.below(busy), FaultKind::not_finite});
     if (r.one_in(12)) s.faults.push_back({r.below(busy), FaultKind(r.between(1, 3))});
@@ -170,6 +172,7 @@ std::string describe(const Scenario& s) {
         out += cat("; ", s.disk, " bytes of files, up to ", s.disk_jobs, " jobs a step, one in ", s.disk_trouble,
                    " writes fails");
     if (s.cache_moves > 0) out += cat("; ", s.cache_moves, " requests that move the cache");
+    if (s.leave >= 0) out += cat("; leaves after step ", s.leave, " and comes back");
     if (s.restart >= 0) out += cat("; killed before step ", s.restart);
     flag(!s.cache, "no prefix cache");
     flag(!s.keep_preempted, "preempted blocks leave the cache");
@@ -255,6 +258,7 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"keep_preempted", &s.keep_preempted, 1},
             {"swap", &s.n_swap, 0},
             {"restart", &s.restart, -1},
+            {"leave", &s.leave, -1},
             {"disk_trouble", &s.disk_trouble, 0},
             {"disk_jobs", &s.disk_jobs, 8},
             {"disk", &s.disk, 0},

@@ -56,15 +56,16 @@ struct Fault {
 };
 
 struct Scenario {
-    std::uint64_t    seed       = 0;
-    int              block_size = 4, n_blocks = 16, n_swap = 8;
-    int              n_tier       = 0;  // room in host memory for what leaves the prefix cache, in entries as n_blocks
-    int              disk         = 0;  // bytes of files behind it
-    int              disk_jobs    = 1;  // most reads and writes of a step
-    int              disk_trouble = 0;  // one in so many writes fails, some of them in the middle; 0: none
-    int              cache_moves  = 0;  // requests that only move what the cache has to the files, or back
-    int              restart      = -1; // the step before which the engine is killed, and starts again with these files
-    int              context = 64, step_tokens = 16, sequences = 8;
+    std::uint64_t seed       = 0;
+    int           block_size = 4, n_blocks = 16, n_swap = 8;
+    int           n_tier       = 0;  // room in host memory for what leaves the prefix cache, in entries as n_blocks
+    int           disk         = 0;  // bytes of files behind it
+    int           disk_jobs    = 1;  // most reads and writes of a step
+    int           disk_trouble = 0;  // one in so many writes fails, some of them in the middle; 0: none
+    int           cache_moves  = 0;  // requests that only move what the cache has to the files, or back
+    int           restart      = -1; // the step before which the engine is killed, and starts again with these files
+    int           leave = -1; // from this step on no request begins; when all are over the model leaves, and comes back
+    int           context = 64, step_tokens = 16, sequences = 8;
     std::vector<int> windows{0};                     // of the model's layers; `recurrent` of those with a state
     int  state_bytes = 0, n_units = 0, interval = 0; // of a layer's state; room for states; between checkpoints
     bool cache = true, keep_preempted = true, pipeline = false, shuffled = false;
@@ -109,6 +110,7 @@ enum class Stream : std::uint64_t {
     disk        = 9,
     drafted     = 10,
     mixer       = 11,
+    leaver      = 12,
 };
 
 // A stream of random numbers; of several with the same seed and different names none tells of another.

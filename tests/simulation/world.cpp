@@ -61,7 +61,7 @@ private:
     Token                        end_;
 };
 
-SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> disk) {
+SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> disk, const Left& left) {
     SimEngine     sim;
     EngineOptions o;
     o.device                 = "cpu";
@@ -127,12 +127,12 @@ SimEngine make_engine(const Scenario& s, bool alone, std::shared_ptr<SimDisk> di
         own.best            = !alone && s.device_best;
         own.token_seconds   = s.token_seconds;
         own.block_seconds   = s.block_seconds;
-        own.first_step      = sim.disk ? sim.disk->steps : 0;
+        own.first_step      = sim.disk ? sim.disk->steps : left.steps;
         auto executor       = std::make_unique<SimExecutor>(std::move(own), sim.clock);
         sim.executor        = executor.get();
         return executor;
     };
-    Result<Engine> engine = Engine::load(model_path(), o, {}, make);
+    Result<Engine> engine = Engine::load(model_path(), o, {}, make, left.parked.get());
     if (!engine) throw std::runtime_error(engine.error().message);
     sim.engine.emplace(std::move(*engine));
     sim.executor->set_ends(sim.engine->tokenizer().end_tokens());

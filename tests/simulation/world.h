@@ -23,13 +23,19 @@ struct SimEngine {
     std::optional<Engine>    engine;
 };
 
+// What an engine leaves that goes without files.
+struct Left {
+    std::shared_ptr<const ParkedCache> parked;
+    decltype(SimDisk::steps)           steps = 0; // that it has run
+};
+
 inline CacheLayout layout_of(const Scenario& s) { return layout_of(s.windows, s.context, s.state_bytes, s.block_size); }
 
 const std::string& model_path(); // of its tokenizer
 
 // `alone`: with memory for everything, no faults and no cache, blocks that hold whole sequences, and every order as it is simplest.
-// `disk`: of an earlier engine; null: an empty one, where the scenario has files.
-SimEngine make_engine(const Scenario& scenario, bool alone, std::shared_ptr<SimDisk> disk = {});
+// `disk`, `left`: of an earlier engine; null: an empty one, where the scenario has files.
+SimEngine make_engine(const Scenario& scenario, bool alone, std::shared_ptr<SimDisk> disk = {}, const Left& left = {});
 
 struct Answer {
     std::vector<Token>            tokens;

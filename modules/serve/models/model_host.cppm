@@ -6,6 +6,7 @@ import quire.core.base;
 export import quire.engine.load_estimate;
 export import quire.engine.sampling_defaults;
 export import quire.serve.api.context;
+import quire.compute.memory;
 import quire.engine.kv_quality;
 import quire.model_file.config;
 import quire.model_file.weights;
@@ -55,11 +56,14 @@ class ModelHost {
 public:
     // `engine`: of `setup`, whose read_file() was called; for tests.
     ModelHost(Engine engine, ModelSetup setup, SharedContext& shared);
-    // After read_file(): loads the model. Error: as Engine::load(); a prefix that cannot be pinned.
+    // After read_file(): loads the model. `parked`: what park() has returned, or null. Error: as Engine::load(); a prefix that cannot be pinned.
     static Result<std::unique_ptr<ModelHost>> load(ModelSetup setup, SharedContext& shared, const Progress& progress,
-                                                   const Say& say);
+                                                   const Say& say, const ParkedCache* parked = nullptr);
     // The engine alone: of a process that another one leads. `facts`: gets those of the file.
-    static Result<Engine> load_engine(ModelSetup& setup, const Progress& progress, const Say& say);
+    static Result<Engine> load_engine(ModelSetup& setup, const Progress& progress, const Say& say,
+                                      const ParkedCache* parked = nullptr);
+    // Before it leaves: see Service::park(). Up to as many bytes as the host tier has, and half of what is free.
+    std::shared_ptr<const ParkedCache> park();
 
     Service&           service() { return *service_; }
     ApiContext&        api() { return *api_; }
@@ -124,7 +128,8 @@ Result<void> ModelSetup::check_file() const {
     return {};
 }
 
-Result<Engine> ModelHost::load_engine(ModelSetup& setup, const Progress& progress, const Say& say) {
+Result<Engine> ModelHost::load_engine(ModelSetup& setup, const Progress& progress, const Say& say,
+                                      const ParkedCache* parked) {
     if (const std::string said = choose_kv_type(setup.path, setup.engine); !said.empty()) say(said, false);
     if (const std::string said = prompt_quality(setup.path, setup.engine); !said.empty()) say(said, false);
     // Said once it is clear that there is room, and before the weights are read.
@@ -134,13 +139,19 @@ Result<Engine> ModelHost::load_engine(ModelSetup& setup, const Progress& progres
         setup.endpoints.model = {estimate->weight_bytes, std::uint64_t(estimate->parameters),
                                  estimate->types.empty() ? "" : dtype_info(estimate->types[0].first).name};
     }
-    return Engine::load(setup.path, setup.engine, [&](double fraction) {
+    const auto loading = [&](double fraction) {
         if (!said.empty()) {
             const std::string text = std::exchange(said, "");
             for (std::string_view line : split(text, '\n')) say(std::string(line), false);
         }
         progress(fraction);
-    });
+    };
+    return Engine::load(setup.path, setup.engine, loading, {}, parked);
+}
+
+std::shared_ptr<const ParkedCache> ModelHost::park() {
+    const std::int64_t most = service_->engine_options().kv_host_bytes;
+    return most > 0 ? service_->park(std::min(std::size_t(most), available_memory() / 2)) : nullptr;
 }
 
 ModelHost::ModelHost(Engine engine, ModelSetup setup, SharedContext& shared)
@@ -160,11 +171,13 @@ ModelHost::ModelHost(Engine engine, ModelSetup setup, SharedContext& shared)
 }
 
 Result<std::unique_ptr<ModelHost>> ModelHost::load(ModelSetup setup, SharedContext& shared, const Progress& progress,
-                                                   const Say& say) {
-    Result<Engine> engine = load_engine(setup, progress, say);
+                                                   const Say& say, const ParkedCache* parked) {
+    Result<Engine> engine = load_engine(setup, progress, say, parked);
     if (!engine) return std::unexpected(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty()) say(warning, true);
     if (const std::string found = engine->files_found(); !found.empty()) say(found, false);
+    if (const int n = engine->n_taken(); n > 0)
+        say(cat("host memory has kept ", n, " blocks of its prefix cache"), false);
     setup.service.disk_full = [say, directory = engine->options().kv_dir] {
         say(cat("a file in ", directory,
                 " could not be written: the disk is full, or refuses; blocks that are not "

@@ -6,6 +6,7 @@ import quire.core.base;
 export import quire.serve.models.model_events;
 export import quire.serve.models.model_host;
 export import quire.serve.models.model_view;
+import quire.compute.memory;
 import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
 import quire.serve.models.file_stamp;
@@ -129,6 +130,9 @@ private:
     std::optional<Error>   check_file(Entry& e, ModelSetup& setup);
     Parsed<void>           load_now(Lock& lock, Entry& e, const Progress& progress);
     void                   let_go(Lock& lock, Entry& e);
+    std::size_t            parked_bytes() const;
+    bool                   drop_parked(Lock& lock, const Entry* but);
+    void                   make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& needs, bool last);
     void                   set_status(Entry& e, ModelStatus status);
     void                   add_event(const Entry& e, Json data);
     void                   engine_failed(Entry& e);
@@ -160,22 +164,23 @@ namespace quire {
 constexpr auto look_time = std::chrono::seconds(1); // for clients that look at a model which leaves
 
 struct ModelPool::Entry {
-    ModelSetup                       setup;           // never changes
-    bool                             removed = false; // not listed any more
-    ModelStatus                      status  = ModelStatus::unloaded;
-    std::unique_ptr<ModelHost>       host;
-    std::shared_ptr<const ModelCard> card;
-    std::string                      asleep;
-    int                              users = 0, lookers = 0;     // leases
-    bool                             leaving   = false;          // no new lease; goes when there is none
-    bool                             to_sleep  = false;          // and then sleeps
-    bool                             cancelled = false;          // its load is to end
-    std::uint64_t                    ticket    = 0;              // to be loaded, the smallest first; 0: not
-    std::uint64_t                    last_use = 0, failures = 0; // the number of its last use; failed loads so far
-    TimePoint                        idle_since{};
-    std::optional<ApiError>          failure;              // of the last load, or of the engine
-    std::optional<FileStamp>         unusable, unreadable; // the file that could not be loaded; that has no card
-    std::vector<HttpPeer*>           watching;             // the clients of the lookers
+    ModelSetup                         setup;           // never changes
+    bool                               removed = false; // not listed any more
+    ModelStatus                        status  = ModelStatus::unloaded;
+    std::unique_ptr<ModelHost>         host;
+    std::shared_ptr<const ParkedCache> parked; // of its last host
+    std::shared_ptr<const ModelCard>   card;
+    std::string                        asleep;
+    int                                users = 0, lookers = 0;     // leases
+    bool                               leaving   = false;          // no new lease; goes when there is none
+    bool                               to_sleep  = false;          // and then sleeps
+    bool                               cancelled = false;          // its load is to end
+    std::uint64_t                      ticket    = 0;              // to be loaded, the smallest first; 0: not
+    std::uint64_t                      last_use = 0, failures = 0; // the number of its last use; failed loads so far
+    TimePoint                          idle_since{};
+    std::optional<ApiError>            failure;              // of the last load, or of the engine
+    std::optional<FileStamp>           unusable, unreadable; // the file that could not be loaded; that has no card
+    std::vector<HttpPeer*>             watching;             // the clients of the lookers
     std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
 };
 
@@ -496,12 +501,15 @@ void ModelPool::load(Lock& lock, Entry& e) {
 // Lets models go until there is room for the one of `setup`, and shares out the memory in `engine`.
 Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine) {
     lock.unlock();
-    const Result<LoadEstimate> estimate = estimate_load(setup.path, engine);
+    Result<LoadEstimate> estimate = estimate_load(setup.path, engine);
     lock.lock();
+    if (!estimate) return {}; // the load will say why
+    const MemoryNeeds needs  = needs_of(*estimate, engine);
+    const std::size_t parked = parked_bytes();
+    make_host_room(lock, e, needs, false);
+    if (needs.on_host) estimate->memory += parked - std::min(parked, parked_bytes());
     if (e.cancelled || stopping_)
         return std::unexpected(ApiError{503, "the load was cancelled", "model", "model_not_loaded"});
-    if (!estimate) return {}; // the load will say why
-    const MemoryNeeds                   needs = needs_of(*estimate, engine);
     std::vector<std::shared_ptr<Entry>> there;
     std::vector<Resident>               residents;
     std::size_t used = 0, host = 0; // bytes of all loaded models; of their pools, whose pages may not be there yet
@@ -531,6 +539,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
         options_.say(cat("model ", log_name(there[i]->setup.id), " leaves for ", log_name(e.setup.id)), false);
         let_go(lock, *there[i]);
     }
+    make_host_room(lock, e, needs, true); // of what these have parked, too
     // The models that are loaded later have to find room, too.
     const int n    = options_.most > 0 ? std::min(options_.most, int(entries_.size())) : int(entries_.size());
     const int left = std::max(n - int(there.size() - leave->size()), 1);
@@ -570,8 +579,9 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
                         "model", no_room ? "no_room" : "model_not_loaded"};
     };
-    Parsed<void>               done;
-    std::unique_ptr<ModelHost> host;
+    Parsed<void>                       done;
+    std::unique_ptr<ModelHost>         host;
+    std::shared_ptr<const ParkedCache> parked;
     lock.unlock();
     try {
         if (options_.many) { // no model leaves for a file that cannot be used
@@ -581,9 +591,19 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
             lock.unlock();
         }
         if (done) {
-            Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say);
-            if (loaded) host = std::move(*loaded);
-            else done = std::unexpected(fault(loaded.error()));
+            lock.lock();
+            parked = e.parked;
+            lock.unlock();
+            Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say, parked.get());
+            if (loaded) {
+                host = std::move(*loaded);
+                lock.lock();
+                e.parked.reset();
+                lock.unlock();
+                parked.reset(); // without the lock: to give back much memory takes a while
+            } else {
+                done = std::unexpected(fault(loaded.error()));
+            }
         }
         if (host) {
             say(host->description(), false);
@@ -640,17 +660,53 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
         for (HttpPeer* peer : e.watching) peer->cut();
     }
     if (e.lookers > 0) return; // the destructor does it
-    std::unique_ptr<ModelHost> host = std::move(e.host);
+    std::unique_ptr<ModelHost> host    = std::move(e.host);
+    const bool                 returns = !e.removed && host->service().failure().empty();
     lock.unlock();
-    std::string asleep = options_.describe(host->api());
+    std::string                        asleep = options_.describe(host->api());
+    const std::size_t                  most   = std::size_t(host->service().engine_options().kv_host_bytes);
+    std::shared_ptr<const ParkedCache> parked = returns ? host->park() : nullptr;
     host.reset();
     lock.lock();
-    e.asleep                 = std::move(asleep);
+    e.asleep = std::move(asleep);
+    e.parked = std::move(parked);
+    // All models together have as much as this one may have.
+    while (e.parked && parked_bytes() > most && drop_parked(lock, &e)) {}
     const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;
     e.leaving = e.to_sleep = false;
     set_status(e, status);
-    options_.say(cat("model ", log_name(e.setup.id), status == ModelStatus::sleeping ? " sleeps" : " is unloaded"),
-                 false);
+    options_.say(
+        cat("model ", log_name(e.setup.id), status == ModelStatus::sleeping ? " sleeps" : " is unloaded",
+            e.parked ? cat("; ", e.parked->bytes() >> 10, " KiB of its prefix cache stay in host memory") : ""),
+        false);
+}
+
+std::size_t ModelPool::parked_bytes() const {
+    std::size_t sum = 0;
+    for (const auto& one : entries_)
+        if (one->parked) sum += one->parked->bytes();
+    return sum;
+}
+
+// Forgets what a model has parked: the one that was used least recently, not `but`. False: there is none. Without the lock while memory is given
+// back.
+bool ModelPool::drop_parked(Lock& lock, const Entry* but) {
+    Entry* oldest = nullptr;
+    for (const auto& one : entries_)
+        if (one->parked && one.get() != but && (!oldest || one->last_use < oldest->last_use)) oldest = one.get();
+    if (!oldest) return false;
+    std::shared_ptr<const ParkedCache> parked = std::move(oldest->parked);
+    lock.unlock();
+    parked.reset();
+    lock.lock();
+    return true;
+}
+
+// What models have parked goes before a model does. `last`: also what the model itself has.
+void ModelPool::make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& needs, bool last) {
+    const std::size_t wanted = needs.on_host ? needs.all() : needs.other;
+    while (wanted > available_memory() && drop_parked(lock, &e)) {}
+    if (last && wanted > available_memory()) drop_parked(lock, nullptr);
 }
 
 // On the engine's thread: it has given every request an error, and takes no step any more.
