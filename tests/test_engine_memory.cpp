@@ -1,7 +1,11 @@
 // Decoding methods and preemption on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
 // request's answer is bit-identical to the one it gets alone.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <cstdio>
 #include <cstdlib>
 
 #include "process.h"
@@ -840,5 +844,68 @@ TEST_CASE("the second turn of a chat goes on behind the first answer, with the b
         CHECK(second.cached_tokens == (50 + 55 - 1) / 4 * 4);
         CHECK(whole.cached_tokens == 0);
         CHECK(identical(second, whole));
+    }
+}
+
+TEST_CASE("a model's file that is written in place fails its engine alone, with a sentence") {
+    namespace fs               = std::filesystem;
+    const fs::path    folder   = cat("/tmp/quire-changed-", getpid());
+    const fs::path    file     = folder / "model.gguf";
+    const std::string original = reference("models/llama3-gqa-F16.gguf"), other = reference("models/gemma2-Q8_0.gguf");
+    const EngineOptions o{.threads = 1, .context = 256, .kv_blocks = 40};
+    fs::create_directory(folder);
+    // Another file in place of the first, in the same inode.
+    const auto write = [&](const std::string& from) {
+        std::ifstream in(from, std::ios::binary);
+        std::ofstream out(file, std::ios::binary | std::ios::trunc);
+        out << in.rdbuf();
+    };
+    const auto why_it_fails = [](Engine& engine) -> std::string {
+        try {
+            (void)run_one(engine, greedy(prompt_of(20, 1), 4));
+        } catch (const std::runtime_error& error) {
+            return error.what();
+        }
+        return "";
+    };
+    write(original);
+    Engine                neighbour = load(original, o), same = load(file.string(), o);
+    const Answer          before = run_one(same, greedy(prompt_of(20, 1), 4)).by_index.at(0);
+    const struct timespec later[2]{{2'000'000'000, 0}, {2'000'000'000, 0}}; // its times alone
+    REQUIRE(utimensat(AT_FDCWD, file.c_str(), later, 0) == 0);
+    CHECK(why_it_fails(same).empty());
+    write(other);
+    CHECK(why_it_fails(same) == "'model.gguf' was changed in place while it was loaded");
+    write(original);
+    Engine shorter = load(file.string(), o);
+    fs::resize_file(file, 5000); // while no request is there
+    CHECK(why_it_fails(shorter) == "'model.gguf' was changed in place while it was loaded");
+    write(original);
+    Engine              busy = load(file.string(), o);
+    std::vector<Output> out;
+    REQUIRE(busy.submit(greedy(prompt_of(20, 1), 100)));
+    for (int i = 0; i < 5; i++) busy.step(out);
+    fs::resize_file(file, 0);
+    CHECK_THROWS_AS(
+        [&] {
+            for (int i = 0; i < 5; i++) busy.step(out);
+        }(),
+        std::runtime_error);
+    write(original);
+    REQUIRE(std::rename(file.c_str(), (folder / "old.gguf").c_str()) ==
+            0); // the usual way: the loaded file stays as it is
+    Engine renamed = load((folder / "old.gguf").string(), o);
+    fs::copy_file(other, file);
+    CHECK(identical(run_one(renamed, greedy(prompt_of(20, 1), 4)).by_index.at(0), before));
+    CHECK(identical(run_one(neighbour, greedy(prompt_of(20, 1), 4)).by_index.at(0), before));
+    fs::remove_all(folder);
+}
+
+TEST_CASE("draft tokens do not change the context that a model with states gets") {
+    for (const char* name : {"lfm2-Q8_0.gguf", "nemotron_h-Q8_0.gguf", "llama3-gqa-Q8_0.gguf"}) {
+        EngineOptions o{.threads = 1, .kv_blocks = 12, .max_sequences = 3};
+        const int     context = load(reference(cat("models/", name)), o).options().context;
+        o.drafts.on           = true;
+        CHECK(load(reference(cat("models/", name)), o).options().context == context);
     }
 }

@@ -193,6 +193,7 @@ struct Engine::Impl {
     bool                       prepared  = false; // next_plan is the step after it
     MoveTicket                 moved     = 0;     // of the last moves
     bool                       pipelined = false; // as the options say
+    std::uint64_t              file_hash = 0;     // of the file as it was loaded
     std::string                basis;             // of K and V in host memory, where it can be parked; "": it cannot
     int                        n_taken = 0;       // see Engine::n_taken()
 
@@ -233,6 +234,8 @@ struct Engine::Impl {
     TimePoint now() const { return options.clock ? options.clock() : std::chrono::steady_clock::now(); }
     double    seconds_since(TimePoint t) const { return std::chrono::duration<double>(now() - t).count(); }
 
+    bool         is_torn() const;
+    void         check_file() const;
     void         begin();
     bool         finish(std::vector<Output>& out);
     void         move_blocks();
@@ -271,16 +274,7 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
                             const MakeExecutor& make, const ParkedCache* parked) try {
     EngineOptions o = wanted;
-    if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
-    if (o.max_sequences < 0 || o.max_batch_tokens < 0 ||
-        (o.max_batch_tokens > 0 && o.max_batch_tokens < o.max_sequences))
-        return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
-                    " sequences");
-    if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
-        return fail("context, KV blocks and threads cannot be negative");
-    if (const std::string fault = fault_of(o.drafts); !fault.empty()) return fail(fault);
-    if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
-
+    if (auto ok = check_options(o); !ok) return std::unexpected(ok.error());
     if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
     if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
     if (o.reservations) o.drafts.on = o.drafts.forced = false;
@@ -288,7 +282,6 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     std::optional<Cipher> cipher; // of files
     if (!o.kv_key.empty()) {
-        if (!o.keeps_files()) return fail("--kv-key is the key of the files in --kv-dir, which is not given");
         Result<Cipher> key = Cipher::from_file(o.kv_key);
         if (!key) return std::unexpected(key.error());
         cipher = *key;
@@ -384,6 +377,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                                        Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
+    impl->file_hash = fingerprint(impl->file);
+    if (impl->is_torn()) return fail(path, ": it was changed in place while it was read");
     if (o.keeps_files()) {
         if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
     } else if (o.tier_blocks > 0 && o.processes.n == 1) {
@@ -559,8 +554,25 @@ std::size_t Engine::draft_kv_bytes() const { return impl_->draft_model ? impl_->
 
 std::uint64_t Engine::model_hash() const { return fingerprint(impl_->file); }
 
+// The memory has zeros in place of a part of the weights.
+bool Engine::Impl::is_torn() const {
+    return file.torn() || (eagle_file && eagle_file->torn()) ||
+           std::ranges::any_of(adapter_files, [](const Adapter& a) { return a.file.torn(); });
+}
+
+[[noreturn]] void fail_for_file(const std::string& path) {
+    throw std::runtime_error(
+        cat(quote(std::filesystem::path(path).filename().string(), 256), " was changed in place while it was loaded"));
+}
+
+// On a CPU the weights are those that the file has now.
+void Engine::Impl::check_file() const {
+    if (options.device == "cpu" && file.written() && fingerprint(file) != file_hash) fail_for_file(file.path());
+}
+
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
+    if (!submitted.empty()) check_file();
     for (auto& [id, request] : submitted)
         if (!files || !files->take(id, request)) scheduler.add(id, std::move(request));
     submitted.clear();
@@ -764,9 +776,10 @@ void Engine::Impl::begin() {
 // Prepares the next step, waits for the running one and delivers its results. False: no step runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
-    prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
-    const StepResults                results = executor->results();
-    const std::span<const Scheduled> ran     = std::exchange(running, {});
+    prepared                  = pipelined && !decoding && scheduler.prepare(next_plan);
+    const StepResults results = executor->results();
+    if (is_torn()) fail_for_file(file.path());
+    const std::span<const Scheduled> ran = std::exchange(running, {});
     if (files) files->moves_done();
     if (mtp) mtp->ran(ran);
     count(ran, seconds_since(since));

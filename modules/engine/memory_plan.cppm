@@ -21,7 +21,7 @@ public:
     // Once the weights are there: the longest sequence that the workspaces of a step have to hold. Workspaces come before the pool, so that
     // the pool takes the memory that is really left.
     int most_context() const {
-        return context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : affordable_blocks());
+        return context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) - for_drafts_ : affordable_blocks());
     }
     // Once weights and workspaces are there: decides the context and the blocks of both pools, alike in all processes.
     Result<void> decide();
@@ -41,6 +41,8 @@ private:
     std::shared_ptr<ProcessGroup> processes_;      // or null
     std::size_t                   block_bytes_;    // of one rank's part of a block
     std::size_t                   swap_asked_ = 0; // swap blocks
+    std::size_t                   for_drafts_ =
+        0; // of the KV blocks that were asked for, those of the states before steps with draft tokens
 };
 
 } // namespace quire
@@ -109,11 +111,14 @@ Result<void> MemoryPlan::check_asked() {
     // A model without K and V has blocks for its states alone. A step with draft tokens keeps the state before it, too. The states of all
     // sequences fit beside the watermark.
     const auto per_entry = std::size_t(std::max(o_.layout.blocks_per_entry(), 1)),
-               states =
-                   std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences) * (o_.drafts.on ? 2 : 1),
-               above    = std::size_t(std::ceil(double(states) / (1 - o_.watermark))),
-               kv_asked = o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) * per_entry + above : 0;
-    swap_asked_         = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
+               states    = std::size_t(o_.layout.blocks_per_unit()) * std::size_t(o_.max_sequences);
+    const auto above     = [&](std::size_t n) { return std::size_t(std::ceil(double(n) / (1 - o_.watermark))); };
+    const auto plain     = std::size_t(o_.kv_blocks) * per_entry + above(states),
+               kv_asked  = o_.kv_blocks == 0 ? 0
+                           : o_.drafts.on    ? plain + above(2 * states) - above(states)
+                                             : plain;
+    for_drafts_          = kv_asked - std::min(kv_asked, plain); // the context does not depend on drafts
+    swap_asked_          = std::size_t(std::max(o_.swap_blocks, 0)) * per_entry;
     if (auto ok = check_room(kv_asked > 0 ? kv_asked : blocks_for(o_.context)); !ok) return ok;
     if (swap_asked_ > std::size_t(most_positions))
         return fail_with(ErrorKind::limit, swap_asked_, " swap blocks are more than there can be");
@@ -184,7 +189,7 @@ int MemoryPlan::context_with(std::size_t blocks) const {
 Result<void> MemoryPlan::decide() {
     const Result<std::uint64_t> affordable = agree(affordable_blocks());
     if (!affordable) return std::unexpected(affordable.error());
-    o_.context = context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) : std::size_t(*affordable));
+    o_.context = context_with(o_.kv_blocks > 0 ? std::size_t(o_.kv_blocks) - for_drafts_ : std::size_t(*affordable));
     if (o_.kv_blocks == 0) {
         const int entries = (o_.context + o_.block_size - 1) / o_.block_size;
         const int states = o_.context / std::max(o_.checkpoint_interval, 1) + 3; // of a sequence and of its checkpoints

@@ -1,7 +1,7 @@
 // quire.engine.options: the options of an engine. Owns nothing.
 export module quire.engine.options;
 
-import quire.core.std;
+import quire.core.base;
 export import quire.decode.drafting; // DraftOptions
 export import quire.engine.files.segment_files;
 export import quire.engine.ranks.process_group; // ProcessSpec
@@ -119,11 +119,29 @@ struct EngineOptions {
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
 
+// What no model can run with. Error: one sentence.
+Result<void> check_options(const EngineOptions& options);
+
 } // namespace quire
 
 module :private;
 
 namespace quire {
+
+Result<void> check_options(const EngineOptions& o) {
+    if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
+    if (o.max_sequences < 0 || o.max_batch_tokens < 0 ||
+        (o.max_batch_tokens > 0 && o.max_batch_tokens < o.max_sequences))
+        return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
+                    " sequences");
+    if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
+        return fail("context, KV blocks and threads cannot be negative");
+    if (const std::string fault = fault_of(o.drafts); !fault.empty()) return fail(fault);
+    if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
+    if (!o.kv_key.empty() && !o.keeps_files())
+        return fail("--kv-key is the key of the files in --kv-dir, which is not given");
+    return {};
+}
 
 std::string name_of(KvTypes types) {
     std::string text(name_of(types.k));

@@ -1,19 +1,12 @@
 // quire.model_file.gguf: reads GGUF files (format document: docs/gguf.md of the ggml project), v2 and v3, in one file or split.
 // A file is validated once, here, before anything in it is used. Whatever the file says, parsing it takes no more memory than a
-// small multiple of its size. **Owns** the mapping of the file; the file must not be truncated while it is mapped.
-module;
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#include <cerrno>
-
+// small multiple of its size. **Owns** the mapping of the file.
 export module quire.model_file.gguf;
 
 import quire.core.base;
 export import quire.core.tensor;
 import quire.model_file.gguf_types;
+import quire.model_file.mapped_file;
 
 export namespace quire {
 
@@ -75,6 +68,9 @@ public:
     std::uint64_t      alignment() const;
     // Asks the system to read the whole file ahead; call it before using the tensors.
     void prefetch() const;
+    // See MappedFile; of any part.
+    bool torn() const;
+    bool written() const;
 
     std::span<const GgufTensor> tensors() const;                     // in file order
     const GgufTensor*           tensor(std::string_view name) const; // or nullptr
@@ -104,53 +100,13 @@ namespace quire {
 
 using enum GgufType;
 
+constexpr std::size_t header_bytes = 24;
+
 // Bytes of a scalar; 0 for strings and arrays.
 constexpr std::array<std::size_t, n_gguf_types> scalar_bytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 constexpr std::array<const char*, n_gguf_types> type_names{"uint8",  "int8",    "uint16", "int16",  "uint32",
                                                            "int32",  "float32", "bool",   "string", "array",
                                                            "uint64", "int64",   "float64"};
-
-// A file in memory, read-only: mapped, or bytes that the caller owns.
-class Mapping {
-public:
-    Mapping() = default;
-    Mapping(std::span<const std::byte> bytes, bool owned) : bytes_(bytes), owned_(owned) {}
-    Mapping(Mapping&& o) noexcept : bytes_(std::exchange(o.bytes_, {})), owned_(std::exchange(o.owned_, false)) {}
-    Mapping& operator=(Mapping&& o) noexcept {
-        std::swap(bytes_, o.bytes_);
-        std::swap(owned_, o.owned_);
-        return *this;
-    }
-    ~Mapping() {
-        if (owned_) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-    }
-    std::span<const std::byte> bytes() const { return bytes_; }
-    void                       prefetch() const {
-        if (owned_) madvise(const_cast<std::byte*>(bytes_.data()), bytes_.size(), MADV_WILLNEED); // only a hint
-    }
-
-private:
-    std::span<const std::byte> bytes_;
-    bool                       owned_ = false;
-};
-
-Result<Mapping> map_file(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe would block here otherwise
-    if (fd < 0) return fail_with(ErrorKind::system, "cannot open ", path, ": ", std::strerror(errno));
-    struct stat info{};
-    void*       data = MAP_FAILED;
-    std::string why;
-    if (fstat(fd, &info) != 0) why = std::strerror(errno);
-    else if (!S_ISREG(info.st_mode))
-        why = S_ISDIR(info.st_mode) ? "it is a directory, not a GGUF file" : "it is not a regular file";
-    else if (info.st_size < 24)
-        why = cat("it has ", info.st_size, " bytes, a GGUF header alone has 24: an incomplete download?");
-    else if ((data = mmap(nullptr, std::size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
-        why = std::strerror(errno);
-    close(fd);
-    if (data == MAP_FAILED) return fail("cannot use ", path, ": ", why);
-    return Mapping({static_cast<const std::byte*>(data), std::size_t(info.st_size)}, true);
-}
 
 // Reads the header front to back. Every read is checked against what is left; after a failure `error` says where and
 // all further reads give zeros.
@@ -283,7 +239,7 @@ const char* kind_name(const GgufValue& value) {
 // -- one file
 
 struct Part {
-    Mapping                                        mapping;
+    MappedFile                                     mapping;
     std::uint32_t                                  version   = 0;
     std::uint64_t                                  alignment = 32;
     std::vector<std::pair<std::string, GgufValue>> metadata;
@@ -379,7 +335,7 @@ std::string_view likely_kind(std::span<const std::byte> bytes) {
     return "";
 }
 
-Result<Part> read_part(Mapping mapping, const std::string& name) {
+Result<Part> read_part(MappedFile mapping, const std::string& name) {
     Part part;
     part.mapping = std::move(mapping);
     Reader r(part.mapping.bytes(), name);
@@ -499,7 +455,7 @@ Result<Split> read_split(const Part& part, const std::string& name) {
 }
 
 Result<Gguf> Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
-    Result<Part> part = read_part(Mapping(bytes, false), name);
+    Result<Part> part = read_part(MappedFile(bytes), name);
     if (!part) return std::unexpected(part.error());
     const Result<Split> split = read_split(*part, name);
     if (!split) return std::unexpected(split.error());
@@ -513,8 +469,8 @@ Result<Gguf> Gguf::open(const std::string& path) {
     std::vector<Part> parts;
     Split             whole; // as the first part says
     for (std::int64_t i = 0; i < whole.count; i++) {
-        const std::string name    = i == 0 ? path : sibling(path, i, whole.count);
-        Result<Mapping>   mapping = map_file(name);
+        const std::string  name    = i == 0 ? path : sibling(path, i, whole.count);
+        Result<MappedFile> mapping = MappedFile::open(name, header_bytes);
         if (!mapping) return std::unexpected(mapping.error());
         Result<Part> part = read_part(std::move(*mapping), name);
         if (!part) return std::unexpected(part.error());
@@ -573,7 +529,13 @@ const std::string& Gguf::path() const { return impl_->path; }
 std::uint32_t      Gguf::version() const { return impl_->parts[0].version; }
 std::size_t        Gguf::file_bytes() const { return impl_->bytes; }
 std::uint64_t      Gguf::alignment() const { return impl_->parts[0].alignment; }
-void               Gguf::prefetch() const {
+bool               Gguf::torn() const {
+    return std::ranges::any_of(impl_->parts, [](const Part& part) { return part.mapping.torn(); });
+}
+bool Gguf::written() const {
+    return std::ranges::any_of(impl_->parts, [](const Part& part) { return part.mapping.written(); });
+}
+void Gguf::prefetch() const {
     for (const Part& part : impl_->parts) part.mapping.prefetch();
 }
 

@@ -203,6 +203,8 @@ Result<Converted> convert(const ConvertOptions& o, const std::function<void(cons
                                   if (!error) error = ok.error();
                               });
                               if (error) throw BadRow{*error};
+                              if (in->torn())
+                                  throw BadRow{{ErrorKind::system, "it was changed in place while it was read"}};
                               written += piece.size();
                               if (progress)
                                   progress({work.tensor.name, work.tensor.type, to, i, tensors.size(),

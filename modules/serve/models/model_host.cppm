@@ -7,6 +7,8 @@ export import quire.engine.load_estimate;
 export import quire.engine.sampling_defaults;
 export import quire.serve.api.context;
 import quire.compute.memory;
+import quire.engine.adapter_list;
+import quire.engine.files.cipher;
 import quire.engine.kv_quality;
 import quire.model_file.config;
 import quire.model_file.weights;
@@ -45,7 +47,8 @@ struct ModelSetup {
     // The settings that the model's file has: chat template, samplers, marks. Error: a fault of the file or of the template;
     // `wrong_name`: it is the name of the template.
     Result<void> read_file(bool* wrong_name = nullptr);
-    // Reads the model's file without its weights. Error: a fault of its configuration, tensors or vocabulary, as a load would find it.
+    // Reads the model's file without its weights, and the other files of the setup. Error: a fault of the options, or of a file's configuration,
+    // tensors or vocabulary, as a load would find it.
     Result<void> check_file() const;
 };
 
@@ -119,12 +122,16 @@ Result<void> ModelSetup::read_file(bool* wrong_name) {
 }
 
 Result<void> ModelSetup::check_file() const {
+    if (auto ok = check_options(engine); !ok) return ok;
     const Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
     const Result<ModelConfig> config = read_config(*file, engine.drafts.by_mtp);
     if (!config) return std::unexpected(config.error());
     if (auto ok = bind_tensors(*file, *config); !ok) return std::unexpected(ok.error());
     if (auto ok = Tokenizer::load(*file); !ok) return std::unexpected(ok.error());
+    if (auto ok = read_adapters(engine, *file); !ok) return std::unexpected(ok.error());
+    if (engine.kv_key.empty()) return {};
+    if (auto key = Cipher::from_file(engine.kv_key); !key) return std::unexpected(key.error());
     return {};
 }
 
