@@ -47,5 +47,17 @@ TEST_CASE("an address that is taken, and not listened to, turns callers away", "
     auto next = create();
     CHECK(next->bind("127.0.0.1", *port).has_value());
     next.reset(); // never listened
+    // Names that lead to an address which the server has.
+    auto twice = create();
+    for (const char* name : {"127.0.0.1", "localhost", "127.0.0.1"})
+        CHECK(twice->bind(name, *port).value_or(0) == *port);
+    CHECK(twice->listen().has_value());
+    twice->start();
+    CHECK(Client(*port).get("/nothing").status == 404);
+    twice->stop();
+    auto all = create(); // all addresses, and one of them
+    for (const char* name : {"0.0.0.0", "127.0.0.1"}) CHECK(all->bind(name, *port).value_or(0) == *port);
+    CHECK(all->listen().has_value());
+    all.reset();
     CHECK(create()->bind("127.0.0.1", *port).has_value());
 }

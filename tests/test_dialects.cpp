@@ -632,6 +632,11 @@ TEST_CASE("text between two texts", "[server][dialects]") {
         Plain long_one           = asked;
         long_one["input_prefix"] = std::string(1000, 'a') + "Once ";
         CHECK(s.ask("/infill", long_one)["tokens_evaluated"] == 60);
+        Plain longer           = asked;
+        longer["input_prefix"] = std::string(2'000'000, 'a');
+        const Reply no_room    = s.post("/infill", longer);
+        CHECK(no_room.status == 400);
+        CHECK(Plain::parse(no_room.body)["error"]["param"] == "input_prefix");
         CHECK(s.post("/v1/completions", {{"prompt", long_one["input_prefix"]}, {"suffix", "b"}}).status == 400);
         for (const Plain& wrong :
              {Plain{{"input_suffix", "a"}}, Plain{{"input_prefix", "a"}},

@@ -206,6 +206,19 @@ TEST_CASE("a slot whose text has adapters is saved with a key alone, and the ans
         INFO(saved.body);
         CHECK(saved.status == (with_key ? 200 : 400));
         CHECK(has(saved.body, "saved only with --kv-key") == !with_key);
+        // A request with adapters of its own leaves no text, and not the text of the request before it.
+        const Json own = s.ask("/completion", {{"prompt", prompt},
+                                               {"n_predict", 4},
+                                               {"id_slot", 0},
+                                               {"lora", Json::array({{{"id", 0}, {"scale", 0.5}}})}});
+        CHECK(own["id_slot"] == -1);
+        const Reply left = s.post("/slots/0?action=save", {{"filename", "y"}});
+        INFO(left.body);
+        CHECK(left.status == 400);
+        CHECK(has(left.body, "named adapters of its own"));
+        CHECK_FALSE(fs::exists(folder / "y.slot"));
+        s.ask("/completion", {{"prompt", prompt}, {"n_predict", 4}, {"id_slot", 0}});
+        CHECK(s.post("/slots/0?action=save", {{"filename", "y"}}).status == (with_key ? 200 : 400));
     }
     fs::remove_all(folder);
     fs::remove(key);

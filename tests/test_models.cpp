@@ -209,6 +209,16 @@ TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
     CHECK((*presets)[1].name == "a/b:Q8");
     CHECK((*presets)[1].words == std::vector<std::string>{"-c", "4", "--model=/x y.gguf", "--no-jinja"});
     CHECK(!(*presets)[1].load_on_startup);
+    for (const char* word : {"yes", "on", "TRUE", "1", "no", "off", "false", "0"}) {
+        quire::Preset     none;
+        const std::string text =
+            std::string("\xef\xbb\xbf[a]\nload-on-startup = ") + word + "\n"; // with the mark of UTF-8
+        const auto read = quire::parse_presets(text, "p.ini", own, misplaced, none);
+        INFO(word);
+        REQUIRE(read);
+        CHECK((*read)[0].name == "a");
+        CHECK((*read)[0].load_on_startup == (std::string("yesonTRUE1").find(word) != std::string::npos));
+    }
     for (const auto& [text, fault] :
          {std::pair{"a = 1\n", "p.ini, line 1: a flag stands in a section: [NAME], or [*] for all models"},
           std::pair{"[a\n", "p.ini, line 1: a section is written [NAME]"},
@@ -218,6 +228,8 @@ TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
           std::pair{"[a]\nport: 8\n", "p.ini, line 2: --port belongs to the server"},
           std::pair{"[*]\nport 8\n", "p.ini, line 2: --port belongs to the server"},
           std::pair{"[a]\nctx-size =\n", "p.ini, line 2: --ctx-size needs a value"},
+          std::pair{"[*]\nmodel = /x.gguf\n",
+                    "p.ini, line 2: the file of a model stands in the section of that model, not in [*]"},
           std::pair{"[a]\nload-on-startup = maybe\n", "p.ini, line 2: load-on-startup is true or false"}}) {
         INFO(text);
         const auto read = quire::parse_presets(text, "p.ini", own, misplaced, all);
@@ -850,6 +862,6 @@ TEST_CASE("a server of several models ends while one loads and others answer", "
 TEST_CASE("the log counts models, not their names", "[models]") {
     const Models      models;
     const std::string presets = temporary();
-    std::ofstream(presets) << "[chat]\nalias = toy, small\n";
+    std::ofstream(presets) << "[chat]\nalias = toy, chat, small\n"; // its own name is no clash
     CHECK(has(models.serve({"--models-preset", presets}).errors(), "server: 5 models; GET /models lists them\n"));
 }

@@ -186,6 +186,39 @@ TEST_CASE("another request ends the reasoning of an answer that runs", "[server]
     CHECK(s.post("/v1/chat/completions/control", {{"action", "reasoning_end"}}).status == 400);
 }
 
+TEST_CASE("the reasoning of an answer is ended by its own API key alone", "[server][reasoning]") {
+    const Server      s({"--chat-template-file", template_file("<think>\n"), "--api-key", "one,two"});
+    const std::string one = "Authorization: Bearer one\r\n", two = "Authorization: Bearer two\r\n";
+    const Plain       asked{{"messages", said},
+                            {"max_tokens", 350},
+                            {"temperature", 0},
+                            {"ignore_eos", true},
+                            {"logit_bias", {{"</think>", -100}}},
+                            {"request_id", "mine"},
+                            {"reasoning_control", true}};
+    Reply             answered;
+    std::thread       client([&] { answered = s.post("/v1/chat/completions", asked, one); });
+    const auto        running = [&] {
+        const std::string text = s.get("/metrics", one).body;
+        const auto        at   = text.find("\nvllm:num_requests_running{");
+        return at != std::string::npos && has(text.substr(text.find("} ", at), 3), "} 1");
+    };
+    for (int i = 0; i < 4000 && !running(); i++) nap();
+    const auto control = [&](const std::string& id, const std::string& key) {
+        return s.post("/v1/chat/completions/control", {{"id", id}, {"action", "reasoning_end"}}, key);
+    };
+    // An answer of another key is as one that is not there.
+    const Reply other = control("chatcmpl-mine", two), none = control("chatcmpl-none", two);
+    const Reply own = control("chatcmpl-mine", one);
+    client.join();
+    CHECK(other.status == none.status);
+    CHECK(other.body == none.body);
+    CHECK(Plain::parse(other.body)["success"] == false);
+    CHECK(Plain::parse(own.body)["success"] == true);
+    REQUIRE(answered.status == 200);
+    CHECK(Plain::parse(answered.body)["choices"][0]["message"]["content"].get<std::string>().size() > 50);
+}
+
 TEST_CASE("reasoning that is switched off is off under templates that say nothing of it, or always open it",
           "[server][reasoning]") {
     for (const char* generation : {"", "<think>\n", "<think></think>"}) {

@@ -1,6 +1,8 @@
 // `server --run-batch`: a file of requests becomes a file of answers, and goes on where it stopped.
 #include <catch2/catch_test_macros.hpp>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 #include <fstream>
 #include <map>
@@ -140,4 +142,51 @@ TEST_CASE("a batch answers each line once", "[server][batch]") {
     CHECK(has(without_model(in, out).err, "/nonexistent/model.gguf"));
     CHECK(access(out.c_str(), F_OK) != 0);
     unlink(in.c_str());
+}
+
+TEST_CASE("a file of answers has one batch at a time", "[server][batch]") {
+    const std::string in = temporary(), out = temporary();
+    std::ofstream(in) << line("one", "/v1/completions", {{"prompt", "a"}, {"max_tokens", 2}}).dump() << "\n";
+    const int held = open(out.c_str(), O_WRONLY);
+    REQUIRE(held >= 0);
+    REQUIRE(flock(held, LOCK_EX | LOCK_NB) == 0); // as a batch that runs does
+    // Before the model is read, and under another name of the file as well.
+    const std::string link = temporary();
+    unlink(link.c_str());
+    REQUIRE(symlink(out.c_str(), link.c_str()) == 0);
+    for (const std::string& name : {out, link}) {
+        const Finished second = run_program("server", {"-m", "/nonexistent/model.gguf", "--run-batch", in, name});
+        CHECK(second.code == 1);
+        CHECK(second.err == "server: another --run-batch writes '" + name + "' now; nothing was written\n");
+    }
+    CHECK(slurp(out).empty());
+    close(held);
+    REQUIRE(batch(in, out).code == 0);
+    CHECK(lines_of(out).size() == 1);
+    unlink(out.c_str()); // a run makes the file, and locks the file that it made
+    REQUIRE(batch(in, out).code == 0);
+    CHECK(lines_of(out).size() == 1);
+    const Finished printed = batch(in, "/dev/stdout");
+    CAPTURE(printed.err);
+    REQUIRE(printed.code == 0);
+    CHECK(has(printed.out, R"("custom_id":"one")"));
+    for (const std::string& path : {in, out, link}) unlink(path.c_str());
+}
+
+TEST_CASE("a line of a batch says what is wrong with its custom_id", "[server][batch]") {
+    const std::string in = temporary(), out = temporary();
+    {
+        std::ofstream file(in);
+        Json          one = line("", "/v1/completions", {{"prompt", "a"}});
+        one["custom_id"]  = 5;
+        file << one.dump() << "\n";
+        one.erase("custom_id");
+        file << one.dump() << "\n";
+    }
+    REQUIRE(batch(in, out).code == 0);
+    std::vector<std::string> wrong;
+    for (const Json& answer : lines_of(out)) wrong.push_back(answer["error"]["message"]);
+    std::ranges::sort(wrong);
+    CHECK(wrong == std::vector<std::string>{"custom_id has to be a string", "custom_id is missing"});
+    for (const std::string& path : {in, out}) unlink(path.c_str());
 }

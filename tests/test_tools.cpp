@@ -158,6 +158,16 @@ TEST_CASE("marks in the text of arguments are text", "[tools]") {
     check(ToolForm::qwen3_coder,
           "<tool_call>\n<function=find>\n<parameter=what>\na\n</function>\n</tool_call>\nb\n</function>\n</tool_call>",
           {"", "", R"(find{"what":"a\n</function>\n</tool_call>\nb"};)"});
+    // Another parameter within the text, which follows again: no call has one twice.
+    for (const char* text : {"<parameter=many> a", "a\n<parameter=many>\n3", "<parameter=many>\n3\n</parameter>"}) {
+        std::string quoted = text;
+        for (std::size_t at = 0; (at = quoted.find('\n', at)) != std::string::npos; at += 2)
+            quoted.replace(at, 1, "\\n");
+        check(ToolForm::qwen3_coder,
+              std::string("<tool_call>\n<function=find>\n<parameter=what>\n") + text +
+                  "\n</parameter>\n<parameter=many>\n2\n</parameter>\n</function>\n</tool_call>",
+              {"", "", "find{\"what\":\"" + quoted + "\",\"many\":2};"});
+    }
     check(ToolForm::glm,
           "<tool_call>find\n<arg_key>what</arg_key>\n<arg_value></arg_value> </tool_call ></arg_value>\n</tool_call>",
           {"", "", R"(find{"what":"</arg_value> </tool_call >"};)"});

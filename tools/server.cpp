@@ -44,6 +44,7 @@ struct Arguments {
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     no_log = false, blocks_text = false;
     std::vector<std::string> batch; // the files of --run-batch: in, out
+    BatchLock                batch_lock;
     LogOptions               log;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
@@ -265,6 +266,8 @@ Result<ModelSetup> setup_of(const Arguments& a, const std::string& id = "") {
     options.aliases          = split(a.aliases, ',');
     if (!id.empty()) options.aliases.insert(options.aliases.begin(), id);
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
+    std::set<std::string> met; // a name that is given twice is no clash
+    std::erase_if(options.aliases, [&](const std::string& name) { return !met.insert(name).second; });
     setup.id = options.aliases[0];
     if (!id.empty()) { // a directory for each
         std::string& files = setup.engine.kv_dir;
@@ -324,7 +327,7 @@ struct ModelFlags {
 };
 
 // Of a model's flags, the files that they name, and all parts of its own file; another one says that it is another model.
-std::string version_of(const std::vector<std::string>& words, const std::string& path) {
+std::string version_of(const std::vector<std::string>& words, const Arguments& a) {
     std::string version;
     const auto  add = [&](const std::string& file) {
         struct stat of = {};
@@ -339,7 +342,8 @@ std::string version_of(const std::vector<std::string>& words, const std::string&
             add(std::string(one.substr(0, one.rfind(':'))));
         }
     }
-    for (const std::string& part : parts_of(path)) add(part);
+    for (const AdapterOption& adapter : a.engine.adapters) add(adapter.path); // also between blanks, and in JSON
+    for (const std::string& part : parts_of(a.model)) add(part);
     return version;
 }
 
@@ -364,6 +368,16 @@ std::string misplaced_in_presets(const std::string& flag) {
     if (in(of_hub)) return " fetches no model here: a section names one in the hub's cache, or has model = PATH";
     if (flag == "--kv-events" || flag == "--kv-events-replay") return " is about a server of one model";
     return "";
+}
+
+// Fails where an adapter has a name of its own model, which would answer the adapter's requests. An adapter that is applied to all requests may
+// have the model's name: --lora takes the name from the file.
+Result<void> check_adapter_names(const ModelSetup& setup) {
+    for (const AdapterOption& adapter : setup.engine.adapters)
+        if (!adapter.usual && setup.has_alias(adapter.name))
+            return fail("the adapter ", adapter.path, " has the name of its model, ", quote(adapter.name),
+                        ": --lora-modules NAME=FILE gives the adapter another one");
+    return {};
 }
 
 // The models of --models-dir, --models-preset and the hub's cache. Error: `code` is that of the program.
@@ -426,10 +440,31 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
         if (!setup) return fail_with(setup.error().kind, where, setup.error().message);
         setup->given         = [parsed](const std::string& flag) { return parsed->arguments.given(flag); };
         setup->load_at_start = preset.load_on_startup;
-        setup->version       = version_of(words, a.model);
+        setup->version       = version_of(words, a);
         for (const std::string& name : setup->endpoints.aliases)
             if (!names.insert(name).second) return fail(where, "another model has the name ", quote(name), " too");
         setups.push_back(std::move(*setup));
+    }
+    std::set<std::string> adapters; // their files may stand in the directory; they are no models
+    const auto            file_of = [](const std::string& path) {
+        struct stat of = {};
+        return stat(path.c_str(), &of) == 0 ? cat(of.st_dev, ' ', of.st_ino) : path;
+    };
+    for (const ModelSetup& setup : setups)
+        for (const AdapterOption& adapter : setup.engine.adapters) adapters.insert(file_of(adapter.path));
+    std::erase_if(setups, [&](const ModelSetup& setup) {
+        if (!adapters.contains(file_of(setup.path))) return false;
+        for (const std::string& name : setup.endpoints.aliases) names.erase(name);
+        return true;
+    });
+    for (const ModelSetup& setup : setups) { // the names of all models are known
+        const std::string where = typed.models_preset.empty() ? cat("the model ", quote(setup.id), ": ")
+                                                              : cat(typed.models_preset, ", [", setup.id, "]: ");
+        if (auto ok = check_adapter_names(setup); !ok) return fail(where, ok.error().message);
+        for (const AdapterOption& adapter : setup.engine.adapters)
+            if (names.contains(adapter.name) && !setup.has_alias(adapter.name))
+                return fail(where, "another model has the name ", quote(adapter.name),
+                            " too, which is that of the adapter ", adapter.path);
     }
     return setups;
 }
@@ -482,6 +517,7 @@ int run(Arguments& a, int argc, char** argv) {
     } else {
         Result<ModelSetup> setup = setup_of(a);
         if (!setup) return complain(setup.error());
+        if (auto ok = check_adapter_names(*setup); !ok) return complain(ok.error(), 2);
         bool wrong_name = false;
         if (auto ok = setup->read_file(&wrong_name); !ok) return complain(ok.error(), wrong_name ? 2 : 1);
         setups.push_back(std::move(*setup));
@@ -563,7 +599,8 @@ int run(Arguments& a, int argc, char** argv) {
                                                      .out        = a.batch[1],
                                                      .at_once    = std::max(at_once, 1),
                                                      .line_bytes = a.http.limits.body_bytes,
-                                                     .say        = [&log](const std::string& line) { log.say(line); }});
+                                                     .say        = [&log](const std::string& line) { log.say(line); },
+                                                     .lock       = a.batch_lock});
         return done ? 0 : give_up(done.error());
     }
 
@@ -793,8 +830,11 @@ int main(int argc, char** argv) try {
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
     complete_limits(a);
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
-    if (!a.batch.empty() && a.engine.processes.rank == 0) // before a model is fetched and read, which takes long
-        if (auto ok = check_batch_files(a.batch[0], a.batch[1]); !ok) return complain(ok.error());
+    if (!a.batch.empty() && a.engine.processes.rank == 0) { // before a model is fetched and read, which takes long
+        Result<BatchLock> lock = check_batch_files(a.batch[0], a.batch[1]);
+        if (!lock) return complain(lock.error());
+        a.batch_lock = std::move(*lock);
+    }
     if (!a.many())
         if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
     return run(a, argc, argv);

@@ -34,7 +34,9 @@ struct Listener {
 // Error: the address, and why it cannot be had. The socket does not block.
 Result<Listener> listen_tcp(const std::string& host, int port);
 // Takes the address alone, so that no other program gets it: connections are refused until listen_on().
-Result<Listener> bind_tcp(const std::string& host, int port);
+// `own`: sockets that the caller has taken already. Where one of them is reached at the address, too, the returned socket is -1: nothing is
+// left to take. The system would say only later, in listen_on(), that the address is in use.
+Result<Listener> bind_tcp(const std::string& host, int port, std::span<const int> own = {});
 Result<void>     listen_on(int fd);
 // The next caller, within `seconds`: a socket that send_all() and receive_all() take. Error: no caller came.
 Result<int> accept_tcp(const Listener& listener, double seconds);
@@ -77,7 +79,32 @@ Result<void> listen_on(int fd) {
     return fail_with(ErrorKind::system, std::strerror(errno));
 }
 
-Result<Listener> bind_tcp(const std::string& host, int port) {
+// Whether a caller of the address reaches the socket: it is bound to the address, or to all addresses of this machine.
+bool reaches(const sockaddr* address, int fd) {
+    sockaddr_storage bound{};
+    socklen_t        size = sizeof bound;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return false;
+    const auto* four = reinterpret_cast<const sockaddr_in*>(address);
+    const auto* six  = reinterpret_cast<const sockaddr_in6*>(address);
+    if (bound.ss_family == AF_INET && address->sa_family == AF_INET) {
+        const auto* has = reinterpret_cast<const sockaddr_in*>(&bound);
+        return has->sin_port == four->sin_port &&
+               (has->sin_addr.s_addr == htonl(INADDR_ANY) || has->sin_addr.s_addr == four->sin_addr.s_addr);
+    }
+    if (bound.ss_family != AF_INET6) return false;
+    const auto* has = reinterpret_cast<const sockaddr_in6*>(&bound);
+    const bool  all = std::memcmp(&has->sin6_addr, &in6addr_any, sizeof in6addr_any) == 0;
+    if (address->sa_family == AF_INET6)
+        return has->sin6_port == six->sin6_port &&
+               (all || (has->sin6_scope_id == six->sin6_scope_id &&
+                        std::memcmp(&has->sin6_addr, &six->sin6_addr, sizeof six->sin6_addr) == 0));
+    int       only  = 1; // the socket takes no callers of IPv4
+    socklen_t width = sizeof only;
+    return address->sa_family == AF_INET && all && has->sin6_port == four->sin_port &&
+           getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &width) == 0 && only == 0;
+}
+
+Result<Listener> bind_tcp(const std::string& host, int port, std::span<const int> own) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags    = AI_PASSIVE;
@@ -86,6 +113,8 @@ Result<Listener> bind_tcp(const std::string& host, int port) {
     const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
     std::string                                              last = "no such address";
     for (const addrinfo* at = found; at; at = at->ai_next) {
+        for (const int fd : own)
+            if (reaches(at->ai_addr, fd)) return Listener{-1, port};
         const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
         if (fd < 0) continue;
         const int on = 1;

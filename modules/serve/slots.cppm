@@ -1,5 +1,5 @@
-// quire.serve.slots: llama.cpp's slots, as far as clients save and restore them. A slot is a number and the text of the last request that named it,
-// or was given it. A saved slot is a small file with the tokens of such a text; K and V are in the files of the prefix cache. **Owns** the
+// quire.serve.slots: llama.cpp's slots, as far as clients save and restore them. A slot is a number and the text of the last request that named the
+// slot, or was given it. A saved slot is a small file with the tokens of such a text; K and V are in the files of the prefix cache. **Owns** the
 // texts.
 //
 //   file   magic, model, tokens, bytes of the salt, seal, checksum                             64 bytes, little-endian
@@ -23,7 +23,8 @@ export namespace quire {
 
 struct SlotText {
     std::vector<Token> tokens;
-    std::string        salt; // of the namespace
+    std::string        salt;                 // of the namespace
+    bool               has_adapters = false; // the last request named adapters of its own; there are no tokens
 };
 
 struct SlotOptions {
@@ -54,6 +55,9 @@ public:
     // A request begins, whose text is so far its prompt. `wanted`: the slot that it names. Without one: the slot whose text has the longest
     // common beginning, if that is a tenth of the prompt, as in llama.cpp; else the one that was used least recently.
     Use begin(std::optional<int> wanted, const std::vector<Token>& prompt, const std::string& salt);
+    // A request with adapters of its own names the slot. Its text is not kept: a text is found again with the adapters of a request that names
+    // none. The slot's older text goes, or a client would save another conversation than the last one.
+    void leave(int slot);
     // Tokens of its answer, which are lost if another request has the slot by now.
     void add(const Use& use, std::span<const Token> tokens);
 
@@ -134,8 +138,15 @@ Slots::Use Slots::begin(std::optional<int> wanted, const std::vector<Token>& pro
     }
     if (slot < 0) slot = int(std::ranges::min_element(slots_, {}, &Slot::serial) - slots_.begin());
     Slot& s = slots_[std::size_t(slot)];
-    s       = {{prompt, salt}, ++n_uses_};
+    s       = {{.tokens = prompt, .salt = salt}, ++n_uses_};
     return {slot, s.serial};
+}
+
+void Slots::leave(int slot) {
+    if (!on() || slot < 0 || slot >= o_.n) return;
+    SlotText text;
+    text.has_adapters = true;
+    set(slot, std::move(text)); // the answer of an earlier request adds nothing any more
 }
 
 void Slots::add(const Use& use, std::span<const Token> tokens) {
@@ -172,6 +183,8 @@ Result<std::string> Slots::path_of(const std::string& name) const {
 
 Result<void> Slots::check(const std::string& name, const SlotText& text) const {
     if (const auto path = path_of(name); !path) return std::unexpected(path.error());
+    if (text.has_adapters)
+        return fail("the last request of this slot named adapters of its own, and such texts are not saved");
     if (!text.salt.empty() && !o_.cipher)
         return fail("the last request of this slot has a cache_salt, and such texts are saved only with --kv-key");
     if (text.salt.size() > longest_salt) return fail("the cache_salt of this slot is too long to be saved");

@@ -302,20 +302,44 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
         ->type_name("JSON");
 }
 
-// Adds the adapters of lists with commas. `read` makes one of a member, or says what is wrong with it. `objects`: a list may be a JSON object,
-// whose commas are its own.
+// The pairs NAME=FILE between blanks; a blank that no NAME= follows belongs to the file's name. At least one, which may be "".
+std::vector<std::string_view> split_pairs(std::string_view text) {
+    constexpr std::string_view    blanks = " \t\r\n";
+    std::vector<std::string_view> pairs;
+    text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
+    text = text.substr(0, text.find_last_not_of(blanks) + 1);
+    for (std::size_t at = 0; (at = text.find_first_of(blanks, at)) != std::string_view::npos;) {
+        const std::size_t      next = text.find_first_not_of(blanks, at);
+        const std::string_view word = text.substr(next, text.find_first_of(blanks, next) - next);
+        const std::size_t      name = word.find('=');
+        if (name == std::string_view::npos || name == 0 || word.substr(0, name).contains('/')) {
+            at = next;
+            continue;
+        }
+        pairs.push_back(text.substr(0, at));
+        text.remove_prefix(next);
+        at = 0;
+    }
+    pairs.push_back(text);
+    return pairs;
+}
+
+// Adds the adapters of lists with commas. `read` makes one of a member, or says what is wrong with it. `modules`: a list may be a JSON object,
+// whose commas are its own; and a preset, a file of flags or a variable of the environment has all pairs in one text, with blanks between them.
 void add_adapters(const char* flag, const std::vector<std::string>& lists, std::vector<AdapterOption>& adapters,
                   const std::function<std::string(const std::string& member, AdapterOption& adapter)>& read,
-                  bool objects = false) {
+                  bool modules = false) {
+    const auto add = [&](std::string_view member) {
+        AdapterOption     adapter;
+        const std::string wrong = read(std::string(member), adapter);
+        if (!wrong.empty()) throw CLI::ValidationError(flag, wrong);
+        if (adapter.name.empty()) adapter.name = std::filesystem::path(adapter.path).stem().string();
+        adapters.push_back(std::move(adapter));
+    };
     for (const std::string& list : lists) {
-        const bool whole = objects && list.starts_with('{');
-        for (std::string_view member : whole ? std::vector<std::string_view>{list} : split(list, ',')) {
-            AdapterOption     adapter;
-            const std::string wrong = read(std::string(member), adapter);
-            if (!wrong.empty()) throw CLI::ValidationError(flag, wrong);
-            if (adapter.name.empty()) adapter.name = std::filesystem::path(adapter.path).stem().string();
-            adapters.push_back(std::move(adapter));
-        }
+        const bool whole = modules && list.starts_with('{');
+        for (std::string_view part : whole ? std::vector<std::string_view>{list} : split(list, ','))
+            for (std::string_view member : modules && !whole ? split_pairs(part) : std::vector{part}) add(member);
     }
 }
 
@@ -370,6 +394,8 @@ void add_adapter_flags(CLI::App& app, EngineOptions& options) {
                 const auto scale = colon == std::string::npos ? std::nullopt : to_number<float>(text.substr(colon + 1));
                 if (!scale || !std::isfinite(*scale) || colon == 0)
                     return cat(quote(text), " is not FILE:SCALE with a number as the scale");
+                if (std::abs(*scale) > 1e6F) // the limit of requests
+                    return cat(quote(text), " has a scale that is not between -1000000 and 1000000");
                 adapter.path  = text.substr(0, colon);
                 adapter.scale = *scale;
                 return std::string();

@@ -27,6 +27,8 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
 // Error: the line, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
+// Whether a flag without a value is given by such a word; nothing: the word says neither yes nor no.
+std::optional<bool> is_yes(std::string_view text);
 // Whether a value follows the flag; nothing: there is no such flag.
 std::optional<bool> takes_value(const std::string& flag, Program program, const OwnFlag& own);
 // The flag of one such line, with its dashes; "": the line has none.
@@ -41,7 +43,6 @@ module :private;
 
 namespace quire {
 
-// Whether a flag without a value is given; nothing: the text says neither yes nor no.
 std::optional<bool> is_yes(std::string_view text) {
     constexpr std::array<std::string_view, 5> yes{"1", "true", "on", "yes", "enabled"};
     constexpr std::array<std::string_view, 6> no{"", "0", "false", "off", "no", "disabled"};

@@ -51,10 +51,13 @@ Result<std::vector<Preset>> parse_presets(const std::string& text, const std::st
         std::string       name;
         std::vector<Line> lines;
     };
-    std::vector<Section> sections;
-    int                  number = 0;
-    const auto           where  = [&](int line) { return cat(path, ", line ", line, ": "); };
-    for (std::string_view raw : split(text, '\n')) {
+    std::vector<Section>       sections;
+    int                        number = 0;
+    constexpr std::string_view mark   = "\xef\xbb\xbf"; // of UTF-8, as some editors write it
+    std::string_view           rest   = text;
+    if (rest.starts_with(mark)) rest.remove_prefix(mark.size());
+    const auto where = [&](int line) { return cat(path, ", line ", line, ": "); };
+    for (std::string_view raw : split(rest, '\n')) {
         number++;
         const std::string_view line = bare(raw);
         if (line.empty() || line[0] == '#' || line[0] == ';') continue;
@@ -74,10 +77,15 @@ Result<std::vector<Preset>> parse_presets(const std::string& text, const std::st
             const std::string value(line.text.contains('=') ? bare(line.text.substr(line.text.find('=') + 1)) : "true");
             if (key == "stop-timeout") continue; // a model goes when its requests are answered
             if (key == "load-on-startup") {
-                if (value != "true" && value != "false" && value != "1" && value != "0")
-                    return fail(where(line.number), "load-on-startup is true or false");
-                preset.load_on_startup = value == "true" || value == "1";
-            } else if (const std::string flag = flag_of_line(line.text), why = misplaced(flag); !why.empty()) {
+                const std::optional<bool> yes = is_yes(value.empty() ? "true" : value); // as of other switches
+                if (!yes)
+                    return fail(where(line.number), "load-on-startup is true or false, yes or no, on or off; ",
+                                quote(value), " is none");
+                preset.load_on_startup = *yes;
+            } else if (const std::string flag = flag_of_line(line.text);
+                       section.name == "*" && (flag == "--model" || flag == "-m")) {
+                return fail(where(line.number), "the file of a model stands in the section of that model, not in [*]");
+            } else if (const std::string why = misplaced(flag); !why.empty()) {
                 return fail(where(line.number), flag, why);
             } else if (auto ok = add_words_of_line(line.text, where(line.number), Program::server, own, preset.words);
                        !ok)

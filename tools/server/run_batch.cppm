@@ -1,7 +1,9 @@
 // quire.tools.server.run_batch: OpenAI's batches without a network: answers the requests of a file, one a line, and writes a line for each answer as
-// soon as it is there. Owns nothing.
+// soon as it is there. **Owns** the lock of the file with the answers.
 module;
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 #include <cerrno>
 
@@ -15,8 +17,22 @@ import quire.tools.common.read_file;
 
 export namespace quire {
 
-// Whether the files of a batch can be used. A server asks this before it reads its model, and no file changes. Error: as of run_batch().
-Result<void> check_batch_files(const std::string& in, const std::string& out);
+// The right to write a batch's output. While one is there, every other process that asks for the same file is refused, also if it has
+// another name for the file. The system takes the right back from a process that ends, however that happens. Copies share one right.
+class BatchLock {
+public:
+    // Error: another batch writes there, or the file cannot be opened. `make`: a file that is not there is made, else there is no right to it
+    // yet. A pipe or a device has as many writers as it likes.
+    Result<void> take(const std::string& out, bool make);
+
+private:
+    struct File;
+    std::shared_ptr<const File> file_; // null: no right
+};
+
+// Whether the files of a batch can be used. A server asks this before it reads its model, and no file changes. Returns the right to write
+// `out`, as far as the file is there. Error: as of run_batch().
+Result<BatchLock> check_batch_files(const std::string& in, const std::string& out);
 
 struct BatchOptions {
     std::string                             in, out;                            // files of JSON lines
@@ -24,10 +40,11 @@ struct BatchOptions {
     std::size_t                             line_bytes  = std::size_t(1) << 26; // of a line, at most
     double                                  say_seconds = 10; // from one line about the progress to the next
     std::function<void(const std::string&)> say{};            // a line for a person; any thread
+    BatchLock                               lock{}; // of check_batch_files(); run_batch() takes what is missing
 };
 
 // Answers every line of `in` whose custom_id has no answer in `out`, so that a batch which was interrupted goes on. A line that is no request
-// gets a line with an error, once. Error: a file cannot be read or written, or `out` is no output of a batch.
+// gets a line with an error, once. Error: a file cannot be read or written, `out` is no output of a batch, or another batch writes there.
 Result<void> run_batch(Endpoints& endpoints, const BatchOptions& options);
 
 } // namespace quire
@@ -44,6 +61,34 @@ public:
     bool count_memory(std::size_t) override { return true; }
 };
 
+Error cannot_write(const std::string& out, int why) {
+    return {ErrorKind::system, cat("cannot write ", quote(out), ": ", std::strerror(why))};
+}
+
+struct BatchLock::File {
+    explicit File(int opened) : fd(opened) {}
+    File(const File&)            = delete;
+    File& operator=(const File&) = delete;
+    ~File() { ::close(fd); } // and with that the lock
+
+    int fd;
+};
+
+Result<void> BatchLock::take(const std::string& out, bool make) {
+    if (file_) return {};
+    std::error_code error;
+    const bool      there = std::filesystem::exists(out, error);
+    if (there ? !std::filesystem::is_regular_file(out, error) : !make) return {};
+    const int fd = ::open(out.c_str(), O_WRONLY | O_CLOEXEC | (make ? O_CREAT : 0), 0666);
+    if (fd < 0) return std::unexpected(cannot_write(out, errno));
+    auto file = std::make_shared<const File>(fd);
+    // A file system without locks refuses in other words; a batch runs there as before.
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return fail_with(ErrorKind::system, "another --run-batch writes ", quote(out), " now; nothing was written");
+    file_ = std::move(file);
+    return {};
+}
+
 // The complete lines of `out`.
 struct Answered {
     std::set<std::string> done;    // custom_ids that have an answer
@@ -54,7 +99,8 @@ struct Answered {
 
 class BatchRun {
 public:
-    BatchRun(Endpoints& endpoints, const BatchOptions& options) : endpoints_(endpoints), o_(options) {}
+    BatchRun(Endpoints& endpoints, const BatchOptions& options)
+        : endpoints_(endpoints), o_(options), lock_(options.lock) {}
     Result<void> run();
 
 private:
@@ -72,6 +118,7 @@ private:
 
     Endpoints&            endpoints_;
     const BatchOptions&   o_;
+    BatchLock             lock_;
     std::mutex            mutex_; // of all below
     std::ifstream         in_;
     std::ofstream         out_;
@@ -121,33 +168,34 @@ Result<void> cut_to(const std::string& path, std::uint64_t bytes) {
     return {};
 }
 
-Result<void> check_batch_files(const std::string& in, const std::string& out) {
+Result<BatchLock> check_batch_files(const std::string& in, const std::string& out) {
     std::error_code error;
     if (!std::ifstream(in, std::ios::binary) || !std::filesystem::is_regular_file(in, error))
         return std::unexpected(cannot_read(in));
-    const auto cannot_write = [&](int why) {
-        return fail_with(ErrorKind::system, "cannot write ", quote(out), ": ", std::strerror(why));
-    };
+    const auto no_output = [&](int why) { return std::unexpected(cannot_write(out, why)); };
     if (std::filesystem::exists(out, error)) {
-        if (std::filesystem::is_directory(out, error)) return cannot_write(EISDIR);
-        if (access(out.c_str(), W_OK) != 0) return cannot_write(errno);
+        if (std::filesystem::is_directory(out, error)) return no_output(EISDIR);
+        if (access(out.c_str(), W_OK) != 0) return no_output(errno);
     } else {
         const std::string folder = std::filesystem::path(out).parent_path().string();
-        if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) return cannot_write(errno);
+        if (access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) return no_output(errno);
     }
+    BatchLock lock;
+    if (auto ok = lock.take(out, false); !ok) return std::unexpected(ok.error());
     if (const Result<Answered> before = read_answered(out); !before) return std::unexpected(before.error());
-    return {};
+    return lock;
 }
 
 Result<void> BatchRun::run() {
+    in_.open(o_.in, std::ios::binary);
+    std::error_code error;
+    if (!in_ || !std::filesystem::is_regular_file(o_.in, error)) return std::unexpected(cannot_read(o_.in));
+    if (auto ok = lock_.take(o_.out, true); !ok) return ok; // before the lines are read: another batch adds some
     Result<Answered> before = read_answered(o_.out);
     if (!before) return std::unexpected(before.error());
     if (auto ok = cut_to(o_.out, before->bytes); !ok) return ok;
     before_   = std::move(*before);
     n_failed_ = before_.n_failed;
-    in_.open(o_.in, std::ios::binary);
-    std::error_code error;
-    if (!in_ || !std::filesystem::is_regular_file(o_.in, error)) return std::unexpected(cannot_read(o_.in));
     for (std::string line; read_line(line);) n_lines_ += !line.empty();
     in_.seekg(0);
     out_.open(o_.out, std::ios::binary | std::ios::app);
@@ -215,6 +263,7 @@ BatchRun::Line BatchRun::begin(const std::string& line, std::size_t number) {
     if (!json || !json->is_object()) return wrong("the line is no JSON object");
     const auto        text = [&](const char* member) { return text_of(*json, member); };
     const std::string id   = text("custom_id");
+    if (json->contains("custom_id") && !(*json)["custom_id"].is_string()) return wrong("custom_id has to be a string");
     if (id.empty()) return wrong("custom_id is missing");
     out["custom_id"] = id;
     if (!taken_.insert(id).second) return wrong("the custom_id stands in an earlier line, too");

@@ -64,16 +64,19 @@ struct EndpointOptions {
     std::string kv_events, kv_replay;
 };
 
-// The answers whose reasoning another request may end, by the id in their responses. Any thread.
+// The answers whose reasoning another request may end, by the id in their responses. Any thread. An owner is the API key of a request; an
+// owner's answers are unknown to every other.
 class ReasoningControls {
 public:
-    // Null: an answer with this id is running. The answer is forgotten with the result.
-    std::shared_ptr<std::atomic<bool>> add(const std::string& id);
-    bool                               stop(const std::string& id); // false: no such answer runs
+    // Null: the owner has an answer with this id that is running. The answer is forgotten with the result.
+    std::shared_ptr<std::atomic<bool>> add(const std::string& owner, const std::string& id);
+    // False: the owner has no such answer that runs.
+    bool stop(const std::string& owner, const std::string& id);
 
 private:
-    std::mutex                                                        mutex_;
-    std::unordered_map<std::string, std::weak_ptr<std::atomic<bool>>> stops_;
+    using Key = std::pair<std::string, std::string>; // owner and id
+    std::mutex                                      mutex_;
+    std::map<Key, std::weak_ptr<std::atomic<bool>>> stops_;
 };
 
 // Each makes the response an error, in the form of the API that the path belongs to.
@@ -110,7 +113,7 @@ struct ApiContext {
 
     // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
-    // The adapter whose name stands in place of the model's; nothing: none has it.
+    // The adapter whose name, perhaps with the tag ":latest", stands in place of the model's; nothing: none has it.
     std::optional<std::vector<AdapterUse>> adapters_of(const std::string& asked) const;
     bool count_memory(HttpExchange& e, std::size_t bytes) const { return quire::count_memory(e, bytes); }
     void refuse(HttpExchange& e, const ApiError& error) const { quire::refuse(e, error); }
@@ -118,6 +121,8 @@ struct ApiContext {
     void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param, int completion = 0) const;
 };
 
+// A model's name without the tag ":latest", which Ollama's clients add.
+std::string  without_latest(const std::string& name);
 std::int64_t unix_seconds();
 // A time since 1970 as RFC 3339 writes it.
 std::string time_text(std::int64_t microseconds);
@@ -162,22 +167,26 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options, Shared
 }
 
 std::optional<std::vector<AdapterUse>> ApiContext::adapters_of(const std::string& asked) const {
-    const std::vector<AdapterOption>& all = service.engine_options().adapters;
-    const auto                        at  = std::ranges::find(all, asked, &AdapterOption::name);
-    if (at == all.end() || std::ranges::find(options.aliases, asked) != options.aliases.end()) return std::nullopt;
-    return std::vector{AdapterUse{int(at - all.begin()), at->scale}};
+    const std::vector<AdapterOption>& all  = service.engine_options().adapters;
+    const std::string                 bare = without_latest(asked);
+    for (const std::string* name : {&asked, &bare}) { // as ModelPool finds the model: the exact name goes first
+        if (std::ranges::find(options.aliases, *name) != options.aliases.end()) return std::nullopt;
+        const auto at = std::ranges::find(all, *name, &AdapterOption::name);
+        if (at != all.end()) return std::vector{AdapterUse{int(at - all.begin()), at->scale}};
+    }
+    return std::nullopt;
 }
 
-std::shared_ptr<std::atomic<bool>> ReasoningControls::add(const std::string& id) {
+std::shared_ptr<std::atomic<bool>> ReasoningControls::add(const std::string& owner, const std::string& id) {
     const std::scoped_lock lock(mutex_);
     std::erase_if(stops_, [](const auto& one) { return one.second.expired(); });
     auto stop = std::make_shared<std::atomic<bool>>(false);
-    return stops_.try_emplace(id, stop).second ? stop : nullptr;
+    return stops_.try_emplace(Key(owner, id), stop).second ? stop : nullptr;
 }
 
-bool ReasoningControls::stop(const std::string& id) {
+bool ReasoningControls::stop(const std::string& owner, const std::string& id) {
     const std::scoped_lock lock(mutex_);
-    const auto             at   = stops_.find(id);
+    const auto             at   = stops_.find(Key(owner, id));
     const auto             stop = at == stops_.end() ? nullptr : at->second.lock();
     if (stop) *stop = true;
     return stop != nullptr;
@@ -224,6 +233,11 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
         case Refused::broken: error = engine_failed(refusal.error.message); break;
     }
     quire::refuse(e, error);
+}
+
+std::string without_latest(const std::string& name) {
+    constexpr std::string_view tag = ":latest";
+    return name.substr(0, name.size() - (name.ends_with(tag) ? tag.size() : 0));
 }
 
 std::int64_t unix_seconds() {

@@ -5,6 +5,7 @@ export module quire.serve.api.generate;
 import quire.constraint.compile;
 import quire.constraint.reasoning_budget;
 import quire.core.base;
+import quire.serve.api.access;
 export import quire.serve.api.answer;
 export import quire.serve.api.context;
 export import quire.serve.api.error;
@@ -234,7 +235,8 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     if ((r.reasoning_budget >= 0 || r.reasoning_control) && api.options.reasoning && may_reason) {
         const int most = r.reasoning_budget >= 0 ? r.reasoning_budget : std::numeric_limits<int>::max();
         std::shared_ptr<std::atomic<bool>> stop;
-        if (r.reasoning_control && !(stop = api.reasoning.add(r.id.empty() ? e.request.id : r.id)))
+        const std::string                  id = r.id.empty() ? e.request.id : r.id;
+        if (r.reasoning_control && !(stop = api.reasoning.add(std::string(given_key(e.request)), id)))
             return api.refuse(e, ApiError{400, "an answer with this request_id is running", "request_id", ""});
         q.reasoning = ReasoningBudget(api.request_tokens.reasoning_marks(api.options.reasoning), most,
                                       reasoning == PromptReasoning::open, std::move(stop));
@@ -261,7 +263,8 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     head.timings_per_token = r.timings_per_token;
     Slots::Use use;
     // A slot's text is found again with the adapters of a request that names none.
-    if (r.cache_prompt && prompts.size() == 1 && !q.adapters) use = api.slots.begin(r.slot, prompts[0], q.cache_salt);
+    if (q.adapters) api.slots.leave(r.slot.value_or(-1));
+    else if (r.cache_prompt && prompts.size() == 1) use = api.slots.begin(r.slot, prompts[0], q.cache_salt);
     head.slot = use.slot;
     if (r.verbose) head.verbose = {{"prompt", texts[0]}, {"generation_settings", settings_json(r)}};
 

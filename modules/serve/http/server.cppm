@@ -27,6 +27,7 @@ module;
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -72,7 +73,8 @@ public:
     // Returns the port; where `port` is 0, the system chooses it. Error: the address, and why it cannot be had.
     Result<int>  listen(const std::string& host, int port);
     Result<void> listen_unix(const std::string& path);
-    // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them.
+    // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them. An
+    // address that an earlier bind() took is not taken again.
     Result<int>  bind(const std::string& host, int port);
     Result<void> listen();
 
@@ -649,9 +651,12 @@ Result<int> HttpServer::listen(const std::string& host, int port) {
 }
 
 Result<int> HttpServer::bind(const std::string& host, int port) {
-    const Result<Listener> bound = bind_tcp(host, port);
+    std::vector<int> own;
+    for (const auto& [fd, where] : impl_->bound) own.push_back(fd);
+    const Result<Listener> bound = bind_tcp(host, port, own);
     if (!bound) return std::unexpected(bound.error());
-    impl_->bound.emplace_back(bound->fd, cat(quote(host), " port ", bound->port));
+    if (bound->fd >= 0) // else an earlier name led to this address
+        impl_->bound.emplace_back(bound->fd, cat(quote(host), " port ", bound->port));
     return bound->port;
 }
 

@@ -216,8 +216,9 @@ Parsed<GenerationRequest> parse_infill_request(std::string_view text, const ApiL
     return out;
 }
 
-void answer_native(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed) {
-    generate(api, e, std::move(parsed), "prompt",
+// `param`: the field with the prompt.
+void answer_native(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed, const std::string& param) {
+    generate(api, e, std::move(parsed), param,
              [&](const ResponseHead& head, const GenerationRequest& r,
                  const std::vector<std::string>& prompts) -> std::unique_ptr<AnswerRenderer> {
                  Json settings     = settings_json(r, api.service.tokenizer().end_tokens());
@@ -229,11 +230,11 @@ void answer_native(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> p
 }
 
 void answer_native_completion(ApiContext& api, HttpExchange& e) {
-    answer_native(api, e, parse_native_request(e.request.body, api.options.limits));
+    answer_native(api, e, parse_native_request(e.request.body, api.options.limits), "prompt");
 }
 
 void answer_infill(ApiContext& api, HttpExchange& e) {
-    answer_native(api, e, parse_infill_request(e.request.body, api.options.limits));
+    answer_native(api, e, parse_infill_request(e.request.body, api.options.limits), "input_prefix");
 }
 
 bool has_native_field(std::string_view text, const ApiLimits& limits) {
@@ -351,7 +352,7 @@ void answer_slot_action(ApiContext& api, HttpExchange& e) {
     };
     if (action == "save") {
         const SlotText text = slots.text(*slot);
-        if (text.tokens.empty()) return wrong(cat("slot ", *slot, " has no text to save"));
+        if (text.tokens.empty() && !text.has_adapters) return wrong(cat("slot ", *slot, " has no text to save"));
         if (auto ok = slots.check(*name, text); !ok) return wrong(ok.error().message);
         const auto adapters = api.service.engine().adapters();
         if (api.service.engine_options().kv_key.empty() &&

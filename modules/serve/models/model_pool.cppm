@@ -182,6 +182,8 @@ struct ModelPool::Entry {
     std::optional<FileStamp>           unusable, unreadable; // the file that could not be loaded; that has no card
     std::vector<HttpPeer*>             watching;             // the clients of the lookers
     std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
+    // The scales that POST /lora-adapters has set for its last host; nothing: the scales are those of the flags.
+    std::optional<std::vector<AdapterUse>> scales;
 };
 
 // An id in a sentence of the log: in quotes where it could end the line or be taken for other words.
@@ -189,6 +191,20 @@ std::string log_name(const std::string& id) {
     const bool plain =
         std::ranges::all_of(id, [](unsigned char c) { return c > ' ' && c != 0x7f && c != '"' && c != '\''; });
     return plain ? id : quote(id, 256);
+}
+
+// The scales of all adapters in requests that name none; nothing: they are those of the flags.
+std::optional<std::vector<AdapterUse>> changed_scales(const Service& service) {
+    const std::vector<AdapterOption>& given = service.engine_options().adapters;
+    const std::vector<AdapterOption>  now   = service.engine().adapters();
+    std::vector<AdapterUse>           uses;
+    bool                              changed = false;
+    for (std::size_t i = 0; i < now.size(); i++) {
+        if (now[i].scale != (given[i].usual ? given[i].scale : 0)) changed = true;
+        uses.push_back({int(i), now[i].scale});
+    }
+    if (!changed) return std::nullopt;
+    return uses;
 }
 
 // Ends a load from inside.
@@ -277,8 +293,7 @@ void ModelPool::start() {
 
 std::shared_ptr<ModelPool::Entry> ModelPool::find(const std::string& name) const {
     if (!options_.many && (!options_.strict || name.empty())) return entries_[0];
-    constexpr std::string_view tag  = ":latest"; // Ollama's clients add it
-    const std::string          bare = name.ends_with(tag) ? name.substr(0, name.size() - tag.size()) : name;
+    const std::string bare = without_latest(name);
     for (const std::string* wanted : {&name, &bare})
         for (const auto& e : entries_)
             if (!e->removed && e->setup.answers_to(*wanted)) return e;
@@ -579,9 +594,10 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
                         "model", no_room ? "no_room" : "model_not_loaded"};
     };
-    Parsed<void>                       done;
-    std::unique_ptr<ModelHost>         host;
-    std::shared_ptr<const ParkedCache> parked;
+    Parsed<void>                                 done;
+    std::unique_ptr<ModelHost>                   host;
+    std::shared_ptr<const ParkedCache>           parked;
+    const std::optional<std::vector<AdapterUse>> scales = e.scales;
     lock.unlock();
     try {
         if (options_.many) { // no model leaves for a file that cannot be used
@@ -597,6 +613,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
             Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say, parked.get());
             if (loaded) {
                 host = std::move(*loaded);
+                if (scales) // before a request comes
+                    if (const auto ok = host->service().set_adapters(*scales); !ok) say(ok.error().message, true);
                 lock.lock();
                 e.parked.reset();
                 lock.unlock();
@@ -664,12 +682,14 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
     const bool                 returns = !e.removed && host->service().failure().empty();
     lock.unlock();
     std::string                        asleep = options_.describe(host->api());
+    auto                               scales = changed_scales(host->service());
     const std::size_t                  most   = std::size_t(host->service().engine_options().kv_host_bytes);
     std::shared_ptr<const ParkedCache> parked = returns ? host->park() : nullptr;
     host.reset();
     lock.lock();
     e.asleep = std::move(asleep);
     e.parked = std::move(parked);
+    e.scales = std::move(scales);
     // All models together have as much as this one may have.
     while (e.parked && parked_bytes() > most && drop_parked(lock, &e)) {}
     const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;

@@ -35,7 +35,10 @@ Json model_json(ModelPool& pool, const ModelView& view, const ModelCard* card, c
     out["display_name"]  = name;
     out["created_at"]    = time_text(started * 1'000'000);
     out["max_model_len"] = card ? Json(card->context) : Json();
-    if (const auto adapter = view.adapters.find(name); adapter != view.adapters.end())
+    auto adapter         = view.adapters.find(name);
+    if (adapter == view.adapters.end() && std::ranges::find(view.names, name) == view.names.end())
+        adapter = view.adapters.find(without_latest(name));
+    if (adapter != view.adapters.end())
         out["root"] = std::filesystem::path(adapter->second).filename().string(), out["parent"] = view.id;
     return out;
 }
@@ -57,16 +60,22 @@ void answer_models(ModelPool& pool, HttpExchange& e) {
     const std::string_view reload = find_field(e.request.query, "reload");
     if (pool.many() && (reload == "1" || reload == "true") && !is_foreign_link(e.request))
         if (const auto error = pool.reload([&e] { return e.peer->gone(); })) return refuse(e, *error);
-    Json data = Json::array();
+    Json                  data = Json::array();
+    std::set<std::string> adapters; // that are listed; of several models' adapters with one name the first answers
     for (const ModelView& view : pool.views()) {
         const std::shared_ptr<const ModelCard> card = pool.card(view.id);
         for (const std::string& name : view.names) {
-            if (pool.many() && name != view.id) continue; // as llama.cpp lists them
+            const bool adapter = view.adapters.contains(name);
+            if (adapter && !adapters.insert(name).second) continue;
+            if (pool.many() && !adapter && name != view.id) continue; // as llama.cpp lists them
             Json model          = model_json(pool, view, card.get(), name);
             model["permission"] = Json::array();
             model["status"]     = status_json(view);
             if (pool.many()) {
-                model["aliases"]      = std::vector<std::string>(view.names.begin() + 1, view.names.end());
+                model["aliases"] = Json::array();
+                for (const std::string& other : view.names)
+                    if (!adapter && other != view.id && !view.adapters.contains(other))
+                        model["aliases"].push_back(other);
                 model["path"]         = view.file;
                 const char* const out = card && card->encodes ? "embeddings" : "text";
                 model["architecture"] = {{"input_modalities", {"text"}}, {"output_modalities", {out}}};

@@ -2,6 +2,7 @@
 export module quire.serve.openai.api;
 
 import quire.core.base;
+import quire.serve.api.access;
 import quire.serve.api.generate;
 import quire.serve.api.request_fields;
 import quire.serve.openai.request;
@@ -13,7 +14,8 @@ void answer_completion(ApiContext& api, HttpExchange& e);
 void answer_chat(ApiContext& api, HttpExchange& e);
 // /chat/completions/input_tokens: how many tokens the prompt of that chat has, as in llama.cpp.
 void answer_chat_tokens(ApiContext& api, HttpExchange& e);
-// /chat/completions/control: ends the reasoning of a chat's answer that runs, as in llama.cpp.
+// /chat/completions/control: ends the reasoning of a chat's answer that runs, as in llama.cpp. An answer of another API key is as one that does
+// not run.
 Parsed<std::string> parse_control_request(std::string_view json, const ApiLimits& limits); // the answer's id
 void                answer_chat_control(ApiContext& api, HttpExchange& e);
 // Answers with the number of tokens of a request's whole prompt. `param`: the field with the prompt.
@@ -64,7 +66,7 @@ void answer_chat_control(ApiContext& api, HttpExchange& e) {
     if (!id) return api.refuse(e, id.error());
     constexpr std::string_view prefix = "chatcmpl-"; // of the id in responses
     if (id->starts_with(prefix)) id->erase(0, prefix.size());
-    if (api.reasoning.stop(*id)) return answer_json(e, Json{{"success", true}});
+    if (api.reasoning.stop(std::string(given_key(e.request)), *id)) return answer_json(e, Json{{"success", true}});
     answer_json(
         e, Json{{"success", false}, {"message", "no answer with this id runs whose request has reasoning_control"}});
 }

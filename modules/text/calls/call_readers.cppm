@@ -115,16 +115,29 @@ bool ends_later(std::string_view text) {
     return false;
 }
 
+// Whether a parameter begins with `mark`, <parameter=KEY>, behind another one that is closed, or at the beginning of the text.
+bool begins_parameter(std::string_view text, std::string_view mark) {
+    for (std::size_t at = 0; (at = text.find(mark, at)) != std::string_view::npos; at++) {
+        const std::size_t last = text.substr(0, at).find_last_not_of(white_space);
+        if (last == std::string_view::npos || text.substr(0, last + 1).ends_with("</parameter>")) return true;
+    }
+    return false;
+}
+
 // The value of a parameter, perhaps not closed: then it ends before a line with the next of the tool's parameters, or with the last end of a
-// call in the text. An end before the beginning of another call is one in any case; others within a closed value are text.
+// call in the text. An end before the beginning of another call is one in any case; others within a closed value are text. So is a parameter
+// within a closed value that stands behind the value, too: a call has each parameter once.
 std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* tool) {
     constexpr std::string_view            close = "</parameter>", parameter = "<parameter=";
     static const std::vector<std::string> next{std::string(parameter), "</function>"};
-    const std::size_t                     begin    = r.at();
-    const std::string_view                rest     = r.rest();
-    const auto                            value    = r.before(close, next);
-    const std::string_view                text     = value ? *value : rest;
-    const auto                            has_call = [](std::string_view behind) {
+    const std::size_t                     begin = r.at();
+    const std::string_view                rest  = r.rest();
+    const auto                            value = r.before(close, next);
+    const std::string_view                text  = value ? *value : rest;
+    // The call as far as it can come before it ends: however an answer is cut, no call is read that more of the text would change.
+    const std::size_t      last_end = text.rfind(next[1]);
+    const std::string_view others   = value ? r.rest().substr(0, r.rest().find(next[1])) : "";
+    const auto             has_call = [](std::string_view behind) {
         constexpr std::string_view function = "<function=";
         for (std::size_t at = 0; (at = behind.find(function, at)) != std::string_view::npos;) {
             at += function.size();
@@ -135,9 +148,11 @@ std::optional<std::string_view> qwen3_coder_value(CallReader& r, const Json* too
         return false;
     };
     for (std::size_t at = 0; tool && (at = text.find("\n<", at)) != std::string_view::npos; at++) {
-        const std::string_view line = text.substr(at + 1);
-        const std::string_view key  = line.starts_with(parameter) ? line.substr(parameter.size()) : "";
-        const bool named = !key.empty() && key.contains('>') && parameter_schema(*tool, key.substr(0, key.find('>')));
+        const std::string_view line  = text.substr(at + 1);
+        const std::string_view key   = line.starts_with(parameter) ? line.substr(parameter.size()) : "";
+        const bool             again = (last_end == text.npos || last_end < at) && key.contains('>') &&
+                           begins_parameter(others, line.substr(0, line.find('>') + 1));
+        const bool named = key.contains('>') && parameter_schema(*tool, key.substr(0, key.find('>'))) && !again;
         if (!named) {
             const std::optional<std::string_view> behind = behind_call(line);
             if (!behind) continue;
