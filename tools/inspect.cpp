@@ -92,6 +92,14 @@ Result<Checked> open_checked(const std::string& path) {
     return Checked{std::move(*file), std::move(*tokenizer), std::move(config)};
 }
 
+// What was read of a file that is written meanwhile is neither the old one nor the new one.
+Result<void> check_unchanged(Gguf& file) {
+    std::string part = file.torn();
+    if (part.empty()) part = file.changed();
+    if (!part.empty()) return fail_with(ErrorKind::system, part, ": it was changed in place while it was read");
+    return {};
+}
+
 template <class List>
 Json first_of(const List& list) {
     constexpr std::size_t shown = 8;
@@ -156,7 +164,9 @@ int show(const Arguments& a) {
             if (!estimate) return complain(estimate.error());
             known = std::move(*estimate);
         }
-        std::printf("%s\n", printable(summary(*checked, known ? &*known : nullptr)).c_str());
+        const std::string text = printable(summary(*checked, known ? &*known : nullptr));
+        if (auto ok = check_unchanged(checked->file); !ok) return complain(ok.error());
+        std::printf("%s\n", text.c_str());
         const auto ok = flush_output();
         return ok ? 0 : complain(ok.error());
     }
@@ -220,6 +230,7 @@ int show(const Arguments& a) {
     for (const auto& [key, value] : file.metadata()) metadata[key] = to_json(value);
     out["metadata"] = std::move(metadata);
     out["tensors"]  = std::move(tensors);
+    if (auto ok = check_unchanged(checked->file); !ok) return complain(ok.error());
     return print_json(out);
 }
 

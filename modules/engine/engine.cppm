@@ -167,6 +167,12 @@ using TimePoint = std::chrono::steady_clock::time_point;
 
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
+// A file of weights, with the hash of its metadata and of samples of its weights when it was loaded.
+struct WatchedFile {
+    Gguf*         file = nullptr;
+    std::uint64_t hash = 0;
+};
+
 struct Engine::Impl {
     EngineOptions                 options;
     Gguf                          file;
@@ -193,7 +199,8 @@ struct Engine::Impl {
     bool                       prepared  = false; // next_plan is the step after it
     MoveTicket                 moved     = 0;     // of the last moves
     bool                       pipelined = false; // as the options say
-    std::uint64_t              file_hash = 0;     // of the file as it was loaded
+    std::vector<WatchedFile>   watched;           // that the engine reads while it runs
+    TimePoint                  looked_at{};       // when they were asked last whether they have changed
     std::string                basis;             // of K and V in host memory, where it can be parked; "": it cannot
     int                        n_taken = 0;       // see Engine::n_taken()
 
@@ -234,8 +241,9 @@ struct Engine::Impl {
     TimePoint now() const { return options.clock ? options.clock() : std::chrono::steady_clock::now(); }
     double    seconds_since(TimePoint t) const { return std::chrono::duration<double>(now() - t).count(); }
 
-    bool         is_torn() const;
-    void         check_file() const;
+    void         watch_files();
+    void         check_torn() const;
+    void         check_files(bool at_once);
     void         begin();
     bool         finish(std::vector<Output>& out);
     void         move_blocks();
@@ -377,8 +385,10 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                                        Pooler(pooled, *tensors), std::move(draft_model));
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
-    impl->file_hash = fingerprint(impl->file);
-    if (impl->is_torn()) return fail(path, ": it was changed in place while it was read");
+    impl->watch_files();
+    for (const WatchedFile& one : impl->watched)
+        if (const std::string part = one.file->torn(); !part.empty())
+            return fail(part, ": it was changed in place while it was read");
     if (o.keeps_files()) {
         if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
     } else if (o.tier_blocks > 0 && o.processes.n == 1) {
@@ -554,25 +564,40 @@ std::size_t Engine::draft_kv_bytes() const { return impl_->draft_model ? impl_->
 
 std::uint64_t Engine::model_hash() const { return fingerprint(impl_->file); }
 
-// The memory has zeros in place of a part of the weights.
-bool Engine::Impl::is_torn() const {
-    return file.torn() || (eagle_file && eagle_file->torn()) ||
-           std::ranges::any_of(adapter_files, [](const Adapter& a) { return a.file.torn(); });
-}
+// -- files that are written in place while they are loaded
 
 [[noreturn]] void fail_for_file(const std::string& path) {
     throw std::runtime_error(
         cat(quote(std::filesystem::path(path).filename().string(), 256), " was changed in place while it was loaded"));
 }
 
-// On a CPU the weights are those that the file has now.
-void Engine::Impl::check_file() const {
-    if (options.device == "cpu" && file.written() && fingerprint(file) != file_hash) fail_for_file(file.path());
+void Engine::Impl::watch_files() {
+    const auto watch = [&](Gguf& one) { watched.push_back({&one, fingerprint(one)}); };
+    watch(file);
+    if (eagle_file) watch(*eagle_file);
+    for (Adapter& adapter : adapter_files) watch(adapter.file);
+}
+
+// The memory has zeros in place of a part of a file.
+void Engine::Impl::check_torn() const {
+    for (const WatchedFile& one : watched)
+        if (const std::string path = one.file->torn(); !path.empty()) fail_for_file(path);
+}
+
+// On a CPU the weights are those that the files have now. Not at once: now and then, so that few steps run with others.
+void Engine::Impl::check_files(bool at_once) {
+    constexpr double often = 0.02; // seconds
+    if (options.device != "cpu" || options.clock) return;
+    if (!at_once && seconds_since(looked_at) < often) return;
+    looked_at = now();
+    for (const WatchedFile& one : watched)
+        if (const std::string path = one.file->changed(); !path.empty() && fingerprint(*one.file) != one.hash)
+            fail_for_file(path);
 }
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
-    if (!submitted.empty()) check_file();
+    if (!submitted.empty()) check_files(true);
     for (auto& [id, request] : submitted)
         if (!files || !files->take(id, request)) scheduler.add(id, std::move(request));
     submitted.clear();
@@ -758,6 +783,7 @@ void Engine::Impl::begin() {
     if (running.empty()) { // moves alone
         if (files) {       // uses the blocks from now on
             executor->wait_for_moves(moved);
+            if (files->brings()) check_files(true);
             files->moves_done();
         }
         return scheduler.commit();
@@ -778,14 +804,18 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
     prepared                  = pipelined && !decoding && scheduler.prepare(next_plan);
     const StepResults results = executor->results();
-    if (is_torn()) fail_for_file(file.path());
+    check_torn();
+    check_files(false);
     const std::span<const Scheduled> ran = std::exchange(running, {});
+    if (files && files->brings()) check_files(true); // what is written stays
     if (files) files->moves_done();
     if (mtp) mtp->ran(ran);
     count(ran, seconds_since(since));
     scheduler.commit();
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
     else decoder.deliver(ran, results, out);
+    if (std::ranges::any_of(out, &Output::done))
+        check_files(true); // no answer ends with other weights than it began with
     return true;
 }
 
@@ -808,6 +838,7 @@ std::shared_ptr<const ParkedCache> Engine::park(std::size_t most_bytes) {
     // The requests whose clients have gone end with the next steps.
     for (bool busy = true; busy && e.seconds_since(since) < 1;) busy = step(none);
     if (e.basis.empty() || !is_idle()) return nullptr;
+    e.check_files(true);
     return park_cache(e.basis, e.scheduler.blocks(), *e.executor, most_bytes);
 }
 

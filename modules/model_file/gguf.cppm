@@ -68,9 +68,9 @@ public:
     std::uint64_t      alignment() const;
     // Asks the system to read the whole file ahead; call it before using the tensors.
     void prefetch() const;
-    // See MappedFile; of any part.
-    bool torn() const;
-    bool written() const;
+    // The part that MappedFile::torn() is true of, or MappedFile::changed(); "": none.
+    std::string torn() const;
+    std::string changed();
 
     std::span<const GgufTensor> tensors() const;                     // in file order
     const GgufTensor*           tensor(std::string_view name) const; // or nullptr
@@ -529,11 +529,16 @@ const std::string& Gguf::path() const { return impl_->path; }
 std::uint32_t      Gguf::version() const { return impl_->parts[0].version; }
 std::size_t        Gguf::file_bytes() const { return impl_->bytes; }
 std::uint64_t      Gguf::alignment() const { return impl_->parts[0].alignment; }
-bool               Gguf::torn() const {
-    return std::ranges::any_of(impl_->parts, [](const Part& part) { return part.mapping.torn(); });
+std::string        Gguf::torn() const {
+    for (const Part& part : impl_->parts)
+        if (part.mapping.torn()) return part.mapping.path();
+    return {};
 }
-bool Gguf::written() const {
-    return std::ranges::any_of(impl_->parts, [](const Part& part) { return part.mapping.written(); });
+std::string Gguf::changed() {
+    std::string path;
+    for (Part& part : impl_->parts)
+        if (part.mapping.changed()) path = part.mapping.path();
+    return path;
 }
 void Gguf::prefetch() const {
     for (const Part& part : impl_->parts) part.mapping.prefetch();

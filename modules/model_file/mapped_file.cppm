@@ -29,7 +29,8 @@ public:
     MappedFile& operator=(MappedFile&& o) noexcept {
         std::swap(bytes_, o.bytes_);
         std::swap(path_, o.path_);
-        std::swap(written_, o.written_);
+        std::swap(seen_, o.seen_);
+        std::swap(fd_, o.fd_);
         std::swap(guard_, o.guard_);
         return *this;
     }
@@ -39,17 +40,19 @@ public:
     void                       prefetch() const; // asks the system to read it ahead
     // Whether a part of it was read that the file does not have any more. Any thread.
     bool torn() const;
-    // Whether the file was written since open(), as far as its size and times tell. A file that takes its name is another file.
-    bool written() const;
+    // Whether the file's size or times have changed since open(), or since the last call. A file that takes its name is another file.
+    bool               changed();
+    const std::string& path() const { return path_; } // "": the caller owns the bytes
 
 private:
-    // Of the file: device, inode, size, and the time of its last write.
+    // Of the file: its size, and the times of its last write and change.
     using State = std::array<std::int64_t, 5>;
     static State state_of(const struct stat& info);
 
     std::span<const std::byte> bytes_;
-    std::string                path_; // "": the caller owns the bytes
-    State                      written_{};
+    std::string                path_;
+    State                      seen_{};
+    int                        fd_    = -1; // of the file, whatever has its name by now
     int                        guard_ = -1; // the place in `guarded`
 };
 
@@ -108,8 +111,8 @@ int guard(std::uintptr_t begin, std::size_t bytes) {
 }
 
 MappedFile::State MappedFile::state_of(const struct stat& info) {
-    return {std::int64_t(info.st_dev), std::int64_t(info.st_ino), std::int64_t(info.st_size),
-            std::int64_t(info.st_mtim.tv_sec), std::int64_t(info.st_mtim.tv_nsec)};
+    return {std::int64_t(info.st_size), std::int64_t(info.st_mtim.tv_sec), std::int64_t(info.st_mtim.tv_nsec),
+            std::int64_t(info.st_ctim.tv_sec), std::int64_t(info.st_ctim.tv_nsec)};
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path, std::size_t least) {
@@ -125,12 +128,15 @@ Result<MappedFile> MappedFile::open(const std::string& path, std::size_t least) 
         why = cat("it has ", info.st_size, " bytes, a GGUF header alone has ", least, ": an incomplete download?");
     else if ((data = mmap(nullptr, std::size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
         why = std::strerror(errno);
-    close(fd);
-    if (data == MAP_FAILED) return fail("cannot use ", path, ": ", why);
+    if (data == MAP_FAILED) {
+        close(fd);
+        return fail("cannot use ", path, ": ", why);
+    }
     MappedFile file(std::span(static_cast<const std::byte*>(data), std::size_t(info.st_size)));
-    file.path_    = path;
-    file.written_ = state_of(info);
-    file.guard_   = guard(reinterpret_cast<std::uintptr_t>(data), file.bytes_.size());
+    file.path_  = path;
+    file.seen_  = state_of(info);
+    file.fd_    = fd;
+    file.guard_ = guard(reinterpret_cast<std::uintptr_t>(data), file.bytes_.size());
     return file;
 }
 
@@ -139,6 +145,7 @@ MappedFile::~MappedFile() {
     // First the guard: the next mapping can have the same addresses.
     if (guard_ >= 0) guarded[std::size_t(guard_)].begin.store(0, std::memory_order_release);
     munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+    close(fd_);
 }
 
 void MappedFile::prefetch() const {
@@ -147,11 +154,9 @@ void MappedFile::prefetch() const {
 
 bool MappedFile::torn() const { return guard_ >= 0 && guarded[std::size_t(guard_)].torn; }
 
-bool MappedFile::written() const {
+bool MappedFile::changed() {
     struct stat info{};
-    if (path_.empty() || stat(path_.c_str(), &info) != 0) return false;
-    const State now = state_of(info);
-    return now[0] == written_[0] && now[1] == written_[1] && now != written_;
+    return fd_ >= 0 && fstat(fd_, &info) == 0 && std::exchange(seen_, state_of(info)) != state_of(info);
 }
 
 } // namespace quire

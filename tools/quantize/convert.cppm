@@ -203,7 +203,8 @@ Result<Converted> convert(const ConvertOptions& o, const std::function<void(cons
                                   if (!error) error = ok.error();
                               });
                               if (error) throw BadRow{*error};
-                              if (in->torn())
+                              const bool last = written + piece.size() == all;
+                              if (!in->torn().empty() || (last && !in->changed().empty()))
                                   throw BadRow{{ErrorKind::system, "it was changed in place while it was read"}};
                               written += piece.size();
                               if (progress)

@@ -38,6 +38,7 @@ public:
     // The requests that have moved all, or were passed on, since the last call.
     std::vector<CacheMoved> take_moved() { return std::exchange(moved_, {}); }
 
+    bool            brings() const { return !saved_.empty(); } // moves_done() gives units to the files
     int             n_waiting() const { return int(waiting_.size() + saves_.size()); } // requests
     void            wait(double seconds) { disk_.wait(seconds); } // until there is something to update
     const DiskTier& tier() const { return disk_; }
