@@ -705,6 +705,19 @@ TEST_CASE("memory is planned before a model is loaded", "[models][server]") {
     CHECK(status_of(s, "qwen") == "loaded"); // nobody leaves in vain
 }
 
+TEST_CASE("a model finds room for its context beside one that may take much", "[models][server]") {
+    const fs::path folder = temporary();
+    fs::remove(folder);
+    fs::create_directories(folder);
+    const std::string data = QUIRE_ROOT "/tests/data/models/";
+    fs::create_symlink(data + "nemotron_h-Q8_0.gguf", folder / "large.gguf"); // a context of a million tokens
+    fs::create_symlink(data + "llama3-gqa-F16.gguf", folder / "small.gguf");
+    const Server s({"--models-dir", folder.string(), "--models-max", "2"}, "");
+    for (const char* model : {"large", "small"}) CHECK(s.post("/v1/completions", completion(model)).status == 200);
+    CHECK(s.ask_get("/props?model=small")["default_generation_settings"]["n_ctx"] == 512);
+    fs::remove_all(folder);
+}
+
 TEST_CASE("a preset has the flags of a model", "[models][server]") {
     const Models      models;
     const std::string ini = temporary();

@@ -173,8 +173,11 @@ Result<void> MemoryPlan::check_room(std::size_t kv_blocks) const {
 std::size_t MemoryPlan::affordable_blocks() const {
     std::size_t n = std::size_t(most_positions / o_.block_size);
     for (const Backend* rank : ranks_) {
-        const std::size_t room = rank->memory_for_cache();
-        n = std::min(n, std::size_t(double(room - std::min(room, o_.set_aside)) * o_.pool_share) / block_bytes_);
+        const auto beside = [&](std::size_t all) { return all - std::min(all, o_.set_aside); };
+        // On a CPU a cache takes a third of what is free, at most a part of the machine: that part is not less beside other models.
+        std::size_t room = rank->memory_for_cache();
+        room             = o_.device == "cpu" ? std::min(room, beside(available_memory()) / 3) : beside(room);
+        n                = std::min(n, std::size_t(double(room) * o_.pool_share) / block_bytes_);
     }
     n /= o_.device == "cpu" ? ranks_.size() : std::size_t(o_.ranks_per_gpu); // the ranks share the memory
     return std::max(n, std::size_t(1));

@@ -168,7 +168,8 @@ struct ModelPool::Entry {
     bool                               removed = false; // not listed any more
     ModelStatus                        status  = ModelStatus::unloaded;
     std::unique_ptr<ModelHost>         host;
-    std::shared_ptr<const ParkedCache> parked; // of its last host
+    std::shared_ptr<const ParkedCache> parked;         // of its last host
+    std::size_t                        host_bytes = 0; // of the host tier that this had
     std::shared_ptr<const ModelCard>   card;
     std::string                        asleep;
     int                                users = 0, lookers = 0;     // leases
@@ -570,7 +571,11 @@ std::optional<Error> ModelPool::check_file(Entry& e, ModelSetup& setup) {
     const std::scoped_lock lock(mutex_);
     e.unusable.reset();
     if (ok) return std::nullopt;
-    if (lasts(ok.error(), setup.path)) e.unusable = stamp;
+    // A fault of another file goes when that does.
+    const std::string& said  = ok.error().message;
+    bool               other = !setup.engine.kv_key.empty() && said.contains(setup.engine.kv_key);
+    for (const AdapterOption& adapter : setup.engine.adapters) other = other || said.contains(adapter.path);
+    if (!other && lasts(ok.error(), setup.path)) e.unusable = stamp;
     return ok.error();
 }
 
@@ -585,11 +590,17 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     const bool at_start = !options_.many && !thread_.joinable(); // the error goes to the log alone
     const auto fault    = [&](const Error& error) {
         if (at_start) return ApiError{500, error.message, "", ""};
-        // Clients are not told where the file is.
-        std::string       message = error.message;
-        const std::string name    = std::filesystem::path(setup.path).filename().string();
-        for (std::size_t at = 0; (at = message.find(setup.path, at)) != std::string::npos; at += name.size())
-            message.replace(at, setup.path.size(), name);
+        // Clients are not told where the files are.
+        std::string              message = error.message;
+        std::vector<std::string> paths{setup.path, setup.engine.drafts.model, setup.engine.kv_key};
+        for (const AdapterOption& adapter : setup.engine.adapters) paths.push_back(adapter.path);
+        for (const std::string& path : paths) {
+            const std::string name   = std::filesystem::path(path).filename().string(),
+                              folder = path.substr(0, path.size() - name.size());
+            if (folder.empty()) continue;
+            for (std::size_t at = 0; (at = message.find(folder, at)) != std::string::npos;)
+                message.erase(at, folder.size());
+        }
         const bool no_room = error.kind == ErrorKind::limit;
         return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
                         "model", no_room ? "no_room" : "model_not_loaded"};
@@ -683,14 +694,16 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
     lock.unlock();
     std::string                        asleep = options_.describe(host->api());
     auto                               scales = changed_scales(host->service());
-    const std::size_t                  most   = std::size_t(host->service().engine_options().kv_host_bytes);
+    std::size_t                        most   = std::size_t(host->service().engine_options().kv_host_bytes);
     std::shared_ptr<const ParkedCache> parked = returns ? host->park() : nullptr;
     host.reset();
     lock.lock();
-    e.asleep = std::move(asleep);
-    e.parked = std::move(parked);
-    e.scales = std::move(scales);
-    // All models together have as much as this one may have.
+    e.asleep     = std::move(asleep);
+    e.parked     = std::move(parked);
+    e.scales     = std::move(scales);
+    e.host_bytes = most;
+    // All models together have as much as the one with the largest host tier.
+    for (const auto& one : entries_) most = std::max(most, one->host_bytes);
     while (e.parked && parked_bytes() > most && drop_parked(lock, &e)) {}
     const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;
     e.leaving = e.to_sleep = false;
