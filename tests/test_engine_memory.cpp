@@ -1,11 +1,7 @@
 // Decoding methods and preemption on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
 // request's answer is bit-identical to the one it gets alone.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
-#include <cstdio>
 #include <cstdlib>
 
 #include "process.h"
@@ -845,81 +841,6 @@ TEST_CASE("the second turn of a chat goes on behind the first answer, with the b
         CHECK(whole.cached_tokens == 0);
         CHECK(identical(second, whole));
     }
-}
-
-TEST_CASE("a file that is written in place fails its engine alone, with a sentence") {
-    namespace fs             = std::filesystem;
-    const fs::path    folder = cat("/tmp/quire-changed-", getpid());
-    const fs::path    file = folder / "model.gguf", lora = folder / "lora.gguf";
-    const std::string original = reference("models/llama3-gqa-F16.gguf"), other = reference("models/gemma2-Q8_0.gguf");
-    const std::string failed = "'model.gguf' was changed in place while it was loaded";
-    EngineOptions     o{.threads = 1, .context = 256, .kv_blocks = 40};
-    fs::create_directory(folder);
-    // Another content in the same inode.
-    const auto write = [&](const std::string& from, const fs::path& to) {
-        std::ifstream in(from, std::ios::binary);
-        std::ofstream out(to, std::ios::binary | std::ios::trunc);
-        out << in.rdbuf();
-    };
-    const auto set_times = [](const fs::path& of) {
-        const struct timespec later[2]{{2'000'000'000, 0}, {2'000'000'000, 0}};
-        REQUIRE(utimensat(AT_FDCWD, of.c_str(), later, 0) == 0);
-    };
-    const auto why_it_fails = [](Engine& engine) -> std::string {
-        try {
-            (void)run_one(engine, greedy(prompt_of(20, 1), 4));
-        } catch (const std::runtime_error& error) {
-            return error.what();
-        }
-        return "";
-    };
-    write(original, file);
-    Engine       neighbour = load(original, o), same = load(file.string(), o);
-    const Answer before = run_one(same, greedy(prompt_of(20, 1), 4)).by_index.at(0);
-    set_times(file); // alone
-    CHECK(why_it_fails(same).empty());
-    write(other, file);
-    set_times(file); // those that it had
-    CHECK(why_it_fails(same) == failed);
-    write(original, file);
-    Engine shorter = load(file.string(), o);
-    fs::resize_file(file, fs::file_size(file) - 100); // within its last page, while no request is there
-    CHECK(why_it_fails(shorter) == failed);
-    write(original, file);
-    for (const bool truncated : {true, false}) { // while it answers
-        CAPTURE(truncated);
-        Engine              busy = load(file.string(), o);
-        std::vector<Output> out;
-        REQUIRE(busy.submit(greedy(prompt_of(20, 1), 100)));
-        for (int i = 0; i < 5; i++) busy.step(out);
-        if (truncated) fs::resize_file(file, 0);
-        else write(other, file);
-        CHECK_THROWS_AS(
-            [&] {
-                while (busy.step(out)) {}
-            }(),
-            std::runtime_error);
-        CHECK_FALSE(std::ranges::any_of(
-            out, [](const Output& event) { return event.done && event.finish == FinishReason::length; }));
-        CHECK_THROWS_AS(busy.park(std::size_t(1) << 20), std::runtime_error);
-        write(original, file);
-    }
-    Engine renamed = load(file.string(), o); // the usual way: the loaded file stays as it is
-    REQUIRE(std::rename(file.c_str(), (folder / "old.gguf").c_str()) == 0);
-    fs::copy_file(other, file);
-    CHECK(identical(run_one(renamed, greedy(prompt_of(20, 1), 4)).by_index.at(0), before));
-    write(other, folder / "old.gguf"); // whatever its name is now
-    CHECK(why_it_fails(renamed) == failed);
-    write(original, file);
-
-    write(reference("adapters/llama3-gqa.one.gguf"), lora);
-    o.adapters.push_back({.path = lora.string(), .name = "lora"});
-    Engine adapted = load(file.string(), o);
-    CHECK(why_it_fails(adapted).empty());
-    write(reference("adapters/llama3-gqa.two.gguf"), lora);
-    CHECK(why_it_fails(adapted) == "'lora.gguf' was changed in place while it was loaded");
-    CHECK(identical(run_one(neighbour, greedy(prompt_of(20, 1), 4)).by_index.at(0), before));
-    fs::remove_all(folder);
 }
 
 TEST_CASE("draft tokens do not change the context that a model with states gets") {

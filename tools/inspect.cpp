@@ -92,7 +92,7 @@ Result<Checked> open_checked(const std::string& path) {
     return Checked{std::move(*file), std::move(*tokenizer), std::move(config)};
 }
 
-// What was read of a file that is written meanwhile is neither the old one nor the new one.
+// Error: the file was written while it was read, so that the output would mix the old content with the new one.
 Result<void> check_unchanged(Gguf& file) {
     std::string part = file.torn();
     if (part.empty()) part = file.changed();

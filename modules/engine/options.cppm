@@ -119,7 +119,7 @@ struct EngineOptions {
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
 
-// What no model can run with. Error: one sentence.
+// Error: one sentence about an option, or a pair of options, that no model can run with.
 Result<void> check_options(const EngineOptions& options);
 
 } // namespace quire

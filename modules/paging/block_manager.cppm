@@ -208,8 +208,8 @@ public:
 
     // Removes all blocks from the prefix cache that are in no table.
     void drop_cache();
-    // The same of some `most` blocks on the device, those first that were used longest ago; host memory keeps them, as far as it has room.
-    // False: there are no more. The moves have to run before the next call.
+    // Removes about `most` blocks on the device from the prefix cache, the longest unused ones first; host memory keeps them, as far as it has
+    // room. False: the device has no more. The moves have to run before the next call.
     bool move_to_host(int most);
     // The state of each block, for display. `filled` is left to the scheduler, which knows the sequences' lengths.
     void view(Snapshot& snapshot) const;

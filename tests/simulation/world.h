@@ -23,7 +23,7 @@ struct SimEngine {
     std::optional<Engine>    engine;
 };
 
-// What an engine leaves that goes without files.
+// An engine without files leaves these to the next one.
 struct Left {
     std::shared_ptr<const ParkedCache> parked;
     decltype(SimDisk::steps)           steps = 0; // that it has run

@@ -597,7 +597,7 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         for (const std::string& path : paths) {
             const std::string name   = std::filesystem::path(path).filename().string(),
                               folder = path.substr(0, path.size() - name.size());
-            if (folder.empty()) continue;
+            if (folder.size() < 2) continue; // "/" tells nothing, and stands in many sentences
             for (std::size_t at = 0; (at = message.find(folder, at)) != std::string::npos;)
                 message.erase(at, folder.size());
         }
@@ -721,7 +721,7 @@ std::size_t ModelPool::parked_bytes() const {
     return sum;
 }
 
-// Forgets what a model has parked: the one that was used least recently, not `but`. False: there is none. Without the lock while memory is given
+// Forgets the parked cache of the model that was used least recently, but not that of `but`. False: there is none. Without the lock while memory is given
 // back.
 bool ModelPool::drop_parked(Lock& lock, const Entry* but) {
     Entry* oldest = nullptr;
@@ -735,7 +735,7 @@ bool ModelPool::drop_parked(Lock& lock, const Entry* but) {
     return true;
 }
 
-// What models have parked goes before a model does. `last`: also what the model itself has.
+// Parked caches go before a model does. `last`: the model's own, too.
 void ModelPool::make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& needs, bool last) {
     const std::size_t wanted = needs.on_host ? needs.all() : needs.other;
     while (wanted > available_memory() && drop_parked(lock, &e)) {}
