@@ -211,8 +211,12 @@ int serve(const Arguments& a, ModelPool& models, HttpServer& http, ServerLog& lo
 
 // Where --host and --unix say that the server is. NAME.sock among the hosts is a Unix socket, as llama.cpp has it.
 void read_addresses(Arguments& a) {
-    for (const std::string& host : split(a.host, ','))
-        if (!host.ends_with(".sock")) a.hosts.push_back(host);
+    const std::vector<std::string> hosts = split(a.host, ',');
+    for (const char* all : {"::", "0.0.0.0"}) // first, since they hold the others
+        if (std::ranges::find(hosts, all) != hosts.end()) a.hosts.emplace_back(all);
+    for (const std::string& host : hosts)
+        if (host == "::" || host == "0.0.0.0") continue;
+        else if (!host.ends_with(".sock")) a.hosts.push_back(host);
         else if (a.unix_path.empty()) a.unix_path = host;
     if (!a.unix_path.empty() && a.port == default_port) a.hosts.clear(); // a port beside it has to be asked for
 }

@@ -104,15 +104,28 @@ bool reaches(const sockaddr* address, int fd) {
            getsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, &width) == 0 && only == 0;
 }
 
-Result<Listener> bind_tcp(const std::string& host, int port, std::span<const int> own) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// The addresses that a name has. "localhost" is this machine also where no file says so (RFC 6761, section 6.3): a minimal
+// container has no /etc/hosts.
+Result<Addresses> addresses_of(const std::string& host, int port, int flags) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags    = AI_PASSIVE;
-    if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
-        return fail_with(ErrorKind::system, "no address ", quote(host), ": ", gai_strerror(why));
-    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-    std::string                                              last = "no such address";
-    for (const addrinfo* at = found; at; at = at->ai_next) {
+    hints.ai_flags    = flags;
+    int why           = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found);
+    if (why != 0 && host == "localhost") {
+        hints.ai_flags &= ~AI_PASSIVE; // no name and not passive: the loopback addresses
+        why = getaddrinfo(nullptr, cat(port).c_str(), &hints, &found);
+    }
+    if (why != 0) return fail_with(ErrorKind::system, gai_strerror(why));
+    return Addresses(found, freeaddrinfo);
+}
+
+Result<Listener> bind_tcp(const std::string& host, int port, std::span<const int> own) {
+    const Result<Addresses> found = addresses_of(host, port, AI_PASSIVE);
+    if (!found) return fail_with(ErrorKind::system, "no address ", quote(host), ": ", found.error().message);
+    std::string last = "no such address";
+    for (const addrinfo* at = found->get(); at; at = at->ai_next) {
         for (const int fd : own)
             if (reaches(at->ai_addr, fd)) return Listener{-1, port};
         const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
@@ -177,12 +190,9 @@ Result<int> connect_tcp(const std::string& host, int port, double seconds) {
     const auto  begin = Clock::now();
     std::string last;
     for (;;) {
-        addrinfo hints{}, *found = nullptr;
-        hints.ai_socktype = SOCK_STREAM;
-        if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
-            last = gai_strerror(why);
-        const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-        for (const addrinfo* at = found; at; at = at->ai_next) {
+        const Result<Addresses> found = addresses_of(host, port, 0);
+        if (!found) last = found.error().message;
+        for (const addrinfo* at = found ? found->get() : nullptr; at; at = at->ai_next) {
             const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
             if (fd < 0) continue;
             int       error = connect(fd, at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
