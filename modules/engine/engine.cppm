@@ -22,6 +22,7 @@ export import quire.engine.options;
 export import quire.engine.parked_cache;
 import quire.engine.ranks.process_executors;
 import quire.engine.step_pace;
+import quire.engine.watched_files;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -167,12 +168,6 @@ using TimePoint = std::chrono::steady_clock::time_point;
 
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
-// A file of weights, with the hash of its metadata and of samples of its weights when it was loaded.
-struct WatchedFile {
-    Gguf*         file = nullptr;
-    std::uint64_t hash = 0;
-};
-
 struct Engine::Impl {
     EngineOptions                 options;
     Gguf                          file;
@@ -199,8 +194,7 @@ struct Engine::Impl {
     bool                       prepared  = false; // next_plan is the step after it
     MoveTicket                 moved     = 0;     // of the last moves
     bool                       pipelined = false; // as the options say
-    std::vector<WatchedFile>   watched;           // that the engine reads while it runs
-    TimePoint                  looked_at{};       // when they were asked last whether they have changed
+    WatchedFiles               watched;           // that the engine reads while it runs
     std::string                basis;             // of K and V in host memory, where it can be parked; "": it cannot
     int                        n_taken = 0;       // see Engine::n_taken()
 
@@ -242,7 +236,6 @@ struct Engine::Impl {
     double    seconds_since(TimePoint t) const { return std::chrono::duration<double>(now() - t).count(); }
 
     void         watch_files();
-    void         check_torn() const;
     void         check_files(bool at_once);
     void         begin();
     bool         finish(std::vector<Output>& out);
@@ -386,9 +379,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (processes && processes->rank() > 0) impl->leader = std::move(processes);
     else impl->measure_moves(), impl->measure_steps();
     impl->watch_files();
-    for (const WatchedFile& one : impl->watched)
-        if (const std::string part = one.file->torn(); !part.empty())
-            return fail(part, ": it was changed in place while it was read");
+    if (const std::string part = impl->watched.torn(); !part.empty())
+        return fail(part, ": it was changed in place while it was read");
     if (o.keeps_files()) {
         if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
     } else if (o.tier_blocks > 0 && o.processes.n == 1) {
@@ -566,33 +558,15 @@ std::uint64_t Engine::model_hash() const { return fingerprint(impl_->file); }
 
 // -- files that are written in place while they are loaded
 
-[[noreturn]] void fail_for_file(const std::string& path) {
-    throw std::runtime_error(
-        cat(quote(std::filesystem::path(path).filename().string(), 256), " was changed in place while it was loaded"));
-}
-
 void Engine::Impl::watch_files() {
-    const auto watch = [&](Gguf& one) { watched.push_back({&one, fingerprint(one)}); };
-    watch(file);
-    if (eagle_file) watch(*eagle_file);
-    for (Adapter& adapter : adapter_files) watch(adapter.file);
+    watched.add(file);
+    if (eagle_file) watched.add(*eagle_file);
+    for (Adapter& adapter : adapter_files) watched.add(adapter.file);
 }
 
-// The memory has zeros in place of a part of a file.
-void Engine::Impl::check_torn() const {
-    for (const WatchedFile& one : watched)
-        if (const std::string path = one.file->torn(); !path.empty()) fail_for_file(path);
-}
-
-// On a CPU the weights are those that the files have now. Not at once: now and then, so that few steps run with others.
+// On a CPU the weights are those that the files have now; a GPU has a copy.
 void Engine::Impl::check_files(bool at_once) {
-    constexpr double often = 0.02; // seconds
-    if (options.device != "cpu" || options.clock) return;
-    if (!at_once && seconds_since(looked_at) < often) return;
-    looked_at = now();
-    for (const WatchedFile& one : watched)
-        if (const std::string path = one.file->changed(); !path.empty() && fingerprint(*one.file) != one.hash)
-            fail_for_file(path);
+    if (options.device == "cpu" && !options.clock) watched.check_changed(now(), at_once);
 }
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
@@ -804,7 +778,7 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
     prepared                  = pipelined && !decoding && scheduler.prepare(next_plan);
     const StepResults results = executor->results();
-    check_torn();
+    watched.check_torn();
     check_files(false);
     const std::span<const Scheduled> ran = std::exchange(running, {});
     if (files && files->brings()) check_files(true); // what is written stays

@@ -65,7 +65,13 @@ int throughput(const Arguments& a) {
     }
     std::vector<Output> events;
     Stopwatch           watch;
-    while (engine->step(events)) events.clear();
+    for (double next = 10; engine->step(events); events.clear()) {
+        if (watch.seconds() < next) continue;
+        next += 10;
+        const EngineStats now = engine->stats();
+        std::fprintf(stderr, "%.0f s: %llu steps, the last of %d tokens; %d requests run, %d wait\n", watch.seconds(),
+                     static_cast<unsigned long long>(now.steps), now.step_tokens, now.running, now.waiting);
+    }
     const double      s     = watch.seconds();
     const EngineStats stats = engine->stats();
     if (a.json)
@@ -85,6 +91,7 @@ int throughput(const Arguments& a) {
             double(lengths.size()) / s, (n_in + n_out) / s, n_out / s, static_cast<unsigned long long>(stats.steps),
             static_cast<unsigned long long>(stats.planned_ahead), static_cast<unsigned long long>(stats.preemptions),
             100 * (1 - stats.compute_seconds / s));
+    std::fflush(stdout); // before the engine gives back its memory, which takes a while
     return 0;
 }
 

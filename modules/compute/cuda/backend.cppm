@@ -89,7 +89,8 @@ public:
 
     std::string describe() const override {
         return cat(info_.name, ", compute ", info_.major, ".", info_.minor, ", ", info_.total >> 30, " GiB",
-                   options_.deterministic ? ", deterministic" : "", options_.fp8_rows > 0 ? ", prompts in fp8" : "");
+                   options_.deterministic ? ", deterministic" : "", options_.fp8_rows > 0 ? ", prompts in fp8" : "",
+                   gemm_.library_error() ? cat(", slow for many rows: ", gemm_.library_error()) : std::string());
     }
     std::string numerics() const override { return describe(); }
 

@@ -15,8 +15,11 @@ export namespace quire {
 class GemmDispatch {
 public:
     GemmDispatch(cuda::Context& gpu, bool deterministic)
-        : gpu_(gpu), deterministic_(deterministic),
-          has_cublaslt_(!deterministic && cuda::open_cublaslt(gpu) == nullptr) {}
+        : gpu_(gpu), deterministic_(deterministic), library_error_(deterministic ? nullptr : cuda::open_cublaslt(gpu)),
+          has_cublaslt_(!deterministic && library_error_ == nullptr) {}
+
+    // Why cuBLASLt cannot be used; null: it can, or is not wanted.
+    const char* library_error() const { return library_error_; }
 
     // A weight of GEMMs, in the order of the file; it stays where it is.
     void        add(cuda::Weight& weight);
@@ -69,7 +72,9 @@ private:
     }
 
     cuda::Context&             gpu_;
-    bool                       deterministic_, has_cublaslt_;
+    bool                       deterministic_;
+    const char*                library_error_;
+    bool                       has_cublaslt_;
     std::vector<cuda::Weight*> weights_;
     Half*                      dequantized_      = nullptr;
     std::int64_t               dequantized_size_ = 0; // elements: the largest quantised weight
@@ -258,7 +263,7 @@ bool GemmDispatch::gemm(const cuda::Operation& op, bool biases) {
     const Limits most = limits(projections);
     if (op.rows > most.gemv && op.rows <= most.skinny)
         cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, gpu_);
-    else if (op.rows <= most.gemv || !has_cublaslt_) gemv(op, projections, most.gemv);
+    else if (op.rows <= most.gemv || !has_cublaslt_) gemv(op, projections, cuda::max_gemv_rows);
     else return cublaslt(op, projections, biases);
     return false;
 }
