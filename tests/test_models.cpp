@@ -752,7 +752,33 @@ TEST_CASE("a preset has the flags of a model", "[models][server]") {
     CHECK(has(refused("", {"--alias", "a"}), "--alias is about one model"));
     unlink(ini.c_str());
     CHECK(has(run_program("server", {"--models-dir", "/nonexistent"}).err, "cannot read '/nonexistent'"));
-    CHECK(has(run_program("server", {"--models-dir", QUIRE_ROOT "/docs"}).err, "has no model"));
+}
+
+TEST_CASE("a directory without models gets its first one later", "[models][server]") {
+    const std::string directory = temporary();
+    unlink(directory.c_str());
+    std::filesystem::create_directory(directory);
+    {
+        const Server s({"--models-dir", directory}, "");
+        CHECK(has(s.errors(), "has no model yet"));
+        CHECK(s.ask_get("/v1/models")["data"].empty());
+        CHECK(s.get("/health").status == 200);
+        for (const char* path : {"/", "/props", "/metrics", "/blocks", "/slots", "/openapi.json"})
+            CHECK(s.get(path).status < 500);
+        CHECK(s.post("/v1/completions", completion("first")).status == 404);
+        CHECK(s.post("/v1/completions", {{"prompt", "Hi"}}).status == 400);
+        std::filesystem::create_symlink(shipped, directory + "/first.gguf");
+        CHECK(s.ask_get("/models?reload=1")["data"].size() == 1);
+        CHECK(s.ask("/v1/completions", completion("first"))["choices"].size() == 1);
+        std::filesystem::remove(directory + "/first.gguf");
+        CHECK(s.ask_get("/models?reload=1")["data"].empty());
+        CHECK(s.post("/v1/completions", completion("first")).status == 404);
+    }
+    const std::string out = temporary();
+    CHECK(has(run_program("server", {"--models-dir", directory, "--run-batch", QUIRE_ROOT "/README.md", out}).err,
+              "has no model"));
+    unlink(out.c_str());
+    std::filesystem::remove_all(directory);
 }
 
 TEST_CASE("an idle model sleeps, and wakes for a request", "[models][server]") {

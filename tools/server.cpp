@@ -473,6 +473,10 @@ Result<std::vector<ModelSetup>> find_setups(const Arguments& typed, int argc, ch
     return setups;
 }
 
+std::string no_models(const Arguments& a) {
+    return cat(quote(a.models_dir.empty() ? a.models_preset : a.models_dir), " has no model");
+}
+
 // -- running
 
 int run(Arguments& a, int argc, char** argv) {
@@ -511,9 +515,7 @@ int run(Arguments& a, int argc, char** argv) {
         Result<std::vector<ModelSetup>> found = find_setups(a, argc, argv, code);
         if (!found) return found.error().message.empty() ? code : complain(found.error(), code);
         setups = std::move(*found);
-        if (setups.empty())
-            return complain({ErrorKind::system,
-                             cat(quote(a.models_dir.empty() ? a.models_preset : a.models_dir), " has no model")});
+        if (setups.empty() && !a.batch.empty()) return complain({ErrorKind::system, no_models(a)});
         a.pool.list = [typed = a, argc, argv] {
             int code = 0;
             return find_setups(typed, argc, argv, code);
@@ -578,7 +580,7 @@ int run(Arguments& a, int argc, char** argv) {
     a.pool.max_waiting           = a.max_queue;
     a.pool.describe              = props_asleep;
     a.pool.strict                = options.limits.strict_model;
-    const FileSampling from_file = setups[0].from_file;
+    const FileSampling from_file = a.pool.many ? FileSampling{} : setups[0].from_file;
     const std::size_t  n_models  = setups.size();
     SharedContext      shared(options.stored_bytes);
     shared.dropped_log_lines = [&log] { return log.dropped(); };
@@ -617,7 +619,9 @@ int run(Arguments& a, int argc, char** argv) {
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    if (a.pool.many)
+    if (n_models == 0)
+        log.say(cat("warning: ", no_models(a), " yet; GET /models?reload=1 looks again"), LogLevel::warning);
+    else if (a.pool.many)
         log.say(cat(n_models, n_models == 1 ? " model; GET /models lists it" : " models; GET /models lists them"));
     else
         log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
