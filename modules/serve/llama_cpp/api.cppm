@@ -160,8 +160,11 @@ Parsed<GenerationRequest> read_native_request(Json body, const ApiLimits& limits
     // Without a number of tokens an answer may fill the context.
     if (!given("n_predict") && !given("max_tokens") && !given("max_completion_tokens") && limits.default_tokens < 0)
         body["n_predict"] = -1;
-    for (const char* name : {"echo", "best_of", "use_beam_search", "prompt_logprobs"})
-        if (given(name)) return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
+    for (const auto& [name, idle] : of_completions) {
+        const Json idles = Json::parse(idle);
+        if (given(name) && std::ranges::find(idles, body[name]) == idles.end())
+            return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
+    }
     Parsed<GenerationRequest> out = read_completion_request(body, limits, true);
     if (!out) return out;
     JsonFields f(body);

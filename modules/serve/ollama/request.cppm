@@ -88,8 +88,8 @@ public:
 
     Parsed<OllamaRequest> chat() {
         const Json* messages = f_.find("messages");
-        f_.describe("messages", R"({"type":"array","items":{"type":"object","properties":{
-            "role":{"type":"string"},"content":{"type":["string","null"]}}}})");
+        f_.describe("messages", R"({"type":"array","items":{"type":"object","required":["role"],"properties":{
+            "role":{"enum":["system","developer","user","assistant","tool"]},"content":{"type":["string","null"]}}}})");
         out_.empty       = !messages || (messages->is_array() && messages->empty());
         const Json& list = objects_of(f_, "messages", limits_.messages);
         for (std::size_t i = 0; i < list.size() && !f_.failed(); i++) read_message(list[i], cat("messages[", i, "]"));
@@ -100,6 +100,7 @@ public:
         std::string       prompt = f_.text("prompt", limits_.json.bytes);
         const std::string system = f_.text("system", limits_.json.bytes);
         out_.empty               = prompt.empty();
+        f_.describe("images", R"({"type":["array","object"],"maxItems":0,"maxProperties":0})");
         refuse_images(f_.find("images"), "images");
         for (const char* name : {"suffix", "template"})
             if (!f_.text(name, limits_.json.bytes).empty()) f_.fail(name, cat(name, " is not supported"));

@@ -67,7 +67,8 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
     if (!f.has("query")) f.fail("query", "query is missing");
     out.query        = f.text("query", limits.json.bytes);
     const Json* list = f.find("documents");
-    f.describe("documents", R"({"type":"array","minItems":1,"items":{"type":["string","object"]}})");
+    f.describe("documents", R"({"type":"array","minItems":1,"items":{"anyOf":[{"type":"string"},{
+        "type":"object","required":["text"],"properties":{"text":{"type":"string"}}}]}})");
     if (!list || !list->is_array() || list->empty()) f.fail("documents", "documents has to be a list of texts");
     else if (list->size() > std::size_t(limits.prompts))
         f.fail("documents", cat("documents has ", list->size(), " texts; ", limits.prompts, " are allowed"));

@@ -18,6 +18,12 @@ export namespace quire {
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+// The fields of /v1/completions that llama.cpp's form has not, and the values that ask for nothing, as a list in JSON.
+struct OfCompletions {
+    const char *name, *idle;
+};
+constexpr OfCompletions of_completions[] = {
+    {"echo", "[false]"}, {"best_of", "[1]"}, {"use_beam_search", "[false]"}, {"prompt_logprobs", "[]"}};
 // These functions for parsed bodies; other APIs' requests are translated into such bodies. `native`: llama.cpp's form of completions.
 Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits, bool native = false);
 Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
@@ -73,6 +79,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
     int           budget = limits.reasoning_budget;
     for (const char* name :
          {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+        if (!out.chat) f.describe(name, R"({"enum":[-1]})");
         const int given = f.integer(name, -1, huge, -1);
         if (!f.has(name)) continue;
         budget = given;
@@ -81,6 +88,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
     }
     if (out.chat && r.beam_width == 0) out.reasoning_budget = budget;
     out.reasoning_control = f.boolean("reasoning_control", false) && out.chat && r.beam_width == 0;
+    if (!out.chat) f.describe("truncation", R"({"enum":["disabled"]})");
     const std::string truncation =
         f.choice("truncation", {"auto", "disabled"}, limits.trim_chats && out.chat ? "auto" : "disabled");
     if (truncation == "auto" && !out.chat) f.fail("truncation", "truncation belongs to /v1/chat/completions");
@@ -168,6 +176,11 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
 Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits, bool native) {
     JsonFields        f(body);
     GenerationRequest out;
+    f.describe("top_logprobs", R"({"enum":[0]})");
+    for (const char* name : {"messages", "chat_template"}) f.describe(name, R"({"enum":[]})");
+    if (!native) f.describe("post_sampling_probs", R"({"enum":[false]})");
+    for (const auto& [name, idle] : of_completions)
+        if (native) f.describe(name, cat(R"({"enum":)", idle, "}"));
     parse_common(f, out, limits);
     out.prompts            = parse_prompts(f, "prompt", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
@@ -200,7 +213,9 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
 Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits) {
     JsonFields        f(body);
     GenerationRequest out;
-    out.chat         = true;
+    out.chat = true;
+    f.describe("echo", R"({"enum":[false]})");
+    f.describe("prompt", R"({"enum":[]})");
     out.conversation = parse_conversation(f, limits);
     out.tool_use     = parse_tool_use(f);
     parse_common(f, out, limits);

@@ -60,6 +60,8 @@ public:
     explicit ToolTranslator(JsonFields& f) : f_(f) {}
 
     TranslatedTools translate() {
+        f_.describe("tools", R"({"type":"array","items":{"type":"object","required":["type"],"properties":{
+            "type":{"type":"string","minLength":1}}}})");
         const Json& tools = objects_of(f_, "tools", most_tools);
         for (std::size_t i = 0; i < tools.size() && !f_.failed(); i++) add(tools[i], cat("tools[", i, "]"), "");
         if (!left_out_.empty()) out_.left_out = "the model is not told of tools of these types, which run at OpenAI:";

@@ -8,6 +8,15 @@ import quire.serve.api.json_fields;
 
 export namespace quire {
 
+// The field `tools` as a JSON Schema.
+constexpr std::string_view schema_of_tools = R"({"type":"array","items":{
+    "type":"object","required":["type","function"],"properties":{
+        "type":{"enum":["function"]},
+        "function":{"type":"object","required":["name"],"properties":{
+            "name":{"type":"string","pattern":"^[A-Za-z0-9_.-]{1,256}$"},
+            "parameters":{"type":["object","null"]},
+            "strict":{"type":["boolean","null"]}}}}}})";
+
 // Fails where a definition is malformed. A choice that names a tool leaves only that one.
 ToolUse parse_tool_use(JsonFields& f);
 
@@ -143,7 +152,7 @@ std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Js
 
 ToolUse parse_tool_use(JsonFields& f) {
     ToolUse out;
-    f.describe("tools", R"({"type":"array","items":{"type":"object"}})");
+    f.describe("tools", schema_of_tools);
     f.describe("tool_choice", R"({"anyOf":[{"enum":["none","auto","required"]},{"type":"object"}]})");
     const Json* tools = f.list("tools");
     if (f.failed()) return out;
