@@ -42,13 +42,14 @@ struct Connection : HttpPeer {
     int               fd  = -1;
     SSL*              ssl = nullptr;
     std::string       remote;
-    Phase             phase   = Phase::head;
-    Clock::time_point since   = Clock::now(); // when it became idle, or the first byte of its request came
-    bool              begun   = false;        // a request has begun
-    std::size_t       blank   = 0;            // empty lines before it
-    std::size_t       drained = 0;            // bytes discarded
-    std::string       in;                     // received and not yet parsed
-    std::size_t       searched = 0;           // bytes of it without the end of a head
+    Phase             phase = Phase::head;
+    Clock::time_point since = Clock::now(); // when it became idle, or the first byte of its request came
+    Clock::time_point heard{};              // when the last bytes were discarded
+    bool              begun   = false;      // a request has begun
+    std::size_t       blank   = 0;          // empty lines before it
+    std::size_t       drained = 0;          // bytes discarded
+    std::string       in;                   // received and not yet parsed
+    std::size_t       searched = 0;         // bytes of it without the end of a head
     HttpHead          head;
     ChunkDecoder      chunks;
     std::string       body;

@@ -374,6 +374,7 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
         }
         if (c->phase == Phase::draining) {
             c->drained += n;
+            c->heard = Clock::now();
             if (c->drained > options.limits.body_bytes + options.limits.head_bytes)
                 return drop(c); // no honest request has more
             continue;
@@ -455,9 +456,9 @@ bool HttpServer::Impl::is_probe(const Connection& c) const {
 void HttpServer::Impl::drain(const ConnectionPtr& c) {
     shutdown(c->fd, SHUT_WR);
     c->phase = Phase::draining;
-    c->since = Clock::now();
-    c->in    = {};
-    c->body  = {};
+    c->since = c->heard = Clock::now();
+    c->in               = {};
+    c->body             = {};
     c->count(0);
     watch(*c, EPOLLIN | EPOLLRDHUP);
 }
@@ -529,6 +530,8 @@ void HttpServer::Impl::sweep() {
     for (const auto& [key, c] : connections) {
         const double seconds = seconds_since(c->since);
         if (c->phase == Phase::answering) continue;
+        // A client that still sends its body reads the response behind it; not for long.
+        if (c->phase == Phase::draining && seconds_since(c->heard) <= 2 && seconds <= 10) continue;
         const bool short_ = c->phase == Phase::draining || c->spare;
         if (seconds > (short_ ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds)) late.push_back(c);
     }
