@@ -541,6 +541,7 @@ struct Route {
     int          n_groups = 1, n_groups_used = 1;
     float        score_scale  = 1;
     const float* expert_scale = nullptr; // [n] or null
+    bool         best_alone   = false;   // of groups: their best expert counts, not their two best
 };
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu);

@@ -244,7 +244,6 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
                 w.set("llama.expert_group_count", 4u);
             });
     refused("llama.nextn_predict_layers", 1u, "nextn_predict_layers is 1, not in 0..0");
-    refused("llama.interleave_moe_layer_step", 0u, "interleave_moe_layer_step is 0");
     refused("llama.attention.clamp_kqv", 8.f, "llama.attention.clamp_kqv is one that quire does not compute with");
     refused("llama.attention.causal", false,
             "llama.attention.causal is false, which quire does not support in the family llama");

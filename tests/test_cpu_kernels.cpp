@@ -557,6 +557,11 @@ TEST_CASE("experts are chosen from the best groups, and weighed by themselves") 
     };
     choose(nullptr, nullptr);
     CHECK(experts == std::array<std::int32_t, 3>{2, 3, 7});
+    op.best_alone = true; // the first and the third
+    choose(nullptr, nullptr);
+    CHECK(experts == std::array<std::int32_t, 3>{0, 4, 5});
+    op.best_alone = false;
+    choose(nullptr, nullptr);
     for (std::size_t i = 0; i < 3; i++) CHECK(std::abs(weights[i] - 2 * chances[std::size_t(experts[i])]) < 1e-6f);
     op.normalised = true;
     const std::array bias{0.0f, 0.0f, 0.0f, 0.0f, 0.3f, 0.0f, 0.0f, 0.0f}; // the third group instead of the last

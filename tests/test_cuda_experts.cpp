@@ -148,6 +148,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
             op.scale       = odd ? 2.5f : 1.0f;
             op.weight.rows = n;
             op.n_groups = n_groups, op.n_groups_used = (n_groups + 1) / 2;
+            op.best_alone         = turn % 3 == 1;
             op.score_scale        = odd ? 1.0f : 0.5f;
             const auto     scales = normal(std::size_t(n), random, 1);
             const OnDevice d_scales(gpu, scales);
@@ -174,6 +175,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                 r.gating = cuda::Gating(int(op.gating)), r.normalised = op.normalised, r.scale = op.scale;
                 r.n_groups = op.n_groups, r.n_groups_used = op.n_groups_used, r.score_scale = op.score_scale;
                 r.expert_scale = odd ? nullptr : d_scales.data;
+                r.best_alone   = op.best_alone;
 
                 std::vector<std::uint16_t> of_tiles[2]; // the gated sums, the same for any tile
                 for (const auto& [tile, on_wgmma] :

@@ -44,7 +44,8 @@ __device__ std::uint64_t best_groups(const Route& op, const std::uint32_t (&rank
         const unsigned      lanes = __ballot_sync(~0u, first == best);
         const std::uint32_t next =
             __reduce_max_sync(~0u, first == best && lane == __ffs(int(lanes)) - 1 ? second : first);
-        if (lane == g % 32) value[g / 32] = size > 1 ? unordered(best) + unordered(next) : unordered(best);
+        if (lane == g % 32)
+            value[g / 32] = size > 1 && !op.best_alone ? unordered(best) + unordered(next) : unordered(best);
     }
     std::uint64_t kept = 0;
     for (int j = 0; j < op.n_groups_used; j++) {

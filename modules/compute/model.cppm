@@ -125,9 +125,9 @@ public:
             (e.n > 0 && c_.family->dense_beside))
             other_ = value("other", hidden);
 
-        const TensorView& factors = !w_.rope_long                        ? w_.rope_freqs
-                                    : context > c_.rope_original_context ? w_.rope_long
-                                                                         : w_.rope_short;
+        const TensorView& factors = !w_.rope_long                 ? w_.rope_freqs
+                                    : uses_long_rope(c_, context) ? w_.rope_long
+                                                                  : w_.rope_short;
         if (c_.family->rope != RopePairs::none) rope_ = add_rope(c_, false, factors);
         if (std::ranges::any_of(c_.layers, &LayerConfig::local_rope)) local_rope_ = add_rope(c_, true, {});
         if (c_.draft)
@@ -480,7 +480,9 @@ private:
     void route(const ExpertTensorsOf<WeightHandle>& t, float score_scale) {
         const ExpertConfig& e = c_.experts;
         emit(Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale,
-                   e.n_groups, e.n_groups_used, score_scale, t.output_scale});
+                   e.n_groups, e.n_groups_used, score_scale, t.output_scale,
+                   // The sum of two came with the bias of DeepSeek-V3.
+                   e.gating == Gating::softmax && !t.choice_bias});
     }
 
     // out = the sum of the experts that route() has chosen; they may read and write a latent space (Nemotron 3 Super).

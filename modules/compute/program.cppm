@@ -189,7 +189,8 @@ struct Route {
     float        scale      = 1;
     int          n_groups = 1, n_groups_used = 1; // up to 64
     float        score_scale  = 1;
-    WeightHandle expert_scale = {}; // [experts], float32, or empty
+    WeightHandle expert_scale = {};    // [experts], float32, or empty
+    bool         best_alone   = false; // of groups: the highest sum counts alone (DeepSeek-V2)
 };
 
 // out [n_used · ff]: activation(x · gateᵀ) · (x · upᵀ) of each expert that a row chose. The order of rows and columns in `out` is the

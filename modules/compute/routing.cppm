@@ -26,7 +26,7 @@ static void softmax(std::span<float> scores) {
 
 // The groups of which experts are chosen, a bit for each. rank(e): the value by which an expert is chosen.
 template <class Rank>
-static std::uint64_t best_groups(int n_groups, int n_used, std::size_t group_size, const Rank& rank) {
+static std::uint64_t best_groups(const Route& op, std::size_t group_size, const Rank& rank) {
     constexpr float least = -std::numeric_limits<float>::infinity();
     std::uint64_t   kept  = 0;
     const auto      value = [&](int group) {
@@ -36,13 +36,13 @@ static std::uint64_t best_groups(int n_groups, int n_used, std::size_t group_siz
             second        = std::max(second, std::min(first, r));
             first         = std::max(first, r);
         }
-        return group_size > 1 ? first + second : first;
+        return group_size > 1 && !op.best_alone ? first + second : first;
     };
     std::array<float, 64> values{};
-    for (int g = 0; g < n_groups; g++) values[std::size_t(g)] = value(g);
-    for (int i = 0; i < n_used; i++) {
+    for (int g = 0; g < op.n_groups; g++) values[std::size_t(g)] = value(g);
+    for (int i = 0; i < op.n_groups_used; i++) {
         int best = -1; // the lowest of equal ones
-        for (int g = 0; g < n_groups; g++)
+        for (int g = 0; g < op.n_groups; g++)
             if ((kept >> g & 1) == 0 && (best < 0 || values[std::size_t(g)] > values[std::size_t(best)])) best = g;
         kept |= std::uint64_t(1) << best;
     }
@@ -62,7 +62,7 @@ void route(const Route& op, const float* choice_bias, float* scores, std::int32_
         return std::isnan(s) ? -std::numeric_limits<float>::infinity() : s;
     };
     const std::size_t   group_size = n / std::size_t(op.n_groups);
-    const std::uint64_t groups     = op.n_groups > 1 ? best_groups(op.n_groups, op.n_groups_used, group_size, rank) : 1;
+    const std::uint64_t groups     = op.n_groups > 1 ? best_groups(op, group_size, rank) : 1;
     std::size_t         taken      = 0;
     for (std::size_t e = 0; e < n; e++) {
         if ((groups >> (e / group_size) & 1) == 0) continue;

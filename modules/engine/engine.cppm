@@ -370,8 +370,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     // As the program of the model was made, before a context was chosen that memory is enough for.
-    const bool long_rope = bool(tensors->rope_long) && (wanted.context > 0 ? wanted.context : config->context_length) >
-                                                           config->rope_original_context;
+    const bool long_rope = bool(tensors->rope_long) &&
+                           uses_long_rope(*config, wanted.context > 0 ? wanted.context : config->context_length);
     const ModelConfig pooled = *config;
     auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*eagle), std::move(*adapters), std::move(*config),
                                        std::move(*tokenizer), std::move(*executor), scheduling,

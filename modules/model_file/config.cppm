@@ -141,6 +141,9 @@ bool is_foreign_architecture(std::string_view name);
 // `mtp`: with the layer for multi-token prediction. Error: the first key that is missing, of the wrong type, or makes no sense, with its
 // value; or that the file has no such layer.
 Result<ModelConfig> read_config(const Gguf& file, bool mtp = false);
+// Of two sets of RoPE factors (longrope): whether a context takes those of long ones. Its last token is never read, so that one more token than
+// the original context does not.
+bool uses_long_rope(const ModelConfig& config, int context) { return context - 1 > config.rope_original_context; }
 
 // True for a draft of EAGLE-3 (general.architecture "eagle3"), which is no model of its own.
 bool is_eagle_draft(const Gguf& file);
@@ -280,7 +283,7 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
     const int period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
     const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
-    const int step = keys.integer("interleave_moe_layer_step", 1, 1, 1 << 20); // of so many layers the last has experts
+    const int step = keys.integer("interleave_moe_layer_step", 1, 0, 1 << 20); // of so many layers the last has experts
     Temperature temperature = f.temperature;
     if (keys.has("attention.temperature_scale")) {
         temperature = {keys.number("attention.temperature_scale", {}, -1),
@@ -307,7 +310,7 @@ void read_layers(Keys& keys, ModelConfig& c, const std::vector<int>& ff_sizes, c
         l.mixer        = mixers[std::size_t(i)];
         l.feed_forward = !f.one_part || l.mixer == Mixer::none;
         l.local_rope   = f.local_rope && l.window > 0;
-        l.experts      = l.feed_forward && c.experts.n > 0 && i >= dense && (i + 1) % step == 0;
+        l.experts      = l.feed_forward && c.experts.n > 0 && i >= dense && step > 0 && (i + 1) % step == 0;
         l.bare_norm    = f.bare_qk_norm && l.rope && c.experts.n != f.no_norm_experts;
         l.chunked      = chunks && l.rope;
         if (l.chunked) l.window = f.chunk;

@@ -180,9 +180,11 @@ public:
         }
         bound_.insert(t);
         const TensorView view = t->view();
+        // Rows of one dimension more, which is 1, are the same bytes: kernels of a convolution as PyTorch has them.
+        const bool apart = t->dims[2] != 1 && t->dims[1] != 1;
         if (n > 1 ? t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != n || t->dims[3] != 1
-                  : t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
-            refuse(cat("tensor ", name, " is ", n > 1 ? sizes_of(*t) : shape_of(view.rows, view.cols),
+                  : apart || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
+            refuse(cat("tensor ", name, " is ", n > 1 || apart ? sizes_of(*t) : shape_of(view.rows, view.cols),
                        ", the model needs ",
                        n > 1 ? cat("[", n, " × ", rows, " × ", cols, "]") : shape_of(rows, cols)));
         return view;

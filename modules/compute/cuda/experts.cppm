@@ -142,6 +142,7 @@ cuda::Route lower_route(const Route& op, const DeviceWeights& weights, const std
     to.n_groups = op.n_groups, to.n_groups_used = op.n_groups_used;
     to.score_scale  = op.score_scale;
     to.expert_scale = weights.vector(op.expert_scale);
+    to.best_alone   = op.best_alone;
     return to;
 }
 
