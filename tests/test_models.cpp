@@ -781,6 +781,13 @@ TEST_CASE("a directory without models gets its first one later", "[models][serve
     std::filesystem::remove_all(directory);
 }
 
+TEST_CASE("a model that sleeps at once answers first", "[models][server]") {
+    const Server s({"--sleep-idle-seconds", "0", "--temp", "0"});
+    const Json   cold = s.ask("/v1/completions", completion("any"));
+    CHECK(s.ask("/v1/completions", completion("any"))["choices"] == cold["choices"]);
+    while (s.ask_get("/props")["is_sleeping"] != true) nap();
+}
+
 TEST_CASE("an idle model sleeps, and wakes for a request", "[models][server]") {
     const Server s({"--sleep-idle-seconds", "0.05", "--temp", "0"});
     const auto   asleep = [&] { return s.ask_get("/props")["is_sleeping"] == true; };

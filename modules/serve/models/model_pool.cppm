@@ -172,16 +172,17 @@ struct ModelPool::Entry {
     std::size_t                        host_bytes = 0; // of the host tier that this had
     std::shared_ptr<const ModelCard>   card;
     std::string                        asleep;
-    int                                users = 0, lookers = 0;     // leases
-    bool                               leaving   = false;          // no new lease; goes when there is none
-    bool                               to_sleep  = false;          // and then sleeps
-    bool                               cancelled = false;          // its load is to end
-    std::uint64_t                      ticket    = 0;              // to be loaded, the smallest first; 0: not
-    std::uint64_t                      last_use = 0, failures = 0; // the number of its last use; failed loads so far
-    TimePoint                          idle_since{};
-    std::optional<ApiError>            failure;              // of the last load, or of the engine
-    std::optional<FileStamp>           unusable, unreadable; // the file that could not be loaded; that has no card
-    std::vector<HttpPeer*>             watching;             // the clients of the lookers
+    int                                users = 0, lookers = 0; // leases
+    int                      waiting   = 0; // requests that wait for a lease: it does not sleep before they have one
+    bool                     leaving   = false;          // no new lease; goes when there is none
+    bool                     to_sleep  = false;          // and then sleeps
+    bool                     cancelled = false;          // its load is to end
+    std::uint64_t            ticket    = 0;              // to be loaded, the smallest first; 0: not
+    std::uint64_t            last_use = 0, failures = 0; // the number of its last use; failed loads so far
+    TimePoint                idle_since{};
+    std::optional<ApiError>  failure;              // of the last load, or of the engine
+    std::optional<FileStamp> unusable, unreadable; // the file that could not be loaded; that has no card
+    std::vector<HttpPeer*>   watching;             // the clients of the lookers
     std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
     // The scales that POST /lora-adapters has set for its last host; nothing: the scales are those of the flags.
     std::optional<std::vector<AdapterUse>> scales;
@@ -316,7 +317,11 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
     std::shared_ptr<Entry>      found;
     std::uint64_t               failures = 0;
     bool                        counted  = false;
-    const std::shared_ptr<void> count(nullptr, [&](void*) { n_waiting_ -= counted; });
+    std::shared_ptr<Entry>      awaited; // has this request among its waiting ones
+    const std::shared_ptr<void> count(nullptr, [&](void*) {
+        n_waiting_ -= counted;
+        if (awaited && --awaited->waiting == 0) work_.notify_all(); // it may sleep now
+    });
     while (true) {
         if (!found || found->removed) { // perhaps another file has its name now
             found = find(wanted.name);
@@ -344,6 +349,11 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
             return std::unexpected(
                 ApiError{429, cat("the queue is full: ", n_waiting_, " requests wait for models"), "", "queue_full"});
         n_waiting_ += !std::exchange(counted, true);
+        if (awaited != found) {
+            if (awaited) awaited->waiting--;
+            awaited = found;
+            awaited->waiting++;
+        }
         changed_.wait_for(lock, std::chrono::milliseconds(100)); // nothing wakes this thread when the client has gone
         lock.unlock();
         const bool gone = wanted.gone();
@@ -490,7 +500,7 @@ std::optional<double> ModelPool::seconds_to_sleep(TimePoint now) {
     double next = 3600;
     bool   any  = false;
     for (const auto& e : entries_) {
-        if (!e->host || e->leaving || e->users > 0) continue;
+        if (!e->host || e->leaving || e->users > 0 || e->waiting > 0) continue;
         const std::optional<double> left = left_awake(*e, now);
         if (left && *left <= 0) any = e->leaving = e->to_sleep = true;
         else if (left) next = std::min(next, *left + 0.001);
