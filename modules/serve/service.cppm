@@ -387,8 +387,12 @@ void Service::deliver(std::vector<Output>& events) {
             continue;
         }
         const std::size_t bytes = bytes_of(e);
-        auto              at =
-            std::ranges::find_if(queue.outputs, [&](const Output& o) { return o.id == e.id && o.index == e.index; });
+        // An error stands behind the tokens that came before it: they are still delivered.
+        const bool error =
+            e.finish == FinishReason::unmet || e.finish == FinishReason::failed || e.finish == FinishReason::refused;
+        auto at = error ? queue.outputs.end() : std::ranges::find_if(queue.outputs, [&](const Output& o) {
+            return o.id == e.id && o.index == e.index;
+        });
         if (at == queue.outputs.end()) at = queue.outputs.insert(at, std::move(e));
         else append(*at, e);
         at->times.resize(at->tokens.size(), now);

@@ -158,8 +158,10 @@ std::optional<ApiError> Generation::error_of(const Output& output) {
 
 std::optional<ApiError> Generation::wait_for_first(double seconds) {
     more_ = handle_->wait(seconds, first_);
-    for (const Output& output : first_)
+    for (const Output& output : first_) {
         if (auto error = error_of(output)) return error;
+        if (!output.tokens.empty()) break; // the answer begins, whatever comes behind
+    }
     return std::nullopt;
 }
 
