@@ -49,9 +49,22 @@ TEST_CASE("a file that is written in place fails its engine alone, with a senten
     const Answer before = run_one(same, greedy(prompt_of(20, 1), 4)).by_index.at(0);
     set_times(file); // alone
     CHECK(why_it_fails(same).empty());
+    { // a weight that no sample has
+        std::fstream      in_place(file, std::ios::binary | std::ios::in | std::ios::out);
+        const std::size_t at = fs::file_size(file) - 1000;
+        in_place.seekg(std::streamoff(at));
+        const int byte = in_place.get();
+        in_place.seekp(std::streamoff(at));
+        in_place.put(char(byte ^ 1));
+    }
+    CHECK(why_it_fails(same) == failed);
+    write(original, file);
+    Engine again = load(file.string(), o);
+    set_times(file);
+    CHECK(why_it_fails(again).empty());
     write(other, file);
     set_times(file); // those that it had
-    CHECK(why_it_fails(same) == failed);
+    CHECK(why_it_fails(again) == failed);
     write(original, file);
     Engine shorter = load(file.string(), o);
     fs::resize_file(file, fs::file_size(file) - 100); // within its last page, while no request is there

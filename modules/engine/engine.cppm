@@ -610,9 +610,13 @@ Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cip
     Result<std::unique_ptr<SegmentFiles>> segments =
         options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
     if (!segments) return std::unexpected(segments.error());
-    const int   threads    = options.device == "cpu" ? options.threads : physical_cores();
-    const auto  weights_of = [&](const Gguf& f) { return full_fingerprint(f, threads, options.kv_dir); };
-    std::string basis      = basis_of_kv(weights_of(file), long_rope, options, executor->numerics());
+    const int  threads    = options.device == "cpu" ? options.threads : physical_cores();
+    const auto weights_of = [&](const Gguf& f) {
+        const std::uint64_t hash = full_fingerprint(f, threads, options.kv_dir);
+        watched.compare_all(f, hash, threads);
+        return hash;
+    };
+    std::string basis = basis_of_kv(weights_of(file), long_rope, options, executor->numerics());
     if (eagle_file) basis += cat(", draft ", weights_of(*eagle_file)); // blocks have its K and V, too
     const std::uint64_t model = hash_bytes(basis);
     files                     = std::make_unique<DiskRequests>(

@@ -106,8 +106,10 @@ std::uint64_t full_fingerprint(const Gguf& file, int threads, const std::string&
     if (state.empty()) return hash_of_weights(file, threads);
     const std::uint64_t key  = hash_bytes(state, fingerprint(file));
     const std::string   path = directory + "/weights";
-    std::ifstream       in(path);
-    int                 n = 0;
+    if (std::error_code error; std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error))
+        return hash_of_weights(file, threads);
+    std::ifstream in(path);
+    int           n = 0;
     for (std::string line; std::getline(in, line) && line.size() < 200; n++) {
         const auto words = split(line, ' ');
         const auto hash  = words.size() == 3 ? to_number<std::uint64_t>(words[1]) : std::nullopt;

@@ -113,7 +113,7 @@ std::string readable_slot(const std::string& directory) {
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
         const std::string path = entry.path().string();
-        if (path.find(".slot", directory.size()) == path.npos) continue;
+        if (path.find(".slot", directory.size()) == path.npos || !entry.is_regular_file(error)) continue;
         std::ifstream file(path, std::ios::binary);
         SlotHead      head;
         if (file.read(reinterpret_cast<char*>(&head), sizeof head) && head.magic == slot_magic &&

@@ -238,8 +238,9 @@ std::string read_speculative_config(const CLI::App& app, const std::string& text
             return cat("quire has nothing like ", quote(name));
         } else if (number == &read.most && value.is_number_integer() && value > most_drafts) {
             read.most = clamped_drafts(app, "num_speculative_tokens of --speculative-config", value.get<double>());
-        } else if (!value.is_number_integer() || value < 1 || value > most_drafts) {
-            return cat(quote(name), " is not a whole number in 1..", most_drafts);
+        } else if (const int most = number == &read.most ? most_drafts : most_ngram;
+                   !value.is_number_integer() || value < 1 || value > most) {
+            return cat(quote(name), " is not a whole number in 1..", most);
         } else {
             *number = value.get<int>();
         }
@@ -382,7 +383,7 @@ void add_adapter_flags(CLI::App& app, EngineOptions& options) {
         [&adapters](const Lists& lists) {
             add_adapters("--lora", lists, adapters, [](const std::string& path, AdapterOption& adapter) {
                 adapter.path = path;
-                return std::string();
+                return std::string(path.empty() ? "the name of a file is empty" : "");
             });
         },
         "FILE,...", "LoRA adapters (GGUF) that are applied to requests that name none");
