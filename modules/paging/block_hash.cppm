@@ -29,7 +29,7 @@ struct CacheNamespace {
 // The empty salt is the shared namespace.
 CacheNamespace cache_namespace(std::string_view salt);
 
-// The part of a namespace in which K and V are those of a model with adapters. `adapters`: bytes that say which ones, equal in every process;
+// The part of a namespace in which K and V are those of a model with adapters. `adapters`: bytes that identify the adapters, the same in every process;
 // none: the namespace itself.
 CacheNamespace with_adapters(const CacheNamespace& space, std::string_view adapters);
 

@@ -113,17 +113,18 @@ private:
     inline void unlink(BlockId block) { unlink(counted_list(at(block), -1), at(block)); }
     BlockId     take_bundle(int lane);
 
-    int                     n_blocks_, block_size_;
-    FreeOrder               reuse_;
-    std::array<int, 8>      bundles_{}; // blocks of a bundle, by lane
-    std::vector<Block>      blocks_;    // [n_ids]
-    std::vector<BlockId>    rest_;      // [n_blocks] see next_of(); empty where bundles have one block
-    std::vector<BlockId>    first_;     // [n_ids] the first block of its bundle, or -1 if it is that; empty as rest_
-    std::vector<Token>      tokens_;    // [n_ids × block_size] guards against collisions of hashes
-    std::array<FreeList, 4> free_;      // blocks that are not cached, cached blocks; then such markers
-    std::vector<BlockId>    held_;      // in the order in which they were held
-    int                     n_free_ = 0, n_cached_free_ = 0, n_held_ = 0;
-    std::uint8_t            one_block_ = 0; // the lane of free blocks, whose bundles have one block
+    int                  n_blocks_, block_size_;
+    FreeOrder            reuse_;
+    std::array<int, 8>   bundles_{}; // blocks of a bundle, by lane
+    std::vector<Block>   blocks_;    // [n_ids]
+    std::vector<BlockId> rest_;      // [n_blocks] see next_of(); empty where bundles have one block
+    std::vector<BlockId> first_;     // [n_ids] the first block of its bundle, or -1 if it is that; empty as rest_
+    std::vector<Token>   tokens_;    // [n_ids × block_size] guards against collisions of hashes
+    std::array<FreeList, 4>
+                         free_; // free blocks that are not cached, cached free blocks; then the free markers, likewise
+    std::vector<BlockId> held_; // in the order in which they were held
+    int                  n_free_ = 0, n_cached_free_ = 0, n_held_ = 0;
+    std::uint8_t         one_block_ = 0; // the lane of free blocks, whose bundles have one block
 };
 
 inline void BlockPool::push_back(BlockId id) {

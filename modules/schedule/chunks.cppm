@@ -50,7 +50,7 @@ private:
     const Checkpoints& checkpoints_;
     int                tokens_ = 0; // of the step
     std::vector<Claim> claims_;
-    // By all claims together: tokens; rows that they cannot do without; and how many of the claims are prompts.
+    // Of all claims: their tokens, the rows that they need at least, and the number of prompts among them.
     int claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0;
 };
 

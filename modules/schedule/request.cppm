@@ -32,8 +32,8 @@ struct Request {
     int           priority       = 0; // lower runs first, as in vLLM
     std::string   cache_salt;         // KV is shared only with requests of the same salt
     bool          uses_cache = true;  // false: it finds nothing in the prefix cache, and leaves nothing there
-    // In ascending order, without scales of 0: KV is shared only with requests of the same adapters and scales. Nothing: those that the engine
-    // applies to requests that do not say; submit() fills them in.
+    // In ascending order, without scales of 0: KV is shared only with requests of the same adapters and scales. None: submit()
+    // fills in the engine's adapters for requests that name none.
     std::optional<std::vector<AdapterUse>> adapters;
     // Pins the prompt: it is computed once and not evicted until cancel(); nothing is generated.
     bool pin = false;

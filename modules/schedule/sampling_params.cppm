@@ -44,7 +44,7 @@ struct SamplingParams {
     DryParams                            dry;
     std::uint64_t                        seed = 0;
     int logprobs                              = -1; // log-probabilities of that many best tokens per position; -1: none
-    // They are those of the tokens that the samplers leave, in place of the model's own: tokens without a chance have none.
+    // True: log-probabilities are of the distribution that the samplers leave, in place of the model's. A token that they exclude has none.
     bool after_samplers = false;
 
     double first_mu() const { return 2 * double(mirostat_tau); } // mirostat's state before the first token

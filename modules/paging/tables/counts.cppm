@@ -26,7 +26,7 @@ public:
     // -- for counts of other parts
 
     void begin(std::span<const TableId> closing); // a count for which these tables are gone
-    void end();                                   // everything is there again
+    void end();                                   // the count ends: no table and no sharer is gone
     // One more sharer of a block is gone.
     inline void leave(BlockId block) {
         if (leaving_[std::size_t(block)]++ == 0) touched_.push_back(block);

@@ -8,7 +8,7 @@ export namespace quire {
 
 // A loaded model.
 struct Resident {
-    std::size_t   bytes     = 0; // that come free when it leaves
+    std::size_t   bytes     = 0; // that are free again when the model leaves
     std::uint64_t last_used = 0; // a larger number is later
     bool          answers   = false;
 };
