@@ -28,17 +28,17 @@ struct PoolOptions {
     Say say         = [](const std::string&, bool) {}; // to the log
     // Describes a model before it sleeps: ModelView::asleep.
     std::function<std::string(const ApiContext& api)> describe = [](const ApiContext&) { return std::string(); };
-    // Lists the models again, on any thread; where there are many.
+    // Lists the models again, where `many`. Called on any thread, by one at a time.
     std::function<Result<std::vector<ModelSetup>>()> list = [] { return std::vector<ModelSetup>(); };
 };
 
 // A request for a model.
 struct ModelWanted {
-    std::string           name;            // as the client wrote it; "": none
-    bool                  autoload = true; // false: only a model that is loaded, or sleeps
-    bool                  wakes    = true; // false: nor one that sleeps
-    bool                  answers  = true; // false: it looks at the model, which may leave soon and counts as idle
-    std::function<bool()> gone     = [] { return false; }; // the client has hung up
+    std::string name;                  // as the client wrote it; "": none
+    bool        autoload       = true; // false: only a model that is loaded, or sleeps
+    bool        wakes          = true; // false: only a model that is loaded, not one that sleeps
+    bool        answers        = true; // false: the request only looks at the model, which counts as idle and may leave
+    std::function<bool()> gone = [] { return false; }; // the client has hung up
     HttpPeer* peer = nullptr; // the client, which outlives the lease: one that looks for too long is cut off
 };
 
@@ -336,6 +336,9 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
         if (e.failures != failures)
             return std::unexpected(e.failure.value_or(ApiError{
                 503, cat("the model ", quote(e.setup.id), " could not be loaded"), "model", "model_not_loaded"}));
+        if (!counted && n_waiting_ >= options_.max_waiting)
+            return std::unexpected(
+                ApiError{429, cat("the queue is full: ", n_waiting_, " requests wait for models"), "", "queue_full"});
         const bool may_load = e.status == ModelStatus::sleeping || e.to_sleep ? wanted.wakes : wanted.autoload;
         if (e.ticket == 0 && (e.status != ModelStatus::loading || e.cancelled)) {
             if (!may_load)
@@ -345,9 +348,6 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
             e.ticket = ++last_ticket_;
             work_.notify_all();
         }
-        if (!counted && n_waiting_ >= options_.max_waiting)
-            return std::unexpected(
-                ApiError{429, cat("the queue is full: ", n_waiting_, " requests wait for models"), "", "queue_full"});
         n_waiting_ += !std::exchange(counted, true);
         if (awaited != found) {
             if (awaited) awaited->waiting--;

@@ -59,6 +59,8 @@ Result<void> Relisting::wait(const std::function<bool()>& gone) {
             if (setups) take_(std::move(*setups));
         } catch (const std::bad_alloc&) {
             setups = fail("there is not enough memory");
+        } catch (const std::exception& error) { // else no later listing would begin
+            setups = fail(error.what());
         }
         const TimePoint end = std::chrono::steady_clock::now();
         lock.lock();
