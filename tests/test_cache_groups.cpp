@@ -476,6 +476,23 @@ TEST_CASE("a state that is noted at the end of a block becomes a checkpoint when
     m.check_invariants();
 }
 
+TEST_CASE("a swap that finds no room leaves the table as it was", "[blocks]") {
+    BlockManager             m({.n_blocks = 60, .block_size = 4, .n_swap = 2, .layout = with_states(true)});
+    const std::vector<Token> tokens = text(40);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, std::span(tokens).first(7)));
+    run_to(m, t, tokens, 8);
+    m.note_last(t);
+    run_to(m, t, tokens, 9);
+    const int held = m.n_held(t);
+    CHECK_FALSE(m.swap_out(std::array{t}));
+    CHECK(m.n_held(t) == held);
+    m.check_invariants();
+    CHECK(m.keep_last(t, tokens)); // a preemption for recomputation goes on from the noted state
+    m.close_table(t);
+    m.check_invariants();
+}
+
 TEST_CASE("where there is no room for another state, one that is noted is written over", "[blocks]") {
     BlockManager             m({.n_blocks = 8, .block_size = 4, .layout = with_states()});
     const std::vector<Token> tokens = text(20);

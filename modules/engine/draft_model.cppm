@@ -120,7 +120,7 @@ EngineOptions options_of(const EngineOptions& o, const Gguf& target, const Model
     const auto bytes          = [&](const ModelConfig& c) { return double(KvCache::bytes_per_token(c, o.kv_type)); };
     mine.pool_share           = o.pool_share * bytes(config) / (bytes(config) + bytes(target_config));
     for (const GgufTensor& t : target.tensors()) mine.set_aside += t.bytes;
-    if (o.kv_blocks > 0) mine.set_aside += std::size_t(o.kv_blocks * o.block_size * bytes(target_config));
+    if (o.kv_blocks > 0) mine.set_aside += std::size_t(double(o.kv_blocks) * o.block_size * bytes(target_config));
     return mine;
 }
 

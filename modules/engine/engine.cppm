@@ -128,8 +128,8 @@ public:
     // many seconds.
     void flush(double seconds);
 
-    // The owner's thread, when no request is left, as the last call: what the prefix cache has, up to so many bytes, if there is a host tier and no
-    // files, which would have it. Null: nothing.
+    // The owner's thread, when no request is left, as the last call. Returns a copy of the prefix cache of at most `most_bytes`. Null: there is no
+    // host tier, or nothing to copy, or files have the cache.
     std::shared_ptr<const ParkedCache> park(std::size_t most_bytes);
     // Blocks that load() has taken from a parked cache.
     int n_taken() const;
@@ -205,6 +205,9 @@ struct Engine::Impl {
     std::mutex                                 mutex;
     std::vector<std::pair<RequestId, Request>> submitted;
     std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
+    // What take_inbox() has taken of both, so that other threads do not wait while it works.
+    std::vector<std::pair<RequestId, Request>> taken;
+    std::vector<std::pair<RequestId, int>>     taken_cancelled;
     RequestId                                  next_id = 1;
     std::vector<AdapterUse>                    usual_adapters; // of requests that name none
 
@@ -570,17 +573,21 @@ void Engine::Impl::check_files(bool at_once) {
 }
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
-    std::scoped_lock lock(mutex);
-    if (!submitted.empty()) check_files(true);
-    for (auto& [id, request] : submitted)
+    {
+        const std::scoped_lock lock(mutex);
+        std::swap(submitted, taken);
+        std::swap(cancelled, taken_cancelled);
+    }
+    if (!taken.empty()) check_files(true);
+    for (auto& [id, request] : taken)
         if (!files || !files->take(id, request)) scheduler.add(id, std::move(request));
-    submitted.clear();
-    for (auto [id, index] : cancelled) {
+    taken.clear();
+    for (auto [id, index] : taken_cancelled) {
         if (files) files->pass_on(id);
         if (index < 0) decoder.finish(id, FinishReason::cancelled, "", out);
         else decoder.cancel_answer(id, index, out);
     }
-    cancelled.clear();
+    taken_cancelled.clear();
     if (!files) return;
     for (const CacheMoved& moved : files->take_moved()) {
         Output& output       = out.emplace_back();

@@ -44,7 +44,7 @@ struct HostUnit {
     bool                 is_read = false; // a file had it
 };
 
-// A unit with all that an engine needs which takes the place of this one.
+// A unit with all that the next engine of the same model needs.
 struct KeptUnit {
     int                  lane   = 0;
     CacheEntry           entry  = {};
@@ -83,7 +83,7 @@ public:
     // A unit is the source of a copy to the device: it stays what it is until the moves are taken, and then counts as just used.
     void load(BlockId unit);
     void clear(); // forgets all units that are neither lent nor kept for a prompt
-    // Texts that a prompt goes on behind: their units that are here are not forgotten before let_go() has what keep() returned.
+    // Keeps the units of `texts`, which a prompt continues, until let_go() gets the list that keep() returns.
     std::vector<BlockId> keep(std::span<const Prefix> texts);
     void                 let_go(std::span<const BlockId> units);
     int n_kept_for(BlockId unit) const { return kept_.empty() ? 0 : kept_[std::size_t(unit)]; } // prompts
@@ -384,7 +384,7 @@ void HostTier::give_back(BlockId unit, bool in_files) {
     if (n_kept_for(unit) > 0) n_kept_back_ += pool_.n_blocks(unit);
     const bool cached            = pool_.state(unit) == HashState::cached;
     in_files_[std::size_t(unit)] = cached && in_files;
-    if (cached) use(unit);
+    if (cached && n_kept_for(unit) == 0) use(unit);
     pool_.release(unit);
 }
 
@@ -403,6 +403,7 @@ std::vector<BlockId> HostTier::keep(std::span<const Prefix> texts) {
         for (int lane = 0; lane < n_lanes_; lane++)
             if (const BlockId unit = find(text, lane); unit >= 0) {
                 if (kept_[std::size_t(unit)]++ == 0 && !is_lent(unit)) n_kept_back_ += pool_.n_blocks(unit);
+                drop_value(unit); // else each least_value() would pass it
                 pool_.acquire(unit);
                 units.push_back(unit);
             }
@@ -412,7 +413,7 @@ std::vector<BlockId> HostTier::keep(std::span<const Prefix> texts) {
 void HostTier::let_go(std::span<const BlockId> units) {
     for (BlockId unit : units) {
         if (--kept_[std::size_t(unit)] == 0 && !is_lent(unit)) n_kept_back_ -= pool_.n_blocks(unit);
-        if (!is_lent(unit)) use(unit);
+        if (!is_lent(unit) && n_kept_for(unit) == 0) use(unit);
         pool_.release(unit);
     }
 }
@@ -472,7 +473,7 @@ void HostTier::log_changes(bool on) {
     for (BlockId unit : ids) log(unit, true);
 }
 
-// Blocks of the first lane, and states, of the shared namespace; as PrefixCache does.
+// Blocks of the first lane of the shared namespace. States in host memory are not logged.
 void HostTier::log(BlockId unit, bool stored) {
     const CacheEntry& entry = pool_.entry(unit);
     if (!logging_ || pool_.lane(unit) != 0 || entry.space != CacheNamespace{}) return;
@@ -492,9 +493,9 @@ void HostTier::check_invariants() const {
         const bool        swapped = pool_.ref_count(unit) > 0 && !lent && n_kept_for(unit) == 0;
         if (pool_.bundle_of(unit) != unit || entry.state != HashState::cached || swapped) continue;
         n++;
-        check(lent || pool_.n_blocks(unit) == 0 || by_value_.contains({values_[std::size_t(unit)], unit}),
-              "a unit in host memory has no value");
-        n_valued += !lent && pool_.n_blocks(unit) > 0;
+        const bool valued = !lent && n_kept_for(unit) == 0 && pool_.n_blocks(unit) > 0;
+        check(!valued || by_value_.contains({values_[std::size_t(unit)], unit}), "a unit in host memory has no value");
+        n_valued += valued;
         check(index_.find(key_of(entry.hash, pool_.lane(unit))) == unit, "a unit in host memory is not in the index");
     }
     check(n_valued == int(by_value_.size()), "host memory has the value of a unit that is not there");

@@ -19,7 +19,7 @@ public:
     std::span<const Group> running() const { return running_; }
     std::span<const Group> pinned() const { return pinned_; }
     int                    n_waiting() const { return int(queue_.size()); } // including preempted groups
-    int                    n_swapped() const;                               // of these
+    int                    n_swapped() const { return n_swapped_; }         // of these
     int                    n_sequences() const { return n_sequences_; }     // that running groups can have at once
     SequenceGroup*         find(RequestId id) const;                        // null: there is none
     // Whether a group can run beside the first n_staying running groups: they have places for its sequences.
@@ -43,7 +43,7 @@ private:
     std::map<QueueKey, Group>                     queue_;
     std::vector<Group>                            running_, pinned_;
     std::unordered_map<RequestId, SequenceGroup*> index_; // of all lists
-    int                                           max_sequences_, n_sequences_ = 0;
+    int                                           max_sequences_, n_sequences_ = 0, n_swapped_ = 0;
 };
 
 } // namespace quire
@@ -54,11 +54,6 @@ namespace quire {
 
 GroupLists::GroupLists(int max_sequences) : max_sequences_(max_sequences) {
     running_.reserve(std::size_t(max_sequences));
-}
-
-int GroupLists::n_swapped() const {
-    return int(std::ranges::count_if(
-        queue_, [](const auto& waiting) { return waiting.second->status == GroupStatus::swapped; }));
 }
 
 SequenceGroup* GroupLists::find(RequestId id) const {
@@ -80,7 +75,10 @@ void GroupLists::add(Group group) {
 
 GroupLists::Group GroupLists::remove(SequenceGroup& group) {
     index_.erase(group.id);
-    if (const auto at = queue_.find(group.key); at != queue_.end()) return std::move(queue_.extract(at).mapped());
+    if (const auto at = queue_.find(group.key); at != queue_.end()) {
+        n_swapped_ -= group.status == GroupStatus::swapped;
+        return std::move(queue_.extract(at).mapped());
+    }
     Group owned;
     for (std::vector<Group>* list : {&running_, &pinned_}) {
         const auto at = place_of(*list, group);
@@ -96,6 +94,8 @@ GroupLists::Group GroupLists::remove(SequenceGroup& group) {
 void GroupLists::start_first() {
     Group group = std::move(queue_.extract(queue_.begin()).mapped());
     n_sequences_ += group->request.width();
+    n_swapped_ -= group->status == GroupStatus::swapped;
+    group->status = GroupStatus::running;
     const auto at = std::ranges::find_if(running_, [&](const Group& g) { return group->key < g->key; });
     running_.insert(at, std::move(group));
 }
@@ -104,6 +104,7 @@ void GroupLists::to_queue(std::size_t i) {
     Group group = std::move(running_[i]);
     running_.erase(running_.begin() + std::ptrdiff_t(i));
     n_sequences_ -= group->request.width();
+    n_swapped_ += group->status == GroupStatus::swapped;
     const QueueKey key = group->key;
     queue_.emplace(key, std::move(group));
 }
@@ -129,6 +130,9 @@ void GroupLists::view(const BlockManager& blocks, Snapshot& snapshot) const {
 
 void GroupLists::check_invariants(const BlockManager& blocks) const {
     int sequences = 0;
+    check(n_swapped_ == int(std::ranges::count_if(
+                            queue_, [](const auto& one) { return one.second->status == GroupStatus::swapped; })),
+          "the count of swapped requests is wrong");
     check(queue_.size() + running_.size() + pinned_.size() == index_.size(), "a request is lost, or in two places");
     for (std::size_t i = 0; i < running_.size(); i++) {
         const SequenceGroup& group = *running_[i];

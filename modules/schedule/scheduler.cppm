@@ -460,8 +460,7 @@ bool Scheduler::admit_next() {
         head.sequences.reserve(std::size_t(head.request.width()));
         head.tables.reserve(std::size_t(head.request.width()));
     }
-    head.status = GroupStatus::running;
-    head.ready  = false; // as it may have been left by the step before its preemption
+    head.ready = false; // as it may have been left by the step before its preemption
     lists_.start_first();
     if (!head.waits() && supply_.allocate_slots(head)) shares_.add(head, blocks_);
     return true;

@@ -76,23 +76,26 @@ private:
     bool                              write_now(const HostUnit& unit, bool& is_there);
     std::vector<std::span<std::byte>> memory_of(const HostUnit& unit) const;
     int                               first_seen(int lane, int n_blocks) const; // by the token behind so many blocks
+    void                              take_changes();
     void                              publish_counts();
 
-    DiskTierOptions               o_;
-    std::unique_ptr<SegmentStore> store_; // the thread's
-    std::uint64_t                 first_serial_;
-    SegmentsFound                 found_;
-    std::atomic<std::size_t>      n_records_ = 0;
-    std::atomic<std::uint64_t>    bytes_     = 0;
-    std::atomic<bool>             has_done_  = false;
-    mutable std::mutex            mutex_;
-    std::condition_variable       work_, results_;
-    std::deque<DiskFound>         reads_; // before writes: requests wait for them
-    std::deque<HostUnit>          writes_;
-    DiskDone                      done_;
-    SegmentStats                  stats_;
-    bool                          ends_ = false;
-    std::thread                   thread_;
+    DiskTierOptions                o_;
+    std::unique_ptr<SegmentStore>  store_; // the thread's
+    std::uint64_t                  first_serial_;
+    SegmentsFound                  found_;
+    std::atomic<std::size_t>       n_records_ = 0;
+    std::atomic<std::uint64_t>     bytes_     = 0;
+    std::atomic<bool>              has_done_  = false;
+    mutable std::mutex             mutex_;
+    std::condition_variable        work_, results_;
+    std::deque<DiskFound>          reads_; // before writes: requests wait for them
+    std::deque<HostUnit>           writes_;
+    std::vector<TextChange>        changes_; // the thread's, like the next: not published yet
+    std::vector<SegmentStore::Key> gone_;
+    DiskDone                       done_;
+    SegmentStats                   stats_;
+    bool                           ends_ = false;
+    std::thread                    thread_;
 };
 
 } // namespace quire
@@ -104,6 +107,7 @@ namespace quire {
 DiskTier::DiskTier(DiskTierOptions options)
     : o_(std::move(options)), store_(std::make_unique<SegmentStore>(o_.segments, std::move(o_.files))),
       first_serial_(store_->first_serial()), found_(store_->found()) {
+    take_changes();
     publish_counts();
     has_done_ = !done_.changes.empty();
     if (!o_.jobs) thread_ = std::thread([this] { run(); });
@@ -161,8 +165,14 @@ void DiskTier::publish_counts() {
     n_records_ = store_->n_records();
     bytes_     = store_->bytes();
     stats_     = store_->stats();
-    for (TextChange& change : store_->take_changes()) done_.changes.push_back(std::move(change));
-    for (const SegmentStore::Key& key : store_->take_gone()) done_.gone.push_back(key);
+    for (TextChange& change : changes_) done_.changes.push_back(std::move(change));
+    done_.gone.insert(done_.gone.end(), gone_.begin(), gone_.end());
+}
+
+// Without the lock, which the engine's thread takes in each step: the keys of what is gone are searched among all names.
+void DiskTier::take_changes() {
+    changes_ = store_->take_changes();
+    gone_    = store_->take_gone();
 }
 
 void DiskTier::run() {
@@ -178,6 +188,7 @@ bool DiskTier::do_one(std::unique_lock<std::mutex>& lock) {
         reads_.pop_front();
         lock.unlock();
         read_now(found);
+        take_changes();
         lock.lock();
         done_.read.push_back(std::move(found));
     } else if (!writes_.empty()) {
@@ -185,6 +196,7 @@ bool DiskTier::do_one(std::unique_lock<std::mutex>& lock) {
         bool            is_there = false;
         lock.unlock();
         const bool done = write_now(unit, is_there);
+        take_changes();
         lock.lock();
         if (done) {
             done_.written.push_back({unit.unit, is_there});

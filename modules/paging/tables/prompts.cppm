@@ -308,8 +308,11 @@ void pin_table(BlockTables& tables, TableId id, std::span<const Token> tokens) {
 // The entry of the prefix cache that ends with these tokens, whole blocks; or -1.
 BlockId entry_of(const BlockTables& tables, const BlockTable& table, std::span<const Token> tokens) {
     const PrefixCache& cache = tables.cache;
-    Prefix             parent{chain_root(table.space)};
-    BlockId            here = -1;
+    // The table may know it: of a long text, without hashing it from its beginning.
+    if (std::size_t(table.n_hashed) * std::size_t(tables.block_size()) == tokens.size())
+        if (const BlockId end = cache.block_of(table.prefix); end >= 0) return end;
+    Prefix  parent{chain_root(table.space)};
+    BlockId here = -1;
     for (std::size_t i = 0; (i + 1) * std::size_t(tables.block_size()) <= tokens.size(); i++) {
         const std::span<const Token> want = tokens_of(tables, i, tokens);
         here                              = cache.find(cache.hash_of(parent, want));

@@ -77,14 +77,23 @@ void TableSwaps::each_entry(BlockTable& table, Body&& body) const {
 }
 
 bool TableSwaps::swap_out(std::span<const TableId> tables) {
-    for (TableId id : tables) { // what no step has written needs no room
+    int n = 0; // blocks that move
+    counts_.begin({});
+    for (TableId id : tables) {
         BlockTable& table = tables_.at(id);
         check(!table.swapped && !table.pinned, "a table was swapped out twice");
+        each_entry(table, [&](std::size_t, BlockId entry) {
+            if (entry >= 0 && counts_.is_new(entry)) n += tables_.pool.n_blocks(entry);
+        });
+    }
+    counts_.end();
+    if (n > pool_.n_free()) return false;
+    for (TableId id : tables) { // what no step has written does not move
+        BlockTable& table = tables_.at(id);
         for (BlockId* unit : {&table.next_state, &table.later_state, &table.last_state})
             if (*unit >= 0) tables_.release(std::exchange(*unit, -1));
         table.last_at = 0;
     }
-    if (counts_.distinct_blocks(tables) > pool_.n_free()) return false;
     for (TableId id : tables)
         each_entry(tables_.at(id), [&](std::size_t l, BlockId entry) {
             if (!tables_.has_memory(l)) return;
