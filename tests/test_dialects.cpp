@@ -833,3 +833,20 @@ TEST_CASE("/slots lists what runs", "[server][dialects]") {
     s.until_idle();
     CHECK(Plain::parse(s.get("/slots").body)[0]["is_processing"] == false);
 }
+
+TEST_CASE("a required call that ends within its mark has no content", "[server][dialects]") {
+    const Server s({"--tool-format", "deepseek", "--temp", "0"});
+    const Json   none{{"type", "object"}, {"properties", Json::object()}};
+    const Json   tool{{"type", "function"}, {"function", {{"name", "f"}, {"description", "d"}, {"parameters", none}}}};
+    Json         body{{"messages", user("Hi")}, {"tool_choice", "required"}, {"tools", Json::array({tool})}};
+    int          cut = 0;
+    for (int n = 1; n <= 60; n++) { // in the middle of a character, too
+        body["max_tokens"] = n;
+        const Json answer  = s.ask("/v1/chat/completions", body)["choices"][0];
+        INFO(answer.dump());
+        const Json& content = answer["message"]["content"];
+        CHECK((content.is_null() || content == ""));
+        cut += answer["finish_reason"] == "length";
+    }
+    CHECK(cut > 20);
+}

@@ -150,6 +150,7 @@ TEST_CASE("responses that are malformed are refused with their place", "[dialect
     says(R"("input":[{"role":"user"}])", "input", "input[0] has no content");
     says(R"("input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}])", "input", "'input_image'");
     says(R"("input":[{"type":"web_search_call"}])", "input", "'web_search_call'");
+    says(R"("input":[{"type":"reasoning","summary":[]}])", "input", "input has no message");
     says(R"("input":[{"type":"item_reference","id":"x"}])", "input", "nothing is stored here");
     says(R"("input":[{"type":"function_call_output","call_id":"x","output":"1"}])", "input",
          "No tool call found for function call output with call_id x.");
@@ -339,6 +340,11 @@ TEST_CASE("/v1/responses answers as the chat does", "[server][dialects]") {
     CHECK(first["id"] != second["id"]);
     for (const Plain& one : {first, second})
         CHECK(s.ask_get("/v1/responses/" + one["id"].get<std::string>())["output"] == one["output"]);
+    CHECK(s.get("/v1/responses/" + first["id"].get<std::string>() + "?stream=true").status == 400);
+    const Plain bogus{{"format", {{"type", "json_schema"}, {"name", "x"}, {"schema", {{"type", "bogus"}}}}}};
+    const Reply refused = s.post("/v1/responses", {{"input", "x"}, {"text", bogus}});
+    CHECK(refused.status == 400);
+    CHECK(Plain::parse(refused.body)["error"]["param"] == "text.format");
 
     const Reply bad = s.post("/v1/responses", {{"input", 3}});
     CHECK(bad.status == 400);

@@ -336,14 +336,15 @@ Choice Generation::add(Output& output) {
         append(choice.parts, AnswerPart::Kind::content, answer.text.take());
         return choice;
     }
-    say(choice, answer, answer.parser.push(answer.text.take()));
+    std::vector<AnswerPart> parts = answer.parser.push(answer.text.take());
     if (answer.finished) {
         std::vector<AnswerPart> rest = answer.parser.finish();
+        std::move(rest.begin(), rest.end(), std::back_inserter(parts));
         // Where a call is required, there is no text: this is the beginning of a mark.
         if (parsed_.constraint && parsed_.constraint->spec.answer && parsed_.constraint->spec.answer->required)
-            std::erase_if(rest, [](const AnswerPart& part) { return part.kind == AnswerPart::Kind::content; });
-        say(choice, answer, std::move(rest));
+            std::erase_if(parts, [](const AnswerPart& part) { return part.kind == AnswerPart::Kind::content; });
     }
+    say(choice, answer, std::move(parts));
     answer.n_calls += int(std::ranges::count_if(
         choice.parts, [](const AnswerPart& p) { return p.kind == AnswerPart::Kind::call && !p.call.more; }));
     if (answer.n_calls > 0 && choice.finish_reason == "stop" && !answer.parser.cut())

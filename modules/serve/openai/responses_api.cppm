@@ -307,6 +307,9 @@ std::shared_ptr<const StoredResponse> find_stored(SharedContext& shared, HttpExc
 }
 
 void answer_stored_response(SharedContext& shared, HttpExchange& e) {
+    for (const auto& [name, value] : e.request.query)
+        if (name == "stream" && value != "false")
+            return refuse(e, ApiError{400, "a stored response is no stream: its events are not kept", "stream", ""});
     if (const auto stored = find_stored(shared, e)) e.response.body = stored->response;
 }
 

@@ -50,6 +50,7 @@ public:
         read_reasoning();
         read_rest();
         pass_on(f_, body_, chat_);
+        if (messages_.empty()) f_.fail("input", "input has no message");
         if (f_.failed()) return f_.error();
         chat_["messages"] = std::move(messages_);
         // A message of the assistant at the end is not continued, unless the request says so.
@@ -57,6 +58,8 @@ public:
             chat_["add_generation_prompt"] = true;
         Parsed<GenerationRequest> generation = read_chat_request(chat_, limits_);
         if (!generation) return std::unexpected(generation.error());
+        if (generation->constraint && generation->constraint->param == "response_format")
+            generation->constraint->param = "text.format"; // as this API calls it
         return ResponsesRequest{std::move(*generation), echo(), std::move(tools_.tools), std::move(items_), store_};
     }
 
