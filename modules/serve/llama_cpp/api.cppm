@@ -161,8 +161,9 @@ Parsed<GenerationRequest> read_native_request(Json body, const ApiLimits& limits
     if (!given("n_predict") && !given("max_tokens") && !given("max_completion_tokens") && limits.default_tokens < 0)
         body["n_predict"] = -1;
     for (const auto& [name, idle] : of_completions) {
+        if (!given(name)) continue;
         const Json idles = Json::parse(idle);
-        if (given(name) && std::ranges::find(idles, body[name]) == idles.end())
+        if (std::ranges::find(idles, body[name]) == idles.end())
             return std::unexpected(ApiError{400, cat(name, " belongs to /v1/completions"), name, ""});
     }
     Parsed<GenerationRequest> out = read_completion_request(body, limits, true);

@@ -18,15 +18,16 @@ export namespace quire {
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
-// The fields of /v1/completions that llama.cpp's form has not, and the values that ask for nothing, as a list in JSON.
-struct OfCompletions {
-    const char *name, *idle;
-};
-constexpr OfCompletions of_completions[] = {
-    {"echo", "[false]"}, {"best_of", "[1]"}, {"use_beam_search", "[false]"}, {"prompt_logprobs", "[]"}};
 // These functions for parsed bodies; other APIs' requests are translated into such bodies. `native`: llama.cpp's form of completions.
 Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits, bool native = false);
 Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
+
+// A field of /v1/completions that llama.cpp's form of completions lacks. `idle`: the values that ask for nothing, a list in JSON.
+struct CompletionField {
+    const char *name, *idle;
+};
+constexpr CompletionField of_completions[] = {
+    {"echo", "[false]"}, {"best_of", "[1]"}, {"use_beam_search", "[false]"}, {"prompt_logprobs", "[]"}};
 
 } // namespace quire
 
@@ -180,7 +181,7 @@ Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLim
     for (const char* name : {"messages", "chat_template"}) f.describe(name, R"({"enum":[]})");
     if (!native) f.describe("post_sampling_probs", R"({"enum":[false]})");
     for (const auto& [name, idle] : of_completions)
-        if (native) f.describe(name, cat(R"({"enum":)", idle, "}"));
+        if (native && f.recording()) f.describe(name, cat(R"({"enum":)", idle, "}"));
     parse_common(f, out, limits);
     out.prompts            = parse_prompts(f, "prompt", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
