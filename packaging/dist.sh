@@ -4,6 +4,7 @@
 #   dist/quire-VERSION-x86_64.tar.gz  the same as an archive, without the tests and without symbols
 # Of the other system they need the C library alone, in the version that is printed, or a later one.
 set -eu
+umask 022 # the permissions do not depend on the caller's
 cd "$(dirname "$0")/.."
 build=$1
 programs="chat server bench inspect quantize block-viz"

@@ -5,6 +5,7 @@
 #   PREFIX/share              the toy model, manual pages, completions, documentation, examples
 #   PREFIX/lib/systemd/system quire.service; its flags are in /etc/quire/server.conf (below PREFIX/etc unless PREFIX is /usr)
 set -eu
+umask 022 # the permissions do not depend on the caller's
 cd "$(dirname "$0")/.."
 prefix=$1 destdir=${2:-}
 to=$destdir$prefix

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes a .deb of what is built, for the Debian at hand: packaging/package.sh BUILD; its path is the last line that is printed.
 set -eu
+umask 022 # the permissions do not depend on the caller's
 cd "$(dirname "$0")/.."
 build=$1
 version=$(./chat --version | sed 's/^quire //')

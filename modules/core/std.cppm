@@ -32,6 +32,7 @@ module;
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <queue>
@@ -97,11 +98,12 @@ using std::optional, std::nullopt, std::make_optional, std::variant, std::monost
 using std::expected, std::unexpected;
 using std::exception, std::runtime_error, std::logic_error, std::invalid_argument, std::out_of_range, std::bad_alloc;
 using std::error_code, std::current_exception, std::rethrow_exception, std::exception_ptr;
+using std::uncaught_exceptions, std::set_new_handler;
 using std::abort, std::exit, std::getenv, std::terminate, std::source_location;
 
 // ownership, functions
-using std::unique_ptr, std::shared_ptr, std::weak_ptr, std::make_unique, std::make_shared, std::default_delete,
-    std::addressof;
+using std::unique_ptr, std::shared_ptr, std::weak_ptr, std::enable_shared_from_this, std::make_unique, std::make_shared,
+    std::default_delete, std::addressof;
 using std::move, std::forward, std::swap, std::exchange, std::function, std::move_only_function, std::invoke, std::ref;
 
 // algorithms and numbers

@@ -1,5 +1,4 @@
 // quire.core.tcp: TCP sockets: listening, calling, whole messages with a time limit. Owns nothing: the caller closes what it gets.
-// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <netdb.h>
@@ -8,21 +7,11 @@ module;
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
 #include <cerrno>
-#include <chrono>
-#include <cstddef>
-#include <cstring>
-#include <expected>
-#include <memory>
-#include <span>
-#include <string>
-#include <thread>
-#include <vector>
 
 export module quire.core.tcp;
 
-import quire.core.result;
+import quire.core.base;
 
 export namespace quire {
 

@@ -1,18 +1,12 @@
 // quire.serve.memory_reserve: the behaviour when memory runs out: a thread that serves one request fails that request; the threads that all
 // requests share use a reserve, then wait. **Owns** the reserve.
-// (No `import quire.core.base` here: set_new_handler belongs to <new>.)
 module;
 
 #include <sys/mman.h>
-#include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <exception>
-#include <new>
-#include <thread>
 
 export module quire.serve.memory_reserve;
 
+import quire.core.base;
 export namespace quire {
 
 // From now on an allocation (operator new) that finds no memory gives back the reserve of so many bytes, then waits up to a
@@ -42,10 +36,10 @@ namespace quire {
 
 using Clock = std::chrono::steady_clock;
 
-std::atomic<std::size_t>       reserve_bytes = 0;
-std::atomic<void*>             reserve       = nullptr;
-thread_local bool              may_fail      = false;
-thread_local Clock::time_point waits_since, waited_last;
+std::atomic<std::size_t>              reserve_bytes = 0;
+std::atomic<void*>                    reserve       = nullptr;
+static thread_local bool              may_fail      = false; // static: clang 19 defines others in the importers, too
+static thread_local Clock::time_point waits_since, waited_last;
 
 // Called by operator new until there is memory or this throws.
 void out_of_memory() {
@@ -58,7 +52,7 @@ void out_of_memory() {
     const Clock::time_point now = Clock::now();
     if (now - waited_last > std::chrono::seconds(1)) waits_since = now;
     waited_last = now;
-    if (now - waits_since > std::chrono::minutes(1)) throw std::bad_alloc();
+    if (now - waits_since > std::chrono::seconds(60)) throw std::bad_alloc();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
 }
 

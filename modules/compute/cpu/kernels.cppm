@@ -38,8 +38,7 @@ namespace quire {
 
 struct Tables {
     CpuKernels plain = plain_kernels(), avx2 = avx2_kernels(), avxvnni = avxvnni_kernels(avx2),
-               avx512 = avx512_kernels(), vnni = avx512vnni_kernels(avx512, false),
-               vnni_pairs = avx512vnni_kernels(avx512, true), gfni = avx512gfni_kernels(avx512, false),
+               avx512 = avx512_kernels(), vnni = avx512vnni_kernels(avx512), gfni = avx512gfni_kernels(avx512, false),
                gfni_pairs = avx512gfni_kernels(avx512, true), amx = amx_kernels(avx512);
 };
 
@@ -58,9 +57,8 @@ const CpuKernels* cpu_kernels(std::string_view name) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni"), gfni = vnni && __builtin_cpu_supports("gfni");
-    // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two.
-    if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd"))))
-        return gfni ? &tables.gfni_pairs : &tables.vnni_pairs;
+    // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two. Those of AMD with VNNI have GFNI.
+    if (gfni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd")))) return &tables.gfni_pairs;
     if (gfni && (name.empty() || name == "amx")) {
         static const bool granted = amx_granted();
         if (granted) return &tables.amx;

@@ -14,7 +14,7 @@ public:
 
     // The plan outlives the step's calls of run().
     void begin_step(const StepPlan& plan) { plan_ = &plan; }
-    // Tensors without data are those that the operation does not have. weight, bias: of CausalConv, or null.
+    // A tensor that the operation does not have is without data. weight, bias: of CausalConv, or null.
     void run(const CausalConv& op, const float* weight, const float* bias, const Tensor& x, const Tensor& factor,
              const Tensor& gate, const Tensor& out, const StateLayer& layer);
     // Vectors [heads]; skip: or null. Norms q and k in x.

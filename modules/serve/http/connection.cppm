@@ -1,26 +1,16 @@
 // quire.serve.http.connection: one client's connection and the request that it is sending, over TCP, TLS or a Unix socket.
 // **Owns** its socket and its TLS session.
-// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
 
 export module quire.serve.http.connection;
 
+import quire.core.base;
 export import quire.serve.http.parser;
 
 export namespace quire {

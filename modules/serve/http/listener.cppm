@@ -1,5 +1,4 @@
 // quire.serve.http.listener: opens the Unix socket on which a server waits for clients, and makes its TLS context. Owns nothing.
-// (No `import quire.core.base` here: the system's headers include the standard library's.)
 module;
 
 #include <openssl/ssl.h>
@@ -7,17 +6,11 @@ module;
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-
 #include <cerrno>
-#include <cstdint>
-#include <cstring>
-#include <expected>
-#include <memory>
-#include <string>
 
 export module quire.serve.http.listener;
 
-import quire.core.result;
+import quire.core.base;
 export import quire.core.tcp; // Listener, listen_tcp
 
 export namespace quire {

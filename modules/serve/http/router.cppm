@@ -148,7 +148,7 @@ bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
 }
 
 // The exchange that this thread is answering, for the handlers that process_request() calls.
-thread_local HttpExchange* current_exchange = nullptr;
+static thread_local HttpExchange* current_exchange = nullptr; // static: see memory_reserve.cppm
 
 void warm_up_of(Router& router) {
     Connection   nobody;

@@ -1,7 +1,6 @@
 // quire.serve.http.server: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. One thread receives and parses the
 // requests of all connections (epoll); a complete request goes to a worker thread, which runs its handler and writes the
 // response. **Owns** the sockets, the epoll thread, the table of routes and the workers.
-// (No `import quire.core.base` here: the system's headers include the standard library's headers.)
 module;
 
 #include <netdb.h>
@@ -13,31 +12,13 @@ module;
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
-#include <cstring>
-#include <expected>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <new>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <thread>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 export module quire.serve.http.server;
 
-import quire.core.result;
+import quire.core.base;
 import quire.serve.http.connection;
 export import quire.serve.http.exchange;
 import quire.serve.http.listener;

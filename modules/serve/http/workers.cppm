@@ -1,20 +1,13 @@
 // quire.serve.http.workers: threads that answer complete requests, as many as there are requests at once, up to a limit.
 // **Owns** the threads, and the connections that wait for one.
-// (No `import quire.core.base` here: the system's headers include the standard library's headers.)
 module;
 
 #include <pthread.h>
-
-#include <chrono>
-#include <condition_variable>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <new>
-#include <utility>
 
 export module quire.serve.http.workers;
 
+import quire.core.base;
 import quire.serve.http.connection;
 import quire.serve.memory_reserve;
 

@@ -9,7 +9,7 @@ import quire.model_file.quants.lattices;
 
 export namespace quire {
 
-// As avx512vnni_kernels().
+// With the float kernels of avx512. Pairs: prompts by Winograd's inner product.
 CpuKernels avx512gfni_kernels(CpuKernels avx512, bool pairs);
 CpuKernels amx_kernels(CpuKernels avx512);
 

@@ -1,4 +1,4 @@
-// quire.compute.cpu.isa.avx512vnni: the integer GEMM for AVX-512 VNNI, with and without Winograd's inner product. Owns nothing.
+// quire.compute.cpu.isa.avx512vnni: the integer GEMM for AVX-512 VNNI. Owns nothing.
 export module quire.compute.cpu.isa.avx512vnni;
 
 import quire.compute.cpu.kernel_table;
@@ -8,8 +8,8 @@ import quire.model_file.quants.lattices;
 
 export namespace quire {
 
-// With the float kernels of avx512. Pairs: prompts by Winograd's inner product.
-CpuKernels avx512vnni_kernels(CpuKernels avx512, bool pairs);
+// With the float kernels of avx512.
+CpuKernels avx512vnni_kernels(CpuKernels avx512);
 
 } // namespace quire
 
@@ -35,10 +35,9 @@ namespace quire::avx512vnni {
 
 namespace quire {
 
-CpuKernels avx512vnni_kernels(CpuKernels avx512, bool pairs) {
+CpuKernels avx512vnni_kernels(CpuKernels avx512) {
     avx512.name = "avx512, vnni";
-    if (pairs) avx512vnni::use_integer_kernels<true>(avx512);
-    else avx512vnni::use_integer_kernels<false>(avx512);
+    avx512vnni::use_integer_kernels<false>(avx512);
     return avx512;
 }
 
