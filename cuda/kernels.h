@@ -163,12 +163,12 @@ struct SplitKvItems {
 struct Plan {
     const std::int32_t* tokens    = nullptr; // [T]
     const std::int32_t* positions = nullptr; // [T]
-    // Slots, and the tables further down, are those of the layers that a kernel runs: each cache group has its own, and in it each block
+    // Slots, and the tables further down, belong to the layers that a kernel runs: each cache group has its own, and in it each block
     // of an entry.
     const std::int32_t* slots        = nullptr; // [T]
     const std::int32_t* logit_rows   = nullptr; // [L]
     const std::int32_t* table_start  = nullptr; // [S] SplitKvItem::table
-    const std::int32_t* block_tables = nullptr; // those behind a layer's window may be missing, but for 256 positions
+    const std::int32_t* block_tables = nullptr; // blocks behind a layer's window may be missing, but for 256 positions
     SplitKvItems        items;
     // Recurrent states; null where the model has none. Sequences that only fill up a step to the size of its graph have no tokens.
     const std::int32_t* token_start = nullptr; // [S+1] the rows of each sequence
@@ -234,7 +234,7 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
                  Context& gpu);
 // RoPE and KV store: rotates q in place, from dimension q_first of each head on, and k on its way into the cache, where v goes
 // as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k. Without KV heads only q is rotated.
-// What stands in a row of K or V: fp16 numbers; or codes, int8 with 128 added or e4m3, which a float32 scale is multiplied with.
+// The content of a row of K or V: fp16 numbers; or codes, int8 with 128 added or e4m3, which a float32 scale is multiplied with.
 enum class KvType : int { f16, i8, e4m3 };
 // K or V of a layer where some of them are codes. `rows` as paged_kv.cuh says; scales: [block][kv_head][offset][parts]. A latent row has two
 // parts: its first value_dim numbers, and the rest.

@@ -37,6 +37,7 @@ struct Pipeline {
     // Waits until all consumers have released the stage.
     __device__ void producer_acquire(const State& at) const { mbarrier_wait(empty + at.stage, at.phase); }
     __device__ void consumer_wait(const State& at) const { mbarrier_wait(full + at.stage, at.phase); }
+    // By one thread of a warp or warpgroup, when all of it has passed consumer_wait(): behind a wgmma, or a barrier.
     __device__ void consumer_release(int stage) const { mbarrier_arrive(empty + stage); }
 };
 

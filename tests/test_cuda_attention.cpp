@@ -1,4 +1,6 @@
 // The GPU's attention, RoPE and KV store against plain loops. Without a GPU these tests print that and pass.
+#include <unistd.h>
+
 #include <catch2/catch_test_macros.hpp>
 
 #include "../cuda/kernels.h"
@@ -256,6 +258,55 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         }
     }
+}
+
+// A warp that waits for a tile of K and V, while another one of its warpgroup says that the tile can be overwritten, may miss the tile and wait for
+// ever: about once in ten thousand launches.
+TEST_CASE("GPU: attention of prompts of all lengths ends each time, with the same bits", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu     gpu;
+    std::mt19937  random(20261130);
+    constexpr int heads = 32, kv_heads = 8, block = 16, n_blocks = 1024, most_tokens = 4096;
+    alarm(120); // ends a test that hangs: no other thread could stop the kernel
+    for (const int D : {64, 128, 256, 512}) {
+        const int                     columns = kv_heads * D;
+        const OnDevice<std::uint16_t> k(gpu, random_fp16(std::size_t(n_blocks * block * columns), random)),
+            v(gpu, random_fp16(std::size_t(n_blocks * block * columns), random)),
+            q(gpu, random_fp16(std::size_t(most_tokens * heads * D), random));
+        for (int mix = 0; mix < 6; mix++) {
+            std::vector<std::int32_t> ids, starts, positions, tiles;
+            for (int left = most_tokens; left > 0; starts.push_back(int(ids.size()))) {
+                const int mean = 1 << (3 + random() % 8), n = std::min(left, 1 + int(random() % unsigned(2 * mean))),
+                          before = random() % 2 == 0 ? 0 : int(random() % 500), first = most_tokens - left;
+                if (starts.empty()) starts.push_back(0);
+                const int sequence = int(starts.size()) - 1;
+                for (int i = 0; i < n; i++) positions.push_back(before + i);
+                for (int row = 0; row < n; row += 128)
+                    tiles.insert(tiles.end(), {sequence, first + row, std::min(128, n - row)});
+                for (int i = 0; i * block < before + n; i++) ids.push_back(int(random() % n_blocks));
+                left -= n;
+            }
+            const OnDevice<std::int32_t> dtable(gpu, ids), dstart(gpu, starts), dpositions(gpu, positions),
+                list(gpu, tiles);
+            const OnDevice<std::uint16_t> out(
+                gpu, std::vector<std::uint16_t>(std::size_t(most_tokens * heads * D), fp16_nan));
+            cuda::Plan plan;
+            plan.block_tables = dtable.data, plan.table_start = dstart.data, plan.positions = dpositions.data;
+            cuda::Attention a;
+            a.q = q.data, a.cache_k = k.data, a.cache_v = v.data, a.out = out.data;
+            a.n_heads = heads, a.n_kv_heads = kv_heads, a.head_dim = a.value_dim = D, a.block_size = block;
+            a.block_rows = kv_heads * block, a.scale = 1 / std::sqrt(float(D));
+            const auto attend = [&] {
+                cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
+                                        int(tiles.size() / 3), gpu);
+            };
+            attend();
+            const std::vector<std::uint16_t> once = out.back(gpu);
+            for (int again = 0; again < 300; again++) attend();
+            CHECK(out.back(gpu) == once);
+        }
+    }
+    alarm(0);
 }
 
 TEST_CASE("a deterministic step whose splits exceed a launch takes several, with whole rows") {

@@ -395,8 +395,11 @@ __global__ void __launch_bounds__(384, 1)
                     release_tensor_cores();
                 }
                 wait_for(barriers.k_full, done + t);
-                free_tile(barriers.k_empty, done + t);
                 wait_for(barriers.v_full, done + t);
+                // Elsewhere wgmma keeps a warpgroup together. Here the leader could free a tile that another warp still waits for: when it is full
+                // twice, its parity is the old one, and that warp waits for ever.
+                asm volatile("bar.sync %0, 128;" ::"r"(3 + group) : "memory");
+                free_tile(barriers.k_empty, done + t);
                 free_tile(barriers.v_empty, done + t);
             }
             done += n;
