@@ -483,7 +483,7 @@ TEST_CASE("the first of two equal blocks stays the one that is found") {
     BlockManager m({8, 4, 0, {}});
     auto         a     = text(9);
     TableId      first = m.open_table(), second = m.open_table();
-    REQUIRE(m.allocate(first, a, 0, false)); // both compute, as those do who want every row
+    REQUIRE(m.allocate(first, a, 0, false)); // both compute, as requests for every row do
     REQUIRE(m.allocate(second, a, 0, false));
     m.publish(first, a, 9);
     m.publish(second, a, 9);

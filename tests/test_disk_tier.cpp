@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "folder.h"
 #include "process.h"
 #include "reference.h"
 
@@ -29,15 +30,6 @@ using namespace quire::testing;
 namespace fs = std::filesystem;
 
 namespace {
-
-struct Folder {
-    Folder() {
-        char name[] = "/tmp/quire-kv-XXXXXX";
-        path        = mkdtemp(name);
-    }
-    ~Folder() { fs::remove_all(path); }
-    std::string path;
-};
 
 std::vector<Token> prompt_of(int n, int first) {
     std::vector<Token> tokens;
@@ -87,14 +79,33 @@ bool same(const Asked& a, const Asked& b) {
 } // namespace
 
 TEST_CASE("after a restart the same prompts have the same answers, from files") {
-    const std::string name =
-        GENERATE("llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf", "deepseek2-Q8_0.gguf",
-                 "gemma4-Q8_0.gguf", "lfm2-Q8_0.gguf", "qwen35-k-Q4_K_M.gguf", "nemotron_h-Q8_0.gguf");
-    CAPTURE(name);
-    const std::string model = reference(cat("models/", name));
+    struct Case {
+        const char* model;
+        KvTypes     types = DType::F16; // of K and V
+    };
+    const Case of = GENERATE(values<Case>({{"llama3-gqa-Q8_0.gguf"},
+                                           {"llama3-gqa-Q8_0.gguf", DType::I8},
+                                           {"llama3-gqa-Q8_0.gguf", DType::F8},
+                                           {"llama3-gqa-Q8_0.gguf", KvTypes(DType::I8, DType::BF16)},
+                                           {"mistral-swa-Q8_0.gguf"},
+                                           {"gemma2-Q8_0.gguf"},
+                                           {"gemma2-Q8_0.gguf", KvTypes(DType::I8, DType::BF16)},
+                                           {"deepseek2-Q8_0.gguf"},
+                                           {"deepseek2-Q8_0.gguf", DType::F8},
+                                           {"gemma4-Q8_0.gguf"},
+                                           {"lfm2-Q8_0.gguf"},
+                                           {"qwen35-k-Q4_K_M.gguf"},
+                                           {"nemotron_h-Q8_0.gguf"}}));
+    CAPTURE(of.model, name_of(of.types));
+    const std::string model = reference(cat("models/", of.model));
     Folder            folder;
-    const Asked       plain = ask(model, options_of("")), first = ask(model, options_of(folder.path)),
-                second = ask(model, options_of(folder.path));
+    const auto        options = [&](const std::string& directory) {
+        EngineOptions o = options_of(directory);
+        o.kv_type       = of.types;
+        return o;
+    };
+    const Asked plain = ask(model, options("")), first = ask(model, options(folder.path)),
+                second = ask(model, options(folder.path));
     CHECK(same(first, plain));
     CHECK(same(second, plain));
     CHECK(first.stats.disk_tokens == 0);
@@ -120,7 +131,7 @@ TEST_CASE("after a restart the same prompts have the same answers, from files") 
             }
         }
         CAPTURE(round);
-        CHECK(same(ask(model, options_of(folder.path)), plain));
+        CHECK(same(ask(model, options(folder.path)), plain));
     }
 }
 
@@ -274,6 +285,20 @@ TEST_CASE("weights that have changed find nothing in files, whatever the file's 
     CHECK_FALSE(same(plain, first));
     CHECK(same(again, plain));
     CHECK(again.stats.disk_tokens == 0);
+}
+
+TEST_CASE("a file that is written is another one, also where its time is still to come") {
+    Folder            folder;
+    const std::string model = folder.path + "/model.gguf";
+    fs::copy_file(reference("models/llama3-gqa-F16.gguf"), model);
+    const Gguf              file = value_of(Gguf::open(model));
+    const auto              time = fs::last_write_time(model) + std::chrono::hours(1000);
+    std::set<std::uint64_t> seen;
+    for (int hours = 0; hours < 3; hours++) {
+        fs::last_write_time(model, time + std::chrono::hours(hours));
+        CHECK(fingerprint_now(file) == fingerprint_now(file));
+        CHECK(seen.insert(fingerprint_now(file)).second);
+    }
 }
 
 TEST_CASE("the hash of all weights does not depend on threads, nor on what is remembered") {
@@ -447,6 +472,28 @@ TEST_CASE("a text whose records went with the oldest files is written again when
     }
     Engine engine = load(model, o);
     CHECK(settle(engine, greedy(prompt_of(90, 5), 3)).cached_tokens == (saves ? 64 : 88));
+}
+
+TEST_CASE("a text is saved however many others are written meanwhile") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    Folder            folder;
+    EngineOptions     o = options_of(folder.path);
+    o.kv_host_bytes     = 60 * std::int64_t(load(model, options_of("")).block_bytes() + 4096);
+    o.kv_files.jobs     = [] { return 1; }; // the others' blocks come faster
+    Engine engine       = load(model, o);
+    REQUIRE(engine.options().tier_blocks >= 60);
+    constexpr int       asks = 60, most = 400; // steps
+    RequestId           saving = 0;
+    bool                ended  = false;
+    std::vector<Output> events;
+    for (int step = 0; step < most && !ended; step++) {
+        if (step % 3 == 0) REQUIRE(engine.submit(greedy(prompt_of(70, step / 3), 3)).has_value());
+        if (step == asks) saving = value_of(engine.submit(save_of(prompt_of(70, 0))));
+        events.clear();
+        engine.step(events);
+        ended = std::ranges::any_of(events, [&](const Output& e) { return step >= asks && e.id == saving && e.done; });
+    }
+    CHECK(ended);
 }
 
 TEST_CASE("an engine says what the files have") {

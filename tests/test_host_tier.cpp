@@ -169,7 +169,7 @@ TEST_CASE("a block manager finds what another one had in host memory") {
     for (bool more = true; more; step(m)) more = m.move_to_host(2);
     CHECK(m.n_cached_free() == 0);
     CHECK(m.n_on_host() == 8);
-    const std::vector<KeptUnit> units = m.host().units();
+    const std::vector<ParkedUnit> units = m.host().units();
     REQUIRE(units.size() == 8);
     CHECK(units[0].entry.depth == 0); // the beginnings first
     CHECK(units[1].entry.depth == 0);
@@ -178,7 +178,7 @@ TEST_CASE("a block manager finds what another one had in host memory") {
         BlockManager  other({.n_blocks = 6, .block_size = 4, .n_tier = room});
         int           n    = 0;
         std::uint64_t last = 0;
-        for (KeptUnit unit : units) {
+        for (ParkedUnit unit : units) {
             n += other.host().adopt(unit);
             last = std::max(last, unit.entry.serial);
         }

@@ -1,5 +1,6 @@
 // KV events for routers: their bytes, batches that are handed out again, and the sockets, seen by a consumer of ZeroMQ's own.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -105,6 +106,7 @@ TEST_CASE("KV events: a recurrent state has the hash of its block and a group of
     KvEventLog  log(2, 0, 2);
     CacheChange state = stored(7, {}, {1, 2}), gone = removed(7);
     state.state = gone.state = true;
+    state.group = gone.group = 1;
     const std::vector<CacheChange> changes{stored(7, {}, {1, 2}), state, removed(7)};
     const Json                     events = events_of(log.add(changes, 0));
     REQUIRE(events.size() == 3);
@@ -117,6 +119,32 @@ TEST_CASE("KV events: a recurrent state has the hash of its block and a group of
     REQUIRE(all.size() == 2);
     CHECK(all[1]["group_idx"] == 1);
     CHECK(events_of(log.add(std::vector{gone}, 2))[0]["group_idx"] == 1);
+}
+
+TEST_CASE("KV events: layers with a window have a group of their own", "[kv-events]") {
+    KvEventLog log(1, 0, 2);
+    const auto in_group = [](CacheChange change) {
+        change.group = 1;
+        return change;
+    };
+    const CacheChange first = stored(7, {}, {1}), second = stored(8, 7, {2});
+    const Json        events =
+        events_of(log.add(std::vector{first, in_group(first), second, in_group(second), in_group(removed(7))}, 0));
+    REQUIRE(events.size() == 3); // a chain of each group is one event
+    CHECK(events[0]["block_hashes"] == Json::array({7, 8}));
+    CHECK_FALSE(events[0].contains("group_idx"));
+    CHECK(events[1]["block_hashes"] == Json::array({7, 8}));
+    CHECK(events[1]["group_idx"] == 1);
+    CHECK(events[1]["kv_cache_spec_kind"] == "sliding_window");
+    CHECK(events[2]["block_hashes"] == Json::array({7}));
+    CHECK(events[2]["group_idx"] == 1);
+    for (int i = 0; i < 3; i++) (void)log.add(std::vector{in_group(first)}, 0); // told again, it is there once
+    const Json all = events_of(log.from(1, 0)[0]);
+    REQUIRE(all.size() == 5);
+    CHECK(all[3]["block_hashes"] == Json::array({7})); // before the block that continues it
+    CHECK(all[3]["group_idx"] == 1);
+    CHECK(all[4]["block_hashes"] == Json::array({8}));
+    CHECK(all[4]["parent_block_hash"] == 7);
 }
 
 TEST_CASE("KV events: the medium says where a block is", "[kv-events]") {
@@ -207,6 +235,79 @@ TEST_CASE("KV events of an engine tell a consumer exactly which blocks the cache
             consumer.take(events_of(log.add(changes, 0)));
     }
     CHECK(!consumer.blocks.empty());
+}
+
+TEST_CASE("KV events of a model with windows tell no memory that has gone", "[kv-events]") {
+    // Windows alone; layers with a window and others. With host memory the blocks go there, and are told there.
+    const std::string name = GENERATE("mistral-swa-Q8_0.gguf", "gemma2-Q8_0.gguf");
+    const bool        host = GENERATE(false, true);
+    CAPTURE(name, host);
+    EngineOptions o;
+    o.kv_blocks     = 40;
+    o.swap_blocks   = 0;
+    o.block_size    = 4;
+    o.context       = 128;
+    o.kv_host_bytes = host ? 8 << 20 : 0;
+    Engine engine   = load(reference("models/" + name), o);
+    engine.log_cache(true);
+    using Told      = std::map<std::pair<std::string, int>, std::set<BlockHash>>; // by medium and group
+    const auto take = [](Told& told, const Json& events) {
+        for (const Json& e : events) {
+            if (e["type"] == "AllBlocksCleared") {
+                told.clear();
+                continue;
+            }
+            auto& blocks = told[{e["medium"].get<std::string>(), e.value("group_idx", 0)}];
+            for (const auto hash : e["block_hashes"].get<std::vector<BlockHash>>()) {
+                if (e["type"] == "BlockStored") CHECK(blocks.insert(hash).second);
+                else CHECK(blocks.erase(hash) == 1);
+            }
+        }
+        std::erase_if(told, [](const auto& blocks) { return blocks.second.empty(); });
+    };
+    KvEventLog  log(4, 0, 2);
+    Told        told;
+    const auto& groups = engine.options().layout.groups;
+    const auto  answer = [&](const std::vector<Token>& prompt, int n) {
+        const auto answers = run(engine, {greedy(prompt, n)});
+        take(told, events_of(log.add(engine.take_cache_changes(), 0)));
+        std::size_t blocks = 0; // of the pool
+        for (const auto& [where, hashes] : told)
+            if (where.first == "GPU") blocks += hashes.size() * std::size_t(groups[std::size_t(where.second)].blocks);
+        CHECK(blocks <= std::size_t(engine.options().kv_blocks));
+        Told fresh; // from what is kept alone
+        for (const KvBatch& batch : log.from(0, 0)) take(fresh, events_of(batch));
+        CHECK(fresh == told);
+        return answers[0].cached_tokens;
+    };
+    // Tokens of the prompt's leading blocks that are told of all groups, and of some group.
+    const auto n_told = [&](const std::vector<Token>& prompt, bool all) {
+        std::optional<BlockHash> parent;
+        int                      n = 0;
+        for (std::size_t at = 0; at + 4 <= prompt.size(); at += 4) {
+            parent  = chain_hash(parent, std::span(prompt).subspan(at, 4));
+            int has = 0;
+            for (int group = 0; group < int(groups.size()); group++) has += told[{"GPU", group}].contains(*parent);
+            if (all && has < int(groups.size())) break;
+            n += has > 0 ? 4 : 0;
+        }
+        return n;
+    };
+    std::mt19937 random(4);
+    const auto   text = [&](int n) {
+        std::vector<Token> tokens;
+        for (int i = 0; i < n; i++) tokens.push_back(Token(10 + random() % 200));
+        return tokens;
+    };
+    std::vector<Token> prompt = text(80);
+    CHECK(answer(prompt, 10) == 0);
+    CHECK(n_told(prompt, true) == 80);
+    prompt.push_back(3);
+    CHECK(answer(prompt, 1) == 80);
+    for (int i = 0; i < 4; i++) (void)answer(text(80), 20);
+    CHECK(n_told(prompt, false) == 0);
+    CHECK(told.contains({"CPU", 0}) == host);
+    CHECK((answer(prompt, 1) >= 4) == host);
 }
 
 TEST_CASE("KV events over ZeroMQ: numbered messages, and a replay for who missed some", "[kv-events]") {

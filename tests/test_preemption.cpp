@@ -112,7 +112,7 @@ TEST_CASE("a request of low urgency that has waited long enough runs before new 
         for (RequestId d : run_step(s, plan)) done.push_back(d);
     }
     CHECK(done.size() > 2);
-    CHECK(done.size() < 15); // those that came within its ten steps, and the queue that they made
+    CHECK(done.size() < 15); // the requests that came within its ten steps, and the queue that they made
 }
 
 TEST_CASE("priority preemption: only by strictly more urgent requests, and not for ever") {

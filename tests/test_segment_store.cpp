@@ -13,26 +13,20 @@
 #include <fstream>
 #include <set>
 
+#include "folder.h"
+
 import quire.core.base;
 import quire.core.std;
 import quire.engine.files.segment_store;
 
 using namespace quire;
+using testing::Folder;
 namespace fs = std::filesystem;
 
 namespace {
 
 constexpr int         block = 4;
 constexpr std::size_t unit  = 300; // bytes
-
-struct Folder {
-    Folder() {
-        char name[] = "/tmp/quire-segments-XXXXXX";
-        path        = mkdtemp(name);
-    }
-    ~Folder() { fs::remove_all(path); }
-    std::string path;
-};
 
 std::unique_ptr<SegmentStore> open_store(const std::string& path, std::uint64_t bytes = 1 << 20,
                                          std::uint64_t model = 7, std::optional<Cipher> cipher = {}) {

@@ -73,7 +73,7 @@ private:
     ModelConfig               config_;
     std::unique_ptr<Executor> executor_;
     BlockManager              blocks_;
-    int                       target_vocab_, vocab_; // tokens of the target; and those that both models have
+    int                       target_vocab_, vocab_; // tokens of the target; and the tokens that both models have
     StepCost                  cost_;
     StepPace                  pace_;
     std::map<Name, Text>      texts_;
@@ -81,7 +81,7 @@ private:
     std::vector<float>        row_; // scratch, like what follows
     StepPlan                  plan_;
     std::vector<Scheduled>    items_;
-    std::vector<Run>          runs_, next_; // of the step at hand; those that go on in the next one
+    std::vector<Run>          runs_, next_; // of the step at hand; the runs that go on in the next one
 };
 
 } // namespace quire
@@ -197,7 +197,7 @@ void DraftModel::give_up(Text& text) {
     text.n_known = 0;
 }
 
-// Brings a text up to date, with slots for its tokens. What was guessed wrong is cut off. False: the text gets no guess now.
+// Brings a text up to date, with slots for its tokens. Wrong guesses are cut off. False: the text gets no guess now.
 bool DraftModel::follow(Text& text, const WantedGuess& want) {
     const std::vector<Token>& tokens = want.sequence->tokens;
     Sequence&                 mine   = text.sequence;

@@ -567,7 +567,7 @@ void Engine::Impl::watch_files() {
     for (Adapter& adapter : adapter_files) watched.add(adapter.file);
 }
 
-// On a CPU the weights are those that the files have now; a GPU has a copy.
+// On a CPU the weights are the files' present ones; a GPU has a copy.
 void Engine::Impl::check_files(bool at_once) {
     if (options.device == "cpu" && !options.clock) watched.check_changed(now(), at_once);
 }
@@ -700,8 +700,6 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     pace.ran(plan.n_tokens(), seconds);
     stats.steps++;
     stats.compute_seconds += seconds;
-    stats.memory      = scheduler.stats(); // without this step's accepted tokens
-    stats.preemptions = stats.memory.preemptions;
     // A step that is mostly prefill shows the cost of computing a token again.
     if (decode) drafting.cost().add(plan.n_tokens(), seconds);
     if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
@@ -723,6 +721,8 @@ void Engine::Impl::set_pace() {
 
 void Engine::Impl::sample_stats() {
     const BlockManager& b = scheduler.blocks();
+    stats.memory          = scheduler.stats();
+    stats.preemptions     = stats.memory.preemptions;
     stats.running         = scheduler.n_running();
     stats.waiting         = scheduler.n_waiting();
     stats.swapped         = stats.waiting > 0 ? scheduler.n_swapped() : 0;

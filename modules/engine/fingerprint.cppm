@@ -79,13 +79,14 @@ std::uint64_t hash_of_weights(const Gguf& file, int threads) {
 }
 
 // The numbers and times by which the system tells the files of a model. "": it tells none, or a file is younger than least_age seconds, so that
-// another change could have the same times.
-std::string state_of_files(const Gguf& file, std::time_t least_age) {
+// another change could have the same times. Without least_age a file may have any time, even one that is still to come.
+std::string state_of_files(const Gguf& file, std::optional<std::time_t> least_age) {
     std::string text;
     for (const std::string& part : Gguf::files(file.path())) {
         struct stat info{};
         if (stat(part.c_str(), &info) != 0) return {};
-        if (std::max(info.st_mtim.tv_sec, info.st_ctim.tv_sec) > std::time(nullptr) - least_age) return {};
+        if (least_age && std::max(info.st_mtim.tv_sec, info.st_ctim.tv_sec) > std::time(nullptr) - *least_age)
+            return {};
         text += cat(info.st_dev, ' ', info.st_ino, ' ', info.st_size, ' ', info.st_mtim.tv_sec, '.',
                     info.st_mtim.tv_nsec, ' ', info.st_ctim.tv_sec, '.', info.st_ctim.tv_nsec, '\n');
     }
@@ -99,7 +100,7 @@ std::string line_of_weights(std::uint64_t files, std::uint64_t hash) {
 
 constexpr std::time_t settled = 2; // seconds
 
-std::uint64_t fingerprint_now(const Gguf& file) { return hash_bytes(state_of_files(file, 0), fingerprint(file)); }
+std::uint64_t fingerprint_now(const Gguf& file) { return hash_bytes(state_of_files(file, {}), fingerprint(file)); }
 
 std::uint64_t full_fingerprint(const Gguf& file, int threads, const std::string& directory) {
     const std::string state = directory.empty() ? std::string() : state_of_files(file, settled);

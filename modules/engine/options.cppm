@@ -111,7 +111,8 @@ struct EngineOptions {
     // not depend on it. Empty: true on a GPU.
     std::optional<bool> pipeline = {};
     // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
-    // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
+    // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: any number on a CPU; on a GPU 4, and
+    // with `deterministic` 0, so that no answer depends on how many others run.
     int                        fast_forward = -1;
     DraftOptions               drafts       = {}; // draft tokens; but for rounding, the answers do not depend on them
     std::vector<AdapterOption> adapters     = {};

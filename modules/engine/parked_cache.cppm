@@ -11,10 +11,10 @@ import quire.paging.block_manager;
 export namespace quire {
 
 struct ParkedCache {
-    std::string           basis; // of K and V, see basis_of_kv()
-    std::vector<KeptUnit> units; // their blocks are those of `memory`, in order
-    std::size_t           block_bytes = 0;
-    Buffer                memory;
+    std::string             basis; // of K and V, see basis_of_kv()
+    std::vector<ParkedUnit> units; // their blocks are those of `memory`, in order
+    std::size_t             block_bytes = 0;
+    Buffer                  memory;
 
     std::size_t bytes() const { return memory.bytes(); }
 };
@@ -87,7 +87,7 @@ int take_parked(const ParkedCache& parked, const std::string& basis, BlockManage
     std::vector<std::pair<std::size_t, BlockId>> copies; // the block there, the block here
     std::uint64_t                                last_serial = 0;
     std::size_t                                  at          = 0;
-    for (KeptUnit unit : parked.units) {
+    for (ParkedUnit unit : parked.units) {
         const std::size_t n = unit.blocks.size();
         if (blocks.host().adopt(unit)) {
             last_serial = std::max(last_serial, unit.entry.serial);

@@ -1,4 +1,4 @@
-// quire.engine.sampling_defaults: the samplers where a request names none: llama.cpp's defaults, and those that the model's authors
+// quire.engine.sampling_defaults: the samplers where a request names none: llama.cpp's defaults, and the values that the model's authors
 // recommend in the keys general.sampling.* of its file, which llama.cpp writes and reads. Owns nothing.
 export module quire.engine.sampling_defaults;
 

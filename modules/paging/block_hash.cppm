@@ -52,12 +52,14 @@ struct Prefix {
 // Where something of the prefix cache is.
 enum class Medium : std::uint8_t { device, host, files };
 
-// A full block of the shared namespace, or the recurrent state at its end, that can be found from now on, or no longer: for routers.
+// The memory of a cache group for a full block of the shared namespace, or the recurrent state at its end, that can be found from now on, or no
+// longer: for routers.
 struct CacheChange {
     bool                     stored = false;
     BlockHash                hash   = 0;
-    std::optional<BlockHash> parent; // stored: of the block before it; none: it begins a prompt
-    std::vector<Token>       tokens; // stored: its own
+    std::optional<BlockHash> parent;     // stored: of the block before it; none: it begins a prompt
+    std::vector<Token>       tokens;     // stored: its own
+    int                      group  = 0; // of CacheLayout::groups
     bool                     state  = false;
     Medium                   medium = Medium::device;
 };

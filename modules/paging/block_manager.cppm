@@ -36,7 +36,7 @@ public:
     // Blocks of the host pool, for swapped requests and for units that have left the device's prefix cache.
     int n_swap() const { return swaps_.pool().size(); }
     int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_away(); } // of no swapped request
-    int n_on_host() const { return tables_.host.n_kept(); }                            // of the prefix cache
+    int n_on_host() const { return tables_.host.n_cached(); }                            // of the prefix cache
     const HostTierStats& host_stats() const { return tables_.host.stats(); }
 
     // -- for files behind the prefix cache; see HostTier and PrefixCache
@@ -142,7 +142,7 @@ public:
     // it. keep_last() lets others find it, before the table is closed; false: there is none, or they find it already, or no block before it.
     void note_last(TableId table) { tables_.note_last(table); }
     bool keep_last(TableId table, std::span<const Token> tokens) { return quire::keep_last(tables_, table, tokens); }
-    // Gives back these states of all tables, but not those that are their tables' states still. False: there is none.
+    // Gives back these states of all tables, but not a state that is its table's state still. False: there is none.
     bool drop_last() { return tables_.drop_last(); }
     // While a step runs behind which note_last() will come: a state unit for the step after it. False: there is no room for one.
     bool take_next(TableId table) { return tables_.take_next(table); }

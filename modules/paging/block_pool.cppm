@@ -38,6 +38,8 @@ public:
     inline int lane(BlockId block) const { return at(block).lane; }
     inline int n_blocks(BlockId block) const { return bundles_[at(block).lane]; } // of its bundle
     inline int blocks_of_lane(int lane) const { return bundles_[std::size_t(lane)]; }
+    // The cache group of a lane: a first lane of markers is none.
+    inline int group_of_lane(int lane) const { return lane - (bundles_[0] == 0); }
     // The block behind this one in its bundle, or -1.
     inline BlockId next_of(BlockId block) const { return rest_.empty() ? -1 : rest_[std::size_t(block)]; }
     // The bundle that a block is in, or the block itself.

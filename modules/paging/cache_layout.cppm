@@ -34,7 +34,7 @@ struct CacheArray {
 // The memory of one layer for a sequence: arrays for each block of tokens, or a state, or nothing.
 struct LayerCache {
     int window = 0; // positions that the layer sees, with its own; 0: all
-    // K and V, of a latent cache (DeepSeek-V2, section 2.1) one array; then the scales of those that have some.
+    // K and V, of a latent cache (DeepSeek-V2, section 2.1) one array; then the scales of quantised arrays.
     std::vector<CacheArray> arrays;
     std::size_t             state                               = 0; // bytes of a recurrent state
     bool                    operator==(const LayerCache&) const = default;
@@ -71,7 +71,7 @@ struct CacheGroup {
 
 // The groups of a model. All of them take blocks from one pool, so that what one group does not use another one can.
 struct CacheLayout {
-    std::vector<CacheGroup> groups = {CacheGroup{}}; // those that see all positions first, a state last
+    std::vector<CacheGroup> groups = {CacheGroup{}}; // groups that see all positions first, a state last
     // Where all arrays of all layers have one shape, each of these has memory of its own for all blocks (0). Else a block is contiguous: so many
     // bytes, for layers of whichever group.
     std::size_t block_bytes = 0;

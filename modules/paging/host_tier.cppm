@@ -1,4 +1,4 @@
-// quire.paging.host_tier: the second level of the prefix cache. What the device's pool evicts stays in host memory until its memory is
+// quire.paging.host_tier: the second level of the prefix cache. A unit that the device's pool evicts stays in host memory until its memory is
 // needed there, too. **Owns** the host pool, which it shares with swapped requests, and the index of what is kept.
 //
 // A unit is what one lane has at the end of one text: a bundle of blocks, or a marker without memory. It is known by the hash and the
@@ -27,9 +27,10 @@ enum class ForFiles : std::uint8_t { none, shared, all };
 
 struct HostTierOptions {
     int      n_blocks = 0, block_size = 16; // of the pool, swapped requests included
-    int      n_markers = 0;
-    bool     keeps     = false; // false: the pool is for swapped requests alone
-    ForFiles for_files = ForFiles::none;
+    int      n_markers  = 0;
+    bool     keeps      = false; // false: the pool is for swapped requests alone
+    ForFiles for_files  = ForFiles::none;
+    bool     has_states = false; // the last lane is that of the recurrent states
 };
 
 // A unit with what identifies it in every process: what goes to files, and comes from them.
@@ -45,7 +46,7 @@ struct HostUnit {
 };
 
 // A unit with all that the next engine of the same model needs.
-struct KeptUnit {
+struct ParkedUnit {
     int                  lane   = 0;
     CacheEntry           entry  = {};
     std::vector<Token>   tokens = {}; // of the block, in the first lane
@@ -65,7 +66,7 @@ public:
     BlockPool&           pool() { return pool_; }
     const BlockPool&     pool() const { return pool_; }
     bool                 keeps() const { return keeps_; }
-    int                  n_kept() const { return pool_.n_cached_free(); } // blocks
+    int                  n_cached() const { return pool_.n_cached_free(); } // blocks
     const HostTierStats& stats() const { return stats_; }
 
     // The unit of a lane at the end of a text, or -1.
@@ -116,10 +117,10 @@ public:
     // -- for an engine that takes the place of this one
 
     // The units that nobody reads or writes: markers, then the others, those of the most value first.
-    std::vector<KeptUnit> units() const;
+    std::vector<ParkedUnit> units() const;
     // A unit of the engine before, under the serial that it had there, gets room that is free: sets its blocks, whose content has to be there
     // before the next plan. False: there is no room.
-    bool adopt(KeptUnit& unit);
+    bool adopt(ParkedUnit& unit);
 
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
@@ -142,7 +143,7 @@ private:
     void                 lend_late();
     void                 begin_loan(BlockId unit);
     std::vector<BlockId> blocks_of(BlockId unit) const;
-    void                 log(BlockId unit, bool stored);
+    void                 log(BlockId unit, bool stored, std::span<const Token> tokens = {});
 
     BlockPool                 pool_;
     BlockIndex                index_; // of units, by hash and lane
@@ -157,6 +158,8 @@ private:
     std::vector<bool>         in_files_;                     // [n_ids]
     std::deque<BlockId>       late_;                         // units that are to be lent when files keep up
     std::vector<bool>         is_late_;                      // [n_ids]
+    std::vector<bool>         is_told_;                      // [n_ids] by log()
+    bool                      has_states_;
     HostTierStats             stats_;
     std::vector<CacheChange>  changes_;
     // Units that are not lent, by their value; and the value of each, 0: it is not there.
@@ -179,7 +182,7 @@ HostTier::HostTier(const HostTierOptions& o, std::span<const int> bundles, std::
             o.keeps ? o.n_markers : 0),
       index_(o.keeps ? pool_.n_ids() : 0), out_(out), n_lanes_(int(bundles.size())), keeps_(o.keeps),
       for_files_(o.keeps ? o.for_files : ForFiles::none), lent_at_(at_once() ? std::size_t(pool_.n_ids()) : 0, -1),
-      kept_(lent_at_.size()), in_files_(lent_at_.size()), is_late_(in_files_.size()),
+      kept_(lent_at_.size()), in_files_(lent_at_.size()), is_late_(in_files_.size()), has_states_(o.has_states),
       values_(o.keeps ? std::size_t(pool_.n_ids()) : 0), uses_(values_.size(), 1) {}
 
 BlockId HostTier::find(const Prefix& text, int lane) const {
@@ -256,11 +259,12 @@ void HostTier::save(const BlockPool& device, BlockId from, std::span<const Token
     const BlockId to = take(lane);
     if (to < 0) return;
     if (device.n_blocks(from) > 0) add_copy(out_, device, from, pool_, to);
-    entry.owner = -1;
+    const BlockId text = entry.owner >= 0 ? entry.owner : from;
+    entry.owner        = -1;
     pool_.set_entry(to, entry, tokens);
     index_.insert(key, to);
     stats_.stored += std::uint64_t(pool_.n_blocks(to));
-    log(to, true);
+    log(to, true, device.tokens(text));
     use(to);
     if (lend_to_files(to)) return;
     pool_.hold(to); // until the copy is made
@@ -423,7 +427,7 @@ void HostTier::clear() {
     while (pool_.first_cached_marker() >= 0) forget(pool_.first_cached_marker());
 }
 
-std::vector<KeptUnit> HostTier::units() const {
+std::vector<ParkedUnit> HostTier::units() const {
     std::vector<BlockId> ids;
     for (BlockId unit = 0; keeps_ && unit < pool_.n_ids(); unit++)
         if (pool_.bundle_of(unit) == unit && pool_.state(unit) == HashState::cached && pool_.is_free(unit))
@@ -435,7 +439,7 @@ std::vector<KeptUnit> HostTier::units() const {
         return a_value != b_value ? a_value > b_value : pool_.entry(a).depth < pool_.entry(b).depth;
     };
     std::ranges::sort(ids, is_before);
-    std::vector<KeptUnit> units;
+    std::vector<ParkedUnit> units;
     for (BlockId unit : ids) {
         const auto tokens = pool_.lane(unit) == 0 ? pool_.tokens(unit) : std::span<const Token>{};
         units.push_back({pool_.lane(unit),
@@ -447,7 +451,7 @@ std::vector<KeptUnit> HostTier::units() const {
     return units;
 }
 
-bool HostTier::adopt(KeptUnit& unit) {
+bool HostTier::adopt(ParkedUnit& unit) {
     const BlockHash key  = key_of(unit.entry.hash, unit.lane);
     const bool      room = pool_.n_free() - pool_.n_cached_free() >= pool_.blocks_of_lane(unit.lane);
     const BlockId   to   = keeps_ && room && index_.find(key) < 0 ? pool_.take(unit.lane) : -1;
@@ -465,6 +469,7 @@ bool HostTier::adopt(KeptUnit& unit) {
 void HostTier::log_changes(bool on) {
     logging_ = on;
     changes_.clear();
+    is_told_.assign(on ? values_.size() : 0, false);
     if (!on || !std::exchange(adopted_, false)) return;
     std::vector<BlockId> ids; // the beginnings of texts first
     for (BlockId unit = 0; unit < pool_.n_ids(); unit++)
@@ -473,15 +478,26 @@ void HostTier::log_changes(bool on) {
     for (BlockId unit : ids) log(unit, true);
 }
 
-// Blocks of the first lane of the shared namespace. States in host memory are not logged.
-void HostTier::log(BlockId unit, bool stored) {
+// Blocks of the shared namespace. Neither states in host memory are told, nor markers, nor a unit that came without its tokens where the unit
+// of the first lane, which has them, is not here.
+void HostTier::log(BlockId unit, bool stored, std::span<const Token> tokens) {
+    if (!logging_) return;
     const CacheEntry& entry = pool_.entry(unit);
-    if (!logging_ || pool_.lane(unit) != 0 || entry.space != CacheNamespace{}) return;
-    CacheChange& change = changes_.emplace_back(stored, entry.hash);
-    change.medium       = Medium::host;
+    const int         lane  = pool_.lane(unit);
+    const bool        state = has_states_ && lane == n_lanes_ - 1;
+    if (stored ? pool_.n_blocks(unit) == 0 || state || entry.space != CacheNamespace{} : !is_told_[std::size_t(unit)])
+        return;
+    if (stored && tokens.empty()) {
+        const BlockId text = find(prefix_of(unit), 0);
+        if (text < 0) return;
+        tokens = pool_.tokens(text);
+    }
+    is_told_[std::size_t(unit)] = stored;
+    CacheChange& change         = changes_.emplace_back(stored, entry.hash);
+    change.group                = pool_.group_of_lane(lane);
+    change.medium               = Medium::host;
     if (!stored) return;
-    const std::span<const Token> tokens = pool_.tokens(unit);
-    change.parent                       = entry.parent.hash;
+    change.parent = entry.parent.hash;
     change.tokens.assign(tokens.begin(), tokens.end());
 }
 

@@ -44,7 +44,7 @@ struct CacheHit {
     std::span<const FoundUnit>  entries;                  // of the first lane; valid until the next match()
     bool                        from_host        = false; // some units are in host memory
     int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes
-    BlockId                     partial          = -1; // the entry whose first tokens are those that come next, or -1
+    BlockId                     partial          = -1; // the entry that begins with the prompt's next tokens, or -1
     int                         n_partial_tokens = 0;
     std::array<int, most_lanes> first{}; // by lane: the first entry that is needed; it and all behind it are there
 
@@ -104,7 +104,7 @@ public:
     bool is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
     KnownText known(const CacheNamespace& space, std::span<const Token> tokens) const;
-    // Saves the units of these blocks in host memory, those that files may lack for files as well.
+    // Saves the units of these blocks in host memory, and units that files may lack for files as well.
     void save(const CacheNamespace& space, std::span<const Token> tokens);
     // The serials from here on are new.
     void begin_serials(std::uint64_t first) { last_serial_ = std::max(last_serial_, first - 1); }
@@ -141,7 +141,7 @@ private:
     void walk(const CacheNamespace& space, std::span<const Token> tokens, Visit&& visit) const;
 
     void set_cached(BlockId block);
-    void log_state(BlockId block, bool stored);
+    void log(BlockId block, bool stored);
     void remove(BlockId block);
     void detach(BlockId block);
     int  first_needed(int lane, int position) const {
@@ -341,24 +341,25 @@ void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
     pool_.set_entry(block, {state, of.n_tokens, owner, of.hash, of.parent, of.space, of.serial, of.depth}, {});
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
     if (state == HashState::in_flight) in_flight_.push_back(block);
-    if (state == HashState::cached) log_state(block, true);
+    if (state == HashState::cached) log(block, true);
     if (state == HashState::cached && host_.at_once()) host_.save(pool_, block, {});
 }
 
-// A state that can be found, or no longer.
-void PrefixCache::log_state(BlockId id, bool stored) {
+// A bundle of any lane that can be found, or no longer. A marker is not told: it stays when the memory of its tokens goes.
+void PrefixCache::log(BlockId id, bool stored) {
     const CacheEntry& entry = pool_.entry(id);
-    if (!lanes_[std::size_t(pool_.lane(id))].state || !is_published(entry)) return;
+    if (!is_published(entry) || pool_.n_blocks(id) == 0) return;
     CacheChange& change = changes_.emplace_back(stored, entry.hash);
-    change.state        = true;
+    change.group        = pool_.group_of_lane(pool_.lane(id));
+    change.state        = lanes_[std::size_t(pool_.lane(id))].state;
     if (!stored) return;
-    const std::span<const Token> tokens = pool_.tokens(entry.owner);
+    const std::span<const Token> tokens = pool_.tokens(entry.owner >= 0 ? entry.owner : id);
     change.parent                       = entry.parent.hash;
     change.tokens.assign(tokens.begin(), tokens.end());
 }
 
 void PrefixCache::detach(BlockId id) {
-    if (pool_.state(id) == HashState::cached) log_state(id, false);
+    if (pool_.state(id) == HashState::cached) log(id, false);
     host_.save(pool_, id, {});
     const BlockId owner                                                                   = pool_.entry(id).owner;
     attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(pool_.lane(id)) - 1] = -1;
@@ -383,7 +384,7 @@ void PrefixCache::commit() {
         if (pool_.entry(id).owner < 0) set_cached(id);
         else {
             pool_.set_state(id, HashState::cached);
-            log_state(id, true);
+            log(id, true);
             if (host_.at_once()) host_.save(pool_, id, {});
         }
     }
@@ -396,17 +397,14 @@ void PrefixCache::set_cached(BlockId id) {
     pool_.set_state(id, HashState::cached);
     add_child(parent, id);
     if (host_.at_once()) host_.save(pool_, id, pool_.tokens(id));
-    if (const CacheEntry& entry = pool_.entry(id); is_published(entry)) {
-        const std::span<const Token> tokens = pool_.tokens(id);
-        changes_.push_back({true, entry.hash, entry.parent.hash, {tokens.begin(), tokens.end()}});
-    }
+    log(id, true);
 }
 
 void PrefixCache::remove(BlockId id) {
     const CacheEntry& entry = pool_.entry(id);
     if (entry.state == HashState::cached) {
         remove_child(entry.parent, id);
-        if (is_published(entry)) changes_.push_back({false, entry.hash, {}, {}});
+        log(id, false);
     }
     host_.save(pool_, id, pool_.tokens(id));
     if (entry.n_tokens == pool_.block_size()) index_.erase(entry.hash);

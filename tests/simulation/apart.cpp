@@ -95,13 +95,14 @@ Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)
     // Shared by the processes: the last seed to run, and the seed that each runs now.
     struct Shared {
         std::atomic<std::uint64_t> end;
-        std::atomic<std::uint64_t> at[256], ran[256];
+        std::atomic<std::uint64_t> at[Seeds::most_jobs], ran[Seeds::most_jobs];
     };
+    if (!seeds.fit()) throw std::runtime_error("the seeds go beyond 2^64");
     void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::runtime_error("no memory can be shared");
     Shared& shared  = *new (memory) Shared();
     shared.end      = seeds.first + seeds.n;
-    const int  jobs = std::clamp(seeds.jobs, 1, 256);
+    const int  jobs = std::clamp(seeds.jobs, 1, Seeds::most_jobs);
     const auto work = [&](int job) {
         Reached reached;
         for (std::uint64_t seed = seeds.first + std::uint64_t(job); seed < shared.end; seed += std::uint64_t(jobs)) {

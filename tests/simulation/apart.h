@@ -7,8 +7,13 @@ namespace quire::simulation {
 
 // Which seeds, and in how many processes at once.
 struct Seeds {
+    static constexpr int most_jobs = 256;
+
     std::uint64_t first = 1, n = 100;
     int           jobs = 1;
+
+    // Whether no process counts beyond the last number that a seed can have.
+    bool fit() const { return n <= ~std::uint64_t(0) - most_jobs && first <= ~std::uint64_t(0) - most_jobs - n; }
 };
 
 struct Finding {

@@ -1,8 +1,12 @@
 // simulate: runs the engine through random scenarios, one for each seed, and says what went wrong and how often what was reached.
 // docs/simulation.md has more.
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -14,9 +18,14 @@ using namespace quire::simulation;
 namespace {
 
 constexpr const char* usage =
-    "simulate [--seeds N] [--from SEED] [--jobs N] [--drafts]   runs N seeds and counts what they reach\n"
-    "simulate --seed SEED [--served] [--drafts] [--set NAME=VALUE]... [--trace] [--no-shrink]   runs one, changed\n"
-    "--drafts: all seeds have draft tokens, of each kind by turns\n";
+    "simulate [--seeds N] [--from SEED] [--jobs N]   runs N seeds, at least 1, and counts what they reach\n"
+    "simulate --seed SEED [--trace]                  runs one\n"
+    "both: [--drafts] [--served] [--set NAME=VALUE]... [--no-shrink]\n"
+    "--drafts: all seeds have draft tokens, of each kind by turns\n"
+    "--served: all seeds run behind the server, and only there\n"
+    "--set: changes a number of every scenario, such as cache=0; of one seed also a number of a request, such as "
+    "3.n=1\n"
+    "Seeds are numbers from 0 to 18446744073709551615; the last 257 of them can only be run one by one.\n";
 
 // The features that a run of many seeds has to reach, each of them.
 const std::vector<std::string> features{"requests",
@@ -88,6 +97,34 @@ constexpr std::uint64_t        many_seeds = 2000, served_one_in = 20;
 
 unsigned long long number(std::uint64_t v) { return v; }
 
+// A whole word, or nothing.
+std::optional<std::uint64_t> number_of(std::string_view word) {
+    std::uint64_t     value = 0;
+    const char* const last  = word.data() + word.size();
+    const auto [end, error] = std::from_chars(word.data(), last, value);
+    if (error != std::errc() || end != last) return {};
+    return value;
+}
+
+// How all scenarios of a run differ from those of their seeds.
+struct Changes {
+    bool                     drafts = false, served = false;
+    std::vector<std::string> numbers; // as change() takes them
+
+    // Null: there is no such number, which `unknown` then names.
+    std::optional<Scenario> scenario(std::uint64_t seed, std::string& unknown) const {
+        Scenario s = drafts ? make_drafted(seed) : make_scenario(seed);
+        for (const std::string& how : numbers)
+            if (!change(s, how)) return unknown = how, std::nullopt;
+        return s;
+    }
+    std::string text() const {
+        std::string out = drafts ? " --drafts" : "";
+        for (const std::string& how : numbers) out += cat(" --set ", how);
+        return out;
+    }
+};
+
 int one(const Scenario& scenario, const std::string& changes, bool served, bool shrinks, bool trace) {
     std::printf("%s", describe(scenario).c_str());
     std::fflush(nullptr);
@@ -118,12 +155,19 @@ int one(const Scenario& scenario, const std::string& changes, bool served, bool 
     return 1;
 }
 
-int many(const Seeds& seeds, bool drafts, bool shrinks) {
-    const auto    make  = drafts ? make_drafted : make_scenario;
-    const Finding found = run_seeds(seeds, [make](std::uint64_t seed) {
-        Verdict v = run(make(seed));
+int many(const Seeds& seeds, const Changes& changes, bool shrinks) {
+    const auto make = [&](std::uint64_t seed) {
+        std::string unknown;
+        auto        scenario = changes.scenario(seed, unknown);
+        if (!scenario) throw std::runtime_error("no such change: " + unknown);
+        return *scenario;
+    };
+    const Finding found = run_seeds(seeds, [&](std::uint64_t seed) {
+        const Scenario scenario = make(seed);
+        if (changes.served) return serve(scenario);
+        Verdict v = run(scenario);
         if (!v.wrong.empty() || seed % served_one_in != 0) return v;
-        const Verdict served = serve(make(seed));
+        const Verdict served = serve(scenario);
         v.wrong              = served.wrong;
         for (const auto& [name, count] : served.reached) v.reached[name] += count;
         return v;
@@ -131,19 +175,24 @@ int many(const Seeds& seeds, bool drafts, bool shrinks) {
     if (found.seed) {
         std::printf("seed %llu fails, after %llu that passed: %s\n", number(*found.seed), number(found.ran),
                     found.wrong.c_str());
-        return one(make(*found.seed), drafts ? " --drafts" : "", found.wrong.starts_with("served"), shrinks, false);
+        return one(make(*found.seed), changes.text(), changes.served || found.wrong.starts_with("served"), shrinks,
+                   false);
     }
-    int missing = 0;
+    int        missing   = 0;
+    const bool wants_all = seeds.n >= many_seeds && !changes.served && changes.numbers.empty();
     for (const auto& [name, count] : found.reached) std::printf("%10llu %s\n", number(count), name.c_str());
     for (const std::string& name : features) {
-        if (const auto at = found.reached.find(name);
-            seeds.n < many_seeds || (at != found.reached.end() && at->second > 0))
+        if (const auto at = found.reached.find(name); !wants_all || (at != found.reached.end() && at->second > 0))
             continue;
         std::printf("never reached: %s\n", name.c_str());
         missing++;
     }
+    if (found.ran != seeds.n) {
+        std::printf("only %llu of %llu seeds ran\n", number(found.ran), number(seeds.n));
+        return 1;
+    }
     std::printf("%llu seeds ran, nothing is wrong\n", number(found.ran));
-    return missing > 0 || found.ran != seeds.n ? 1 : 0;
+    return missing > 0 ? 1 : 0;
 }
 
 } // namespace
@@ -151,31 +200,33 @@ int many(const Seeds& seeds, bool drafts, bool shrinks) {
 int main(int argc, char** argv) {
     Seeds                        seeds{.jobs = int(std::max(1u, std::thread::hardware_concurrency()))};
     std::optional<std::uint64_t> seed;
-    std::vector<std::string>     changes;
-    bool                         trace = false, shrinks = true, served = false, drafts = false;
+    Changes                      changes;
+    bool                         trace = false, shrinks = true, ranged = false;
     for (int i = 1; i < argc; i++) {
         const std::string flag = argv[i];
         if (flag == "--trace") trace = true;
         else if (flag == "--no-shrink") shrinks = false;
-        else if (flag == "--served") served = true;
-        else if (flag == "--drafts") drafts = true;
+        else if (flag == "--served") changes.served = true;
+        else if (flag == "--drafts") changes.drafts = true;
         else if (i + 1 == argc) return std::fputs(usage, stderr), 2;
-        else if (flag == "--set") changes.emplace_back(argv[++i]);
+        else if (flag == "--set") changes.numbers.emplace_back(argv[++i]);
         else {
-            const std::uint64_t value = std::strtoull(argv[++i], nullptr, 10);
-            if (flag == "--seed") seed = value;
-            else if (flag == "--seeds") seeds.n = value;
-            else if (flag == "--from") seeds.first = value;
-            else if (flag == "--jobs") seeds.jobs = int(value);
+            const std::optional<std::uint64_t> value = number_of(argv[++i]);
+            if (!value) return std::fputs(usage, stderr), 2;
+            ranged = ranged || flag != "--seed";
+            if (flag == "--seed") seed = *value;
+            else if (flag == "--seeds") seeds.n = *value;
+            else if (flag == "--from") seeds.first = *value;
+            else if (flag == "--jobs" && *value >= 1 && *value <= Seeds::most_jobs) seeds.jobs = int(*value);
             else return std::fputs(usage, stderr), 2;
         }
     }
-    if (!seed) return many(seeds, drafts, shrinks);
-    Scenario    scenario = drafts ? make_drafted(*seed) : make_scenario(*seed);
-    std::string text     = drafts ? " --drafts" : "";
-    for (const std::string& how : changes) {
-        if (!change(scenario, how)) return std::printf("no such change: %s\n", how.c_str()), 2;
-        text += cat(" --set ", how);
-    }
-    return one(scenario, text, served, shrinks, trace);
+    if (seed ? ranged : trace || seeds.n == 0 || !seeds.fit()) return std::fputs(usage, stderr), 2;
+    for (const std::string& how : changes.numbers) // other seeds have other requests
+        if (!seed && (how.starts_with("only=") || how.substr(0, how.find('=')).find('.') != std::string::npos))
+            return std::fputs(usage, stderr), 2;
+    std::string unknown;
+    const auto  scenario = changes.scenario(seed.value_or(seeds.first), unknown);
+    if (!scenario) return std::fprintf(stderr, "no such change: %s\n", unknown.c_str()), 2;
+    return seed ? one(*scenario, changes.text(), changes.served, shrinks, trace) : many(seeds, changes, shrinks);
 }

@@ -1,6 +1,9 @@
 // Seeds to scenarios, scenarios to text.
-#include "scenario.h"
+#include <charconv>
+#include <string>
+
 #include "hashes.h"
+#include "scenario.h"
 
 namespace quire::simulation {
 
@@ -320,7 +323,10 @@ bool change(Scenario& s, const std::string& how) {
         }
         return true;
     }
-    const int to = int(std::strtol(value.c_str(), nullptr, 10));
+    int               to   = 0;
+    const char* const last = value.data() + value.size();
+    if (const auto [end, error] = std::from_chars(value.data(), last, to); error != std::errc() || end != last)
+        return false;
     if (name == "faults") {
         s.faults.resize(std::min(s.faults.size(), std::size_t(to)));
         return true;

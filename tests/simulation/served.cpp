@@ -256,6 +256,7 @@ void Served::settle() {
 }
 
 void Served::submit(int task) {
+    settle(); // an earlier request that ends without a launch would be taken for this one's place
     Reader& r = *readers_.emplace_back(std::make_unique<Reader>());
     r.task    = task;
     r.at      = step_;

@@ -1,5 +1,5 @@
 // quire.engine.files.disk_requests: between scheduler and files. A new request waits here until what the files have of its prompt is in host
-// memory, where the scheduler finds it. What is copied to host memory goes to the files when the copies are done. **Owns** the disk tier and
+// memory, where the scheduler finds it. A unit that is copied to host memory goes to the files when the copy is done. **Owns** the disk tier and
 // the requests that wait.
 export module quire.engine.files.disk_requests;
 
@@ -138,10 +138,12 @@ void DiskRequests::update() {
     look_at_saves();
 }
 
-// A text whose parent is in no file, which no prompt leads to, is not told.
+// A text whose parent is in no file, which no prompt leads to, is not told. Neither are texts that are markers: what files have of the windows
+// behind them is not known here.
 void DiskRequests::log(const TextChange& change) {
     BlockManager& blocks = scheduler_.blocks();
-    CacheChange   told;
+    if (!blocks.layout().keeps_all()) return;
+    CacheChange told;
     told.medium = Medium::files;
     told.stored = change.stored;
     if (!change.stored) {
@@ -172,8 +174,10 @@ void DiskRequests::begin_to_save(Save& save) {
 void DiskRequests::look_at_saves() {
     const HostTier& host = scheduler_.blocks().host();
     for (auto at = saves_.begin(); at != saves_.end();) {
-        const auto& [id, save] = *at++; // end_look() may erase it
-        if (std::ranges::any_of(save.lent, [&](BlockId unit) { return host.is_lent(unit); })) continue;
+        auto& [id, save] = *at++; // end_look() may erase it
+        // A save does not wait for a unit once more that came back and is lent for another text.
+        std::erase_if(save.lent, [&](BlockId unit) { return !host.is_lent(unit); });
+        if (!save.lent.empty()) continue;
         const DiskFound found = disk_.look_up(id, save.space, {}, save.prompt);
         end_look(id, int(std::ranges::count_if(found.units, [](const HostUnit& unit) { return unit.lane == 0; })));
     }
@@ -192,7 +196,7 @@ void DiskRequests::end_look(RequestId id, int n_blocks) {
 
 // -- what comes from the files
 
-// As many units as host memory has room for, beside those that they continue. False: none.
+// As many units as host memory has room for, beside the units that they continue. False: none.
 bool DiskRequests::begin_to_read(DiskFound found) {
     if (found.units.empty()) return false;
     HostTier& host = scheduler_.blocks().host();

@@ -31,7 +31,7 @@ struct SegmentOptions {
     // left alone, and count.
     std::uint64_t         model      = 0;
     int                   block_size = 16; // tokens of a record
-    std::optional<Cipher> cipher     = {}; // none: tokens and payloads can be read by all who can read the files
+    std::optional<Cipher> cipher     = {}; // none: tokens and payloads can be read by every user who can read the files
     int                   threads    = 1;  // of read()
 };
 

@@ -218,7 +218,7 @@ BlockTables::BlockTables(const BlockManagerOptions& options)
       pool(options.n_blocks, options.block_size, FreeOrder::fifo, options.free_order, bundles_of(cache_lanes),
            markers_of(options)),
       host({options.n_swap + options.n_tier, options.block_size, layout.keeps_all() ? 0 : 2 * options.n_tier + 64,
-            options.n_tier > 0, options.for_files},
+            options.n_tier > 0, options.for_files, layout.keeps_state()},
            bundles_of(cache_lanes), moves.swap_out),
       cache(pool, options.hash, cache_lanes, host), pins(std::size_t(pool.n_ids())) {
     check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0 && options.n_tier >= 0,

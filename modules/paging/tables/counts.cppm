@@ -55,8 +55,8 @@ private:
     std::vector<int>     seen_on_host_; // [n_ids of the host pool] the same for units that are found there
     int                  now_ = 0;
     std::vector<int>     leaving_; // [n_ids] sharers that are gone
-    std::vector<BlockId> touched_; // those that some sharers have left
-    std::vector<Block>   blocks_;  // of the sequences so far, from 1 on; 0: what stands before their first blocks
+    std::vector<BlockId> touched_; // blocks that some sharers have left
+    std::vector<Block>   blocks_;  // of the sequences so far, from 1 on; 0: the beginning before their first blocks
 };
 
 } // namespace quire

@@ -229,6 +229,10 @@ void publish_table(BlockTables& tables, TableId id, std::span<const Token> token
             table.n_hashed = 0;
             continue;
         }
+        // Evicted, and entered once more by another sequence, which has yet to write it: a text in host memory keeps its serial.
+        if (const BlockId before = cache.block_of(table.prefix);
+            before >= 0 && tables.pool.state(before) != HashState::cached)
+            return;
         const auto                   i    = std::size_t(table.n_hashed);
         const std::span<const Token> want = tokens_of(tables, i, tokens);
         const BlockHash              hash = cache.hash_of(table.prefix, want);

@@ -111,6 +111,7 @@ void Router::first_token(const Choice& choice) { loads_[std::size_t(choice.repli
 void Router::events(int replica, std::span<const CacheChange> changes) {
     if (policy_ != Policy::kv_aware) return;
     for (const CacheChange& c : changes) {
+        if (c.group > 0 || c.state) continue; // the first group's blocks are the texts
         if (c.stored) {
             std::vector<int>& all = holders_[c.hash];
             if (std::ranges::find(all, replica) == all.end()) all.push_back(replica);
