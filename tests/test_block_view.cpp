@@ -232,6 +232,7 @@ TEST_CASE("block-viz runs prompts and shows them, and the demo", "[block-viz]") 
     CHECK(says(demo.out, "1[3/4]×2"));
     CHECK(says(demo.out, "copy on write: block 1 → 3"));
     CHECK(says(demo.out, "host:"));
+    CHECK_FALSE(says(demo.out, "smaller smaller")); // the toy model's second choice, taken twice
     CHECK(run_program("block-viz", {"--demo", "fig9", "--html", "-"}).out.size() > 20'000);
     CHECK(run_program("block-viz", {"-p", "x", "-m", "/nowhere.gguf"}).code == 1);
 }

@@ -346,6 +346,12 @@ TEST_CASE("the list of models names only folders that there are", "[chat]") {
     CHECK(f.code == 0);
     CHECK(f.out.starts_with("There is no model in "));
     CHECK(f.out.ends_with("/models; chat -hf USER/MODEL fetches one.\n"));
+    const Finished g =
+        run_program("sh",
+                    {"-c", "d=$(mktemp -d) && mkdir $d/models && printf no >$d/models/short.gguf && cp " QUIRE_BIN
+                           "/chat $d && env -i $d/chat --models; rm -r $d"},
+                    "", "/bin");
+    CHECK(g.out.starts_with("There is no model in ")); // a file that is no GGUF file is none
 }
 
 TEST_CASE("help lists the flags", "[chat]") {
@@ -681,7 +687,7 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
                                  "-t",   "-1",    "-ctk",    "f16",  "-n12",      "--temperature", "0.8"});
     CHECK(f.code == 0);
     CHECK(f.err ==
-          "chat: without a meaning here, and ignored: -ngl, -fa, -cnv, -i, --jinja, -mli, --no-mmap, --mlock, -b, "
+          "chat: not needed here, and ignored: -ngl, -fa, -cnv, -i, --jinja, -mli, --no-mmap, --mlock, -b, "
           "-ub, -fa, --cache-reuse\n");
     CHECK(f.out == plain.out);
     CHECK(chat({"-p", "Hel\\x", "-st", "-e"}).code == 0);

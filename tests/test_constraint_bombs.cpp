@@ -232,7 +232,7 @@ TEST_CASE("all constraints together have one budget of memory", "[grammar]") {
         CHECK(memory.bytes() < std::size_t(8) << 20); // each may take its share beyond it
     }
     for (ConstraintState& state : states) {
-        CHECK(state.accept_bytes("ab")); // those that gave back go on
+        CHECK(state.accept_bytes("ab")); // states that gave memory back go on
         CHECK(state.mask(bits).has_value());
     }
     memory.limit(limit);

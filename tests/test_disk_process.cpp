@@ -56,6 +56,10 @@ TEST_CASE("a server that is killed finds what it had, and answers as before", "[
             CHECK(answer["choices"] == answers[i]);
             from_disk += on_disk(answer);
         }
+        double hits = 0;
+        for (const char* tier : {"device", "host", "disk"})
+            hits += server.metric(std::string("quire:kv_") + tier + "_hits_total");
+        CHECK(hits == server.metric("vllm:prefix_cache_hits_total"));
         std::thread asks([&] { // killed in the middle of a question
             try {
                 (void)server.post("/v1/completions", question(100 + round));

@@ -4,6 +4,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <cstdlib>
 
+#include "folder.h"
 #include "process.h"
 #include "reference.h"
 
@@ -72,7 +73,8 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     for (const Request& r : requests) expected.push_back(run_one(alone, r));
 
     SchedulerStats sum;
-    std::uint64_t  cached   = 0;
+    Folder         folder;                     // an engine may find what an earlier one has written
+    std::uint64_t  cached = 0, from_files = 0; // tokens; records
     int            compared = 0;
     const int      n        = all ? 20'000 : types != DType::F16 ? 60 : kind == 0 ? 400 : 150;
     for (int schedule = 0; schedule < n; schedule++) {
@@ -107,8 +109,14 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         o.watermark        = below(2) * 0.05;
         // Room in host memory for what leaves the prefix cache, in three schedules of five.
         if (schedule % 5 > 1) o.kv_host_bytes = std::int64_t(1) << (14 + schedule % 5 * 2);
+        // In one of these three also files, which need the prefix cache: with a thread, or in steps.
+        if (schedule % 5 == 3 && o.prefix_cache) {
+            o.kv_dir        = folder.path;
+            o.kv_disk_bytes = std::int64_t(8) << 20;
+            if (schedule % 2 == 0) o.kv_files.jobs = [] { return 2; };
+        }
         CAPTURE(schedule, *o.pipeline, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
-                int(o.preemption_mode), o.prefix_cache);
+                int(o.preemption_mode), o.prefix_cache, o.kv_host_bytes, o.kv_dir);
         Engine     engine = load(model, o);
         const auto got    = run_all(engine, tasks);
         for (std::size_t i = 0; i < tasks.size(); i++) {
@@ -119,6 +127,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
             compared++;
         }
         CHECK(totals(engine.snapshot()).used == 0);
+        from_files += engine.stats().disk.read;
         const SchedulerStats& s = engine.stats().memory;
         sum.preemptions += s.preemptions;
         sum.swaps_in += s.swaps_in;
@@ -135,5 +144,6 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     CHECK(sum.copied_blocks > 100);
     CHECK(sum.forks > 100);
     CHECK(cached > 5u * unsigned(n));
+    CHECK(from_files > 0);
     CHECK(compared > 200);
 }

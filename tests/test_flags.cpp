@@ -177,8 +177,12 @@ TEST_CASE("an error of a flag is one sentence with the flag and what it takes", 
               "--now: 'x' is not a date and time, such as 2024-07-26T10:00:00\n"},
              {"chat", {"--chat-template-kwargs", "{"}, "--chat-template-kwargs: '{'" + object},
              {"server", {"--default-chat-template-kwargs", "[]"}, "--chat-template-kwargs: '[]'" + object},
-             {"chat", {"--spec-draft-n-max", "0"}, "--spec-draft-n-max: '0' is not a number that is 1 or more\n"},
-             {"server", {"--draft-max", "x"}, "--spec-draft-n-max: 'x' is not a number that is 1 or more\n"},
+             {"chat", {"--spec-draft-n-max", "-1"}, "--spec-draft-n-max: '-1' is not a number that is 0 or more\n"},
+             {"server", {"--draft-max", "x"}, "--spec-draft-n-max: 'x' is not a number that is 0 or more\n"},
+             {"server",
+              {"--spec-type", "draft-mtp,ngram-mod"},
+              "--spec-type: quire guesses tokens in one way at a time, by n-grams, a draft model, a draft of EAGLE-3 "
+              "or the model's MTP layer: --spec ngram, draft, eagle3 or mtp\n"},
              {"bench", {"speculate", "-k", "20"}, "--spec-draft-n-max: '20' is not a number that is in 1..15\n"},
              {"chat", {"--threads", "1.5"}, "--threads: '1.5' is no whole number that this flag takes\n"},
              {"bench", {"model", "--tflops", "x"}, "--tflops: 'x' is not a number\n"},
@@ -423,19 +427,35 @@ TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]")
         CHECK_FALSE(has(run({flag, "15"}).err, note));
     }
     CHECK(run({"--spec-draft-n-max", "x"}).code == 2);
-    CHECK(run({"--draft-max", "0"}).code == 0);
-    CHECK(run({"--draft-min", "0"}).code == 0);
+    for (const std::string flag : {"--spec-draft-n-max", "--draft-max", "--draft"}) // 0: the file is not opened
+        CHECK(run({"-md", "/none.gguf", flag, "0"}).code == 0);
+    for (const std::string flag : {"--spec-draft-n-min", "--draft-min"})
+        CHECK(run({"--spec", "ngram", flag, "0"}).code == 0);
+    CHECK(run({"-md", "/none.gguf", "--spec", "none"}).code == 0);
+    for (const std::vector<std::string>& unread :
+         {std::vector<std::string>{"--spec", "ngram", "-md", "/none.gguf"}, {"--spec-default", "-md", "/none.gguf"}}) {
+        const Finished f = run(unread);
+        CHECK(f.code == 1);
+        CHECK(has(f.err, "chat: --spec-draft-model needs --spec draft or eagle3"));
+    }
     CHECK(has(config("16").err, "chat: num_speculative_tokens of --speculative-config" + note));
     CHECK(config("16").code == 0);
     for (const char* more :
          {R"(4, "prompt_lookup_max": 1)", R"(4, "prompt_lookup_min": 5)", R"(4, "draft_tensor_parallel_size": 1)",
-          R"(4, "prompt_lookup_max": 5, "prompt_lookup_min": 2)"}) {
+          R"(4, "model": "[ngram]")", R"(4, "prompt_lookup_max": 5, "prompt_lookup_min": 2)"}) {
         const Finished f = config(more);
         CAPTURE(more, f.err);
         CHECK(f.code == 0);
     }
     CHECK(has(config(R"(4, "draft_tensor_parallel_size": 2)").err, "draft_tensor_parallel_size"));
     CHECK(config(R"(4, "prompt_lookup_max": 2, "prompt_lookup_min": 5)").code != 0);
+    CHECK(has(config(R"(4, "model": "/none.gguf")").err,
+              R"(only the methods "draft_model" and "eagle3" have a "model")"));
+    // One token, as the model in question has one MTP layer.
+    const Finished mtp =
+        run({"-m", QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf", "--speculative-config", R"({"method": "mtp"})"});
+    CAPTURE(mtp.err);
+    CHECK(mtp.code == 0);
     CHECK(run({"--kv-cache-dtype", "int8_per_token_head"}).code == 0);
 }
 

@@ -651,7 +651,7 @@ TEST_CASE("an amount that is free passes a larger one that waits, but not for ev
         });
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
         CHECK(memory.enter(40, 0.5, no).has_value());
-        std::this_thread::sleep_for(std::chrono::duration<double>(MemorySemaphore::patience));
+        std::this_thread::sleep_for(std::chrono::duration<double>(MemorySemaphore::passing_seconds));
         CHECK(!memory.enter(40, 0.1, no).has_value());
         CHECK(n_large == 0);
     }

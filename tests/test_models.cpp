@@ -53,7 +53,8 @@ public:
         fs::create_symlink(data + "llama3-gqa-Q8_0.gguf", path_ / "llama.gguf");
         fs::create_symlink(data + "qwen2-Q4_0.gguf", path_ / "deep" / "qwen.gguf");
         fs::create_symlink(data + "mistral-swa-Q8_0.gguf", path_ / "deep" / "er" / "mistral.gguf");
-        std::ofstream(path_ / "bad.gguf") << "no model";
+        std::ofstream(path_ / "bad.gguf") << "GGUF, but no model";
+        std::ofstream(path_ / "short.gguf") << "no"; // in no list
         std::ofstream(path_ / "notes.txt") << "nothing";
     }
     Models(const Models&)            = delete;
@@ -139,7 +140,8 @@ TEST_CASE("a model's id is its file's name, and a split model is one", "[models]
     fs::create_directories(folder / "x");
     for (const char* name :
          {"a.gguf", "x/a.gguf", "x/b-00001-of-00002.gguf", "x/b-00002-of-00002.gguf", "c.txt", "\xff\xfe.gguf"})
-        std::ofstream(folder / name) << "";
+        std::ofstream(folder / name) << "GGUF";
+    std::ofstream(folder / "d.gguf") << "GG";
     fs::create_directory_symlink(folder, folder / "x" / "circle");
     const auto found = quire::find_models(folder.string());
     REQUIRE(found);
@@ -152,7 +154,7 @@ TEST_CASE("a model's id is its file's name, and a split model is one", "[models]
     fs::create_directories(folder / "a" / "b");
     for (const char* name : {"x.gguf", "a/x.gguf", "a/x-00001-of-00002.gguf", "a/b/x.gguf", "a/b/y.gguf", "a/y.gguf",
                              "y-00001-of-00002.gguf"})
-        std::ofstream(folder / name) << "";
+        std::ofstream(folder / name) << "GGUF";
     const auto same = quire::find_models(folder.string());
     REQUIRE(same);
     std::map<std::string, std::string> paths;

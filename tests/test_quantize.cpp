@@ -261,6 +261,10 @@ TEST_CASE("quantize copies what it does not convert, and says what it did", "[qu
     const Finished larger = run_program("quantize", {out, again, "Q8_0", "--allow-requantize"});
     CHECK(larger.code == 0);
     CHECK(larger.err.find(again + " is larger than " + out) != std::string::npos);
+    const std::size_t have = larger.err.find("have "), instead = larger.err.find(" instead of ");
+    REQUIRE((have != std::string::npos && instead != std::string::npos));
+    CHECK(larger.err.substr(have + 5, instead - have - 5) + "\n" !=
+          larger.err.substr(instead + 12)); // the sizes differ
     const Finished smaller = run_program("quantize", {again, out, "Q5_0", "--allow-requantize"});
     CHECK(smaller.code == 0);
     CHECK(smaller.err.empty());

@@ -23,6 +23,7 @@
 
 #include "http_client.h"
 #include "process.h"
+#include "reference.h"
 #include "server_process.h"
 
 import quire.core.result;
@@ -112,6 +113,17 @@ TEST_CASE("the log, the ids and the metrics", "[server]") {
     }
 }
 
+TEST_CASE("num_gpu_blocks are blocks of a text, where layers have several kinds of memory", "[server]") {
+    const Server      s({"--kv-blocks", "10"}, reference("models/gemma2-Q8_0.gguf"));
+    const std::string text = s.get("/metrics").body;
+    std::smatch       found;
+    REQUIRE(std::regex_search(text, found, std::regex("num_gpu_blocks=\"([0-9]+)\"")));
+    const int blocks = std::stoi(found[1]);
+    CHECK(blocks == s.ask_get("/v1/models")["data"][0]["max_model_len"].get<int>() / 16);
+    CHECK(blocks >= 10);
+    CHECK(blocks < s.metric("quire:kv_blocks"));
+}
+
 TEST_CASE("a line of the log is one line, and its values are told apart", "[server]") {
     const Server s;
     s.post("/v1/completions",
@@ -170,8 +182,9 @@ TEST_CASE("SIGHUP opens the log again and reads the keys again", "[server]") {
     CHECK(status_with("key-two") == 200);
     while (!has(slurp(log), "\"status\":200")) nap();
     CHECK(std::filesystem::remove(keys));
-    server.signal(SIGHUP); // no keys to read: the old ones stay
-    while (!has(slurp(log), "no such file")) nap();
+    server.signal(SIGHUP);                                                // no keys to read: the old ones stay
+    while (!has(slurp(log), "SIGHUP: the log was opened again\"")) nap(); // and nothing else
+    CHECK(has(slurp(log), "no such file"));
     CHECK(status_with("key-two") == 200);
     CHECK(server.get("/health").status == 200);
     server.signal(SIGTERM);
@@ -352,6 +365,7 @@ TEST_CASE("metrics of guessed tokens have a sample for each place in a step", "[
     }
     CHECK(s.metric("vllm:spec_decode_num_accepted_tokens_total") > 0);
     CHECK(!has(all, "position=\"3\""));
+    CHECK(has(s.get("/slots").body, "\"speculative\":true"));
 }
 
 TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
@@ -359,9 +373,10 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
         "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",
                    "f16", "--mlock", "--enforce-eager", "--enable-chunked-prefill", "--no-webui", "-to", "60"});
     CHECK(ignored.code == 1);
-    CHECK(ignored.err.starts_with(
-        "server: without a meaning here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, "
-        "--enforce-eager, --enable-chunked-prefill\nserver: "));
+    CHECK(
+        has(ignored.err,
+            "Z server: not needed here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, " // a line of the log
+            "--enforce-eager, --enable-chunked-prefill\nserver: "));
     CHECK(std::ranges::count(ignored.err, '\n') == 2);
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
              {"-dr", "x/y"}, {"--hf-repo-draft", "m"}, {"--reuse-port"}, {"-nglx"}, {"--mmproj", "f"}}) {
@@ -384,7 +399,7 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
     const Finished bench =
         run_program("bench", {"model", "-m", "/none.gguf", "-ngl", "99", "-fa", "1", "-mmp", "0", "-p", "8"});
     CHECK(bench.code == 1);
-    CHECK(bench.err.starts_with("bench: without a meaning here, and ignored: -ngl, -fa, -mmp\n"));
+    CHECK(bench.err.starts_with("bench: not needed here, and ignored: -ngl, -fa, -mmp\n"));
     CHECK(run_program("bench", {"model", "-hf", "x"}).code == 2);
 }
 

@@ -296,6 +296,20 @@ TEST_CASE("a draft model that is the model itself guesses every token, also wher
     CHECK(stats.accepted_at[0] == stats.drafts);
 }
 
+TEST_CASE("an engine at rest has counted the draft tokens of its last step") {
+    EngineOptions o = small_blocks(GENERATE(false, true), 200, 4);
+    o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
+    Engine engine   = load(model("llama3-gqa-Q8_0.gguf"), o);
+    value_of(engine.submit(greedy(prompt_of(9), 21)));
+    std::vector<Output> events;
+    while (engine.step(events)) {}
+    REQUIRE(events.back().done);
+    const auto stats = engine.stats().memory;
+    CHECK(stats.accepted_tokens == 16); // of five tokens in each of four steps behind the first one
+    CHECK(int(stats.accepted_tokens) == events.back().accepted_tokens);
+    CHECK(int(stats.draft_tokens) == events.back().draft_tokens);
+}
+
 TEST_CASE("a request without drafts has none, and one with fewer has no more") {
     EngineOptions o = small_blocks(false, 200, 4);
     o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
@@ -323,6 +337,11 @@ TEST_CASE("a draft model has the vocabulary of the model, and no state") {
     };
     CHECK(error_of("llama3-gqa-Q8_0.gguf", "") == "guesses of a draft model need its file: --spec-draft-model");
     CHECK(error_of("llama3-gqa-Q8_0.gguf", "none.gguf").contains("none.gguf"));
+    EngineOptions unread;
+    unread.drafts = {.on = true, .model = "none.gguf"};
+    CHECK(Engine::load(model("llama3-gqa-Q8_0.gguf"), unread)
+              .error()
+              .message.starts_with("--spec-draft-model needs --spec draft or eagle3"));
     CHECK(error_of("llama3-gqa-Q8_0.gguf", "gemma2-Q8_0.gguf")
               .contains("a draft model needs the vocabulary of the model"));
     CHECK(error_of("qwen35-k-Q4_K_M.gguf", "qwen35-k-Q4_K_M.gguf").contains("a recurrent state cannot"));
@@ -572,11 +591,31 @@ TEST_CASE("the estimate of a load counts the draft model") {
 }
 
 TEST_CASE("bench speculate --check: guesses of no kind change an answer") {
-    const Finished f = run_program("bench", {"speculate", "-m", model("llama3-gqa-Q8_0.gguf"), "--device", "cpu", "-t",
-                                             "1", "-k", "4", "--check", "288", "--json"});
+    const bool     hybrid = GENERATE(false, true);
+    const Finished f =
+        run_program("bench", {"speculate", "-m", model(hybrid ? "qwen35-k-Q4_K_M.gguf" : "llama3-gqa-Q8_0.gguf"),
+                              "--device", "cpu", "-t", "1", "-k", "4", "--check", "288", "--json"});
     INFO(f.out << f.err);
     CHECK(f.code == 0);
-    CHECK(std::ranges::count_if(f.out, [](char c) { return c == '\n'; }) == 6); // kinds
-    CHECK_FALSE(f.out.contains("\"draft_n\":0"));
-    CHECK_FALSE(f.out.contains("\"requests\":0"));
+    std::istringstream lines(f.out);
+    int                n_kinds = 0, n_preempted = 0, n_cached = 0;
+    for (std::string line; std::getline(lines, line); n_kinds++) {
+        CHECK_FALSE(line.contains("\"requests\":0"));
+        if (!hybrid) CHECK_FALSE(line.contains("\"draft_n\":0"));
+        n_preempted += !line.contains("\"preemptions\":0");
+        n_cached += !line.contains("\"cached_tokens\":0");
+    }
+    CHECK(n_kinds == 6);
+    CHECK(n_preempted > 0);
+    CHECK(n_cached > 0); // of a hybrid, with the recurrent state there
+}
+
+TEST_CASE("bench speculate --check names the guesses of a layer behind the model") {
+    const Finished f =
+        run_program("bench", {"speculate", "-m", QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf", "--device", "cpu",
+                              "-t", "1", "-k", "4", "--spec", "mtp", "--check", "48", "--json"});
+    INFO(f.out << f.err);
+    CHECK(f.code == 0);
+    CHECK(std::ranges::count_if(f.out, [](char c) { return c == '\n'; }) == 1);
+    CHECK(f.out.contains("\"guesses\":\"mtp\""));
 }

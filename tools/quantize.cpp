@@ -53,6 +53,18 @@ std::string list_of_types() {
     return out;
 }
 
+// Two sizes in the largest unit in which they read differently.
+std::pair<std::string, std::string> sizes_apart(std::uint64_t a, std::uint64_t b) {
+    constexpr std::pair<double, const char*> units[] = {{1e9, "GB"}, {1e6, "MB"}};
+    for (const auto& [bytes, name] : units) {
+        char first[32], second[32];
+        std::snprintf(first, sizeof first, "%.2f %s", double(a) / bytes, name);
+        std::snprintf(second, sizeof second, "%.2f %s", double(b) / bytes, name);
+        if (std::strcmp(first, second) != 0) return {first, second};
+    }
+    return {cat(a, " bytes"), cat(b, " bytes")};
+}
+
 // `written`: the file that is in its place.
 int run(int argc, char** argv, std::string& written) {
     CLI::App app{"Writes a GGUF file with its matrices in another type.", "quantize"};
@@ -103,9 +115,11 @@ int run(int argc, char** argv, std::string& written) {
                 done->tensors, types.c_str(), double(done->bytes_out) / 1e9,
                 8 * double(done->bytes_out) / double(done->weights), 8 * double(done->bytes_in) / double(done->weights),
                 time.seconds());
-    if (done->bytes_out > done->bytes_in)
-        std::fprintf(stderr, "quantize: %s is larger than %s: the tensors have %.2f GB instead of %.2f GB\n",
-                     o.out.c_str(), o.in.c_str(), double(done->bytes_out) / 1e9, double(done->bytes_in) / 1e9);
+    if (done->bytes_out > done->bytes_in) {
+        const auto [larger, smaller] = sizes_apart(done->bytes_out, done->bytes_in);
+        std::fprintf(stderr, "quantize: %s is larger than %s: the tensors have %s instead of %s\n", o.out.c_str(),
+                     o.in.c_str(), larger.c_str(), smaller.c_str());
+    }
     if (done->without_importance > 0)
         std::printf("%zu of them without importance: %s does not know them\n", done->without_importance,
                     o.imatrix.c_str());

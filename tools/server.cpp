@@ -39,6 +39,7 @@ struct Arguments {
     std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins, hosts, cors;
     ModelSource              source;
+    std::optional<HubModel>  wanted; // the model that is to be fetched
     ChatTemplateFlags        chat_template;
     AnswerFlags              answer;
     int                      port = default_port, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
@@ -134,7 +135,7 @@ Result<std::vector<std::string>> pinned_texts(const Arguments& a) {
 
 // One thread waits for the signals. The first one while the server serves starts the shutdown; one before that, or a second one, ends
 // the process. SIGHUP reloads, unless the terminal of the server's standard error has gone: then it is as the others, and a second one is
-// ignored, since shells and terminals send several.
+// ignored, since shells and terminals send several. One object, made before any other thread is there.
 class Signals {
 public:
     Signals() {
@@ -249,13 +250,37 @@ Result<void> check_kv_events(const Arguments& a) {
     return {};
 }
 
+// SIGHUP calls `reload` until the end of the object.
+class OnHangup {
+public:
+    explicit OnHangup(std::function<void()> reload) { Signals::on_hangup(std::move(reload)); }
+    OnHangup(const OnHangup&)            = delete;
+    OnHangup& operator=(const OnHangup&) = delete;
+    ~OnHangup() { Signals::on_hangup({}); }
+};
+
+// After SIGHUP before the server serves: the log's file.
+void reopen_log(const Arguments& a, ServerLog& log) {
+    if (auto ok = log.reopen(); !ok) log.say(ok.error().message, LogLevel::warning);
+    else if (!a.log.file.empty()) log.say("SIGHUP: the log was opened again");
+}
+
 // After SIGHUP: the log's file, the keys of --api-key-file and the certificate are read again. A file that cannot be used changes nothing.
 void reload(const Arguments& a, Endpoints& endpoints, HttpServer& http, ServerLog& log) {
-    if (auto ok = log.reopen(); !ok) log.say(ok.error().message, LogLevel::warning);
-    if (Result<std::vector<std::string>> keys = api_keys(a); !keys) log.say(keys.error().message, LogLevel::warning);
-    else endpoints.set_keys(std::move(*keys));
-    if (auto ok = http.reload_tls(); !ok) log.say(ok.error().message, LogLevel::warning);
-    log.say("SIGHUP: the log was opened again, keys and certificate were read again");
+    std::string done;
+    const auto  tell = [&](const Result<void>& ok, bool asked, std::string_view what) {
+        if (!ok) log.say(ok.error().message, LogLevel::warning);
+        else if (asked) done += cat(done.empty() ? "" : ", ", what);
+    };
+    tell(log.reopen(), !a.log.file.empty(), "the log was opened again");
+    if (Result<std::vector<std::string>> keys = api_keys(a); !keys) {
+        tell(std::unexpected(keys.error()), true, "");
+    } else {
+        endpoints.set_keys(std::move(*keys));
+        tell({}, !a.key_file.empty(), "the keys were read again");
+    }
+    tell(http.reload_tls(), !a.http.tls_cert.empty(), "the certificate was read again");
+    log.say(cat("SIGHUP: ", done.empty() ? "nothing was read again" : done));
 }
 
 // -- the models
@@ -479,8 +504,18 @@ std::string no_models(const Arguments& a) {
 
 // -- running
 
-int run(Arguments& a, int argc, char** argv) {
-    const Signals signals; // before any other thread is there
+// Appends the setup of the server's one model. Returns the exit code if the program ends here.
+std::optional<int> add_setup(const Arguments& a, std::vector<ModelSetup>& setups) {
+    Result<ModelSetup> setup = setup_of(a);
+    if (!setup) return complain(setup.error());
+    if (auto ok = check_adapter_names(*setup); !ok) return complain(ok.error(), 2);
+    bool wrong_name = false;
+    if (auto ok = setup->read_file(&wrong_name); !ok) return complain(ok.error(), wrong_name ? 2 : 1);
+    setups.push_back(std::move(*setup));
+    return std::nullopt;
+}
+
+int run(Arguments& a, int argc, char** argv, ServerLog& log) {
     if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
     if (a.pool.sleep_seconds >= 0 && (a.engine.processes.n > 1 || !a.kv_events.empty()))
         return complain({ErrorKind::input,
@@ -493,7 +528,7 @@ int run(Arguments& a, int argc, char** argv) {
     a.pool.many = a.many();
     if (a.pool.many && a.engine.processes.n > 1)
         return complain({ErrorKind::input, "several models run in one process: WORLD_SIZE is for one model"}, 2);
-    if (a.model.empty() && !a.pool.many) {
+    if (a.model.empty() && !a.wanted && !a.pool.many) {
         Result<std::string> found = default_model();
         a.only_cached = !found && a.engine.processes.n == 1 && a.batch.empty() && flag_of_one_model(a).empty() &&
                         !named_models(hub_cache_folder()).empty();
@@ -520,19 +555,10 @@ int run(Arguments& a, int argc, char** argv) {
             int code = 0;
             return find_setups(typed, argc, argv, code);
         };
-    } else {
-        Result<ModelSetup> setup = setup_of(a);
-        if (!setup) return complain(setup.error());
-        if (auto ok = check_adapter_names(*setup); !ok) return complain(ok.error(), 2);
-        bool wrong_name = false;
-        if (auto ok = setup->read_file(&wrong_name); !ok) return complain(ok.error(), wrong_name ? 2 : 1);
-        setups.push_back(std::move(*setup));
+    } else if (!a.wanted) {
+        if (const std::optional<int> code = add_setup(a, setups)) return *code;
     }
 
-    // The log's threads are there before anything is said that a reader of it could keep waiting.
-    Result<std::unique_ptr<ServerLog>> opened = ServerLog::open(a.log);
-    if (!opened) return complain(opened.error());
-    ServerLog& log     = **opened;
     const auto give_up = [&log](const Error& error) {
         log.say(error.message, LogLevel::error);
         log.flush();
@@ -548,7 +574,7 @@ int run(Arguments& a, int argc, char** argv) {
     Result<std::unique_ptr<HttpServer>> http   = HttpServer::create(a.http);
     if (!http) return give_up(http.error());
     (*http)->hold([&loaded, &a](HttpExchange& e) { answer_loading(e, loaded, a.endpoints.pages); });
-    // If the address is taken, the model is not read at all.
+    // If the address is taken, the model is neither fetched nor read.
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;
     if (leads && a.batch.empty()) {
@@ -559,6 +585,16 @@ int run(Arguments& a, int argc, char** argv) {
         if (!a.unix_path.empty())
             if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
         (*http)->start();
+    }
+    if (a.wanted) {
+        const FetchListener listener{[&log](const std::string& sentence, bool error) {
+                                         log.say(sentence, error ? LogLevel::error : LogLevel::info);
+                                         log.flush(); // a terminal's line about the progress follows
+                                     },
+                                     [&loaded](double fraction) { loaded = fraction; }};
+        if (const std::optional<int> code = fetch_model("server", *a.wanted, a.model, listener)) return *code;
+        if (const std::optional<int> code = add_setup(a, setups)) return *code;
+        loaded = 0;
     }
 
     const TerminalFacts facts = terminal_facts();
@@ -835,17 +871,27 @@ int main(int argc, char** argv) try {
     Arguments a;
     CLI::App  app{"An OpenAI-compatible server for GGUF models.", "server"};
     add_flags(app, a);
-    if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
+    std::string note;
+    if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv, {}, {}, "", &note)) return *code;
     complete_limits(a);
+    const Signals signals;
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (!a.batch.empty() && a.engine.processes.rank == 0) { // before a model is fetched and read, which takes long
         Result<BatchLock> lock = check_batch_files(a.batch[0], a.batch[1]);
         if (!lock) return complain(lock.error());
         a.batch_lock = std::move(*lock);
     }
+    // The log's threads are there before anything is said that a reader of it could keep waiting.
+    Result<std::unique_ptr<ServerLog>> log = ServerLog::open(a.log);
+    if (!log) return complain(log.error());
+    const OnHangup hangup([&] { reopen_log(a, **log); });
+    if (!note.empty()) {
+        (*log)->say(note);
+        (*log)->flush(); // before a sentence with which the program ends
+    }
     if (!a.many())
-        if (const std::optional<int> code = find_model("server", a.source, a.model)) return *code;
-    return run(a, argc, argv);
+        if (const std::optional<int> code = read_source("server", a.source, a.model, a.wanted)) return *code;
+    return run(a, argc, argv, **log);
 } catch (const std::bad_alloc&) {
     return out_of_memory("server");
 }

@@ -60,7 +60,7 @@ module :private;
 
 namespace quire {
 
-// K and V of a layer, then the scales of those that have some. A latent row has the type of K and two scales: of the value, and of the rest.
+// K and V of a layer, then the scales of quantised arrays. A latent row has the type of K and two scales: of the value, and of the rest.
 std::vector<CacheArray> arrays_of(const ModelConfig& config, const LayerConfig& l, KvTypes types) {
     std::vector<CacheArray> arrays{{types.k, l.n_kv_heads, l.head_dim}};
     if (!config.latent) arrays.push_back({types.v, l.n_kv_heads, l.value_dim});

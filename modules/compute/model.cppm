@@ -29,7 +29,7 @@ Result<void> check_adapters(const RankShape& shape, const ModelTensors& weights,
 class Model {
 public:
     // Prepares every weight of the rank and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of
-    // logits. `tensors`: of the whole model. `progress` is called with the fraction of the layers that are ready. `adapters`: that
+    // logits. `tensors`: of the whole model. `progress` is called with the fraction of the bytes that are ready. `adapters`: that
     // check_adapters() accepted; they outlive the model.
     static Result<Model> create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress,
@@ -678,12 +678,30 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
                             std::span<const Adapter> adapters) {
     const ModelConfig& config = shape.config;
     Model              model;
-    ModelTensors       ends     = tensors;
-    const Prepare    by_backend = [&](const TensorView& t, WeightUse use, int n) { return backend.prepare(t, use, n); };
+    ModelTensors       ends = tensors;
+    // Bytes of tensors. All of them: of a rank about its part of the layers.
+    const auto    bytes_of = [](const TensorView& t) { return double(t.rows) * double(row_bytes(t.type, t.cols)); };
+    double        all = 0, done = 0;
+    const Prepare by_backend = [&](const TensorView& t, WeightUse use, int n) {
+        Result<WeightHandle> ready = backend.prepare(t, use, n);
+        done += bytes_of(t);
+        if (ready && progress && all > 0) progress(std::min(1.0, done / all));
+        return ready;
+    };
     PreparedAdapters adapted(adapters, by_backend);
     WeightPreparer   prepare(by_backend, adapted);
     check(adapters.empty() || shape.whole(), "adapters of a model that is split");
     rank_ends(shape, ends, model.slices_);
+    PreparedAdapters none({}, {});
+    WeightPreparer   count(
+        [&](const TensorView& t, WeightUse, int) {
+            all += bytes_of(t);
+            return WeightHandle{t.type, t.rows, t.cols, 0};
+        },
+        none);
+    for (const LayerTensors& layer : tensors.layers) (void)count(layer, config);
+    all /= shape.n;
+    (void)prepare_ends(ends, count);
     PreparedModel               weights = prepare_ends(ends, prepare);
     std::vector<PreparedLeaves> leaves;
     for (std::size_t i = 0; i < tensors.layers.size() && !prepare.error(); i++) {
@@ -695,9 +713,9 @@ Result<Model> Model::create(Backend& backend, const RankShape& shape, const Mode
         }
         weights.layers.push_back(prepare(layer, config));
         if (backend.copies_weights()) model.slices_.clear();
-        if (progress) progress(double(i + 1) / double(tensors.layers.size()));
     }
     if (prepare.error()) return std::unexpected(*prepare.error());
+    if (progress) progress(1);
     if (auto ok = adapted.add_embedding(); !ok) return std::unexpected(ok.error());
     backend.end_weights();
 

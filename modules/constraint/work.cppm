@@ -35,7 +35,7 @@ public:
     // Called before `units` of work are done. Throws WorkEnded.
     inline void spend(std::size_t units) {
         spent_ += units;
-        if (spent_ >= look_at_) look();
+        if (spent_ >= next_check_) check_limits();
     }
     // At the beginning of a function that calls itself. Throws WorkEnded.
     inline void enter() {
@@ -48,11 +48,11 @@ public:
     void allow(std::size_t units) { units_ += std::min(units, endless - units_); }
 
 private:
-    static constexpr std::size_t look_each = 1024;
+    static constexpr std::size_t check_each = 1024;
 
-    void look();
+    void check_limits();
 
-    std::size_t           units_, spent_ = 0, look_at_ = look_each;
+    std::size_t           units_, spent_ = 0, next_check_ = check_each;
     Effort                effort_;
     std::function<void()> bytes_;
     const char*           stack_;
@@ -64,13 +64,13 @@ module :private;
 
 namespace quire {
 
-void WorkBudget::look() {
+void WorkBudget::check_limits() {
     using Why = WorkEnded::Why;
     if (spent_ > units_) throw WorkEnded{Why::work};
     if (effort_.stop && effort_.stop->load(std::memory_order_relaxed)) throw WorkEnded{Why::interrupted};
     if (effort_.until && std::chrono::steady_clock::now() > *effort_.until) throw WorkEnded{Why::interrupted};
     if (bytes_) bytes_();
-    look_at_ = spent_ + look_each;
+    next_check_ = spent_ + check_each;
 }
 
 } // namespace quire

@@ -135,6 +135,8 @@ std::string fault_of(const DraftOptions& o) {
     const bool by_file = o.by_model || o.by_eagle;
     if (by_file && o.by_mtp) return "guesses come from a draft model or from the model's MTP layer, not from both";
     if (by_file && o.model.empty()) return "guesses of a draft model need its file: --spec-draft-model";
+    if (o.on && !by_file && !o.model.empty())
+        return cat("--spec-draft-model needs --spec draft or eagle3: other guesses do not read ", o.model);
     if (o.ngram.least < 1 || o.ngram.least > o.ngram.most || o.ngram.most > most_ngram)
         return cat("n-grams of ", o.ngram.least, " to ", o.ngram.most, " tokens are not in 1..", most_ngram);
     return "";

@@ -19,7 +19,7 @@ struct ExpertConfig {
     Gating gating         = Gating::softmax;
     bool   normalised     = false; // weights are divided by their sum
     float  scale          = 1;     // factor of the weights, after the division
-    // The experts stand in groups of equal size; those that a token chooses are of its n_groups_used best ones. One group: all are.
+    // The experts stand in groups of equal size; a token chooses experts of its n_groups_used best groups. One group: all are.
     int n_groups = 1, n_groups_used = 1;
 };
 

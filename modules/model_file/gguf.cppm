@@ -10,6 +10,9 @@ import quire.model_file.mapped_file;
 
 export namespace quire {
 
+// Whether the file can be read and does not begin as a GGUF file does.
+bool is_no_gguf(const std::string& path);
+
 // One row of the tensor table. Its data is completely inside the mapping.
 struct GgufTensor {
     std::string                 name;
@@ -101,6 +104,14 @@ namespace quire {
 using enum GgufType;
 
 constexpr std::size_t header_bytes = 24;
+
+bool is_no_gguf(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return false;
+    char magic[4] = {};
+    file.read(magic, sizeof magic);
+    return std::string_view(magic, sizeof magic) != "GGUF";
+}
 
 // Bytes of a scalar; 0 for strings and arrays.
 constexpr std::array<std::size_t, n_gguf_types> scalar_bytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};

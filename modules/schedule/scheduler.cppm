@@ -104,7 +104,7 @@ public:
     bool plan_trial(int n, StepPlan& plan);
     // While a step runs: the group's sequences get no token from it. Their last tokens run again when none of the sequences waits.
     void put_off(const SequenceGroup& group);
-    // After commit(): draft tokens 1 .. n of the item are right. What the step computed for them is valid.
+    // After commit(): draft tokens 1 .. n of the item are right. The results of the step for them are valid.
     void accept(const Scheduled& item, int n);
     // No more draft tokens of the item are right, or can be checked: what was computed for the others is taken back.
     void end_drafts(const Scheduled& item);

@@ -44,7 +44,7 @@ public:
     virtual void accept(Token token) = 0;
     // The token that has to come next; none: any may.
     virtual std::optional<Token> forced() const = 0;
-    // Appends to `tokens` that token and those that will have to follow it, at most n.
+    // Appends to `tokens` that token and the tokens that have to follow it, at most n.
     virtual void forced_tokens(int n, std::vector<Token>& tokens) const = 0;
     // After so many more tokens, whatever they are, none has to come yet. Another thread may end that earlier.
     virtual int free_tokens() const = 0;

@@ -159,6 +159,7 @@ void answer_alive(SharedContext&, HttpExchange& e) { answer_live(e); }
 void answer_loading(HttpExchange& e, double loaded, bool pages) {
     const HttpRequest& r = e.request;
     if (r.path == "/health/live") return answer_live(e);
+    loaded            = std::min(loaded, 0.99); // behind the weights come the cache and pinned prefixes
     e.response.status = 503;
     e.response.headers.emplace_back("Retry-After", "1");
     const bool wanted =

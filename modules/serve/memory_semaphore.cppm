@@ -25,11 +25,11 @@ public:
         std::size_t      amount_;
     };
 
-    // Waits for `amount`, or for the whole if `amount` is more. When the first in the line has waited `patience` seconds, nobody passes it.
+    // Waits for `amount`, or for the whole if `amount` is more. When the first in the line has waited `passing_seconds`, nobody passes it.
     // Nothing: `seconds` have passed, or `gone` is true.
     std::optional<Pass> enter(std::size_t amount, double seconds, const std::function<bool()>& gone);
 
-    static constexpr double patience = 2;
+    static constexpr double passing_seconds = 2;
 
 private:
     friend class Pass;
@@ -57,7 +57,7 @@ std::optional<MemorySemaphore::Pass> MemorySemaphore::enter(std::size_t amount, 
     const auto       me      = line_.insert(line_.end(), now);
     const auto       granted = [&] {
         const std::chrono::duration<double> waited = Clock::now() - line_.front();
-        return free_ >= amount && (me == line_.begin() || waited.count() < patience);
+        return free_ >= amount && (me == line_.begin() || waited.count() < passing_seconds);
     };
     // `gone` is polled: nothing wakes this thread for it.
     while (!granted() && !gone() && Clock::now() < end)

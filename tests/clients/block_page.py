@@ -361,6 +361,7 @@ def the_demonstrations_show_what_they_say(browser):
         check(page.run("document.querySelector('.chip .text').textContent.length") > 8, "no words in the tables")
         check(re.match(r"#[0-9a-f]{6}$", page.run("document.querySelector('.chip .mark').textContent")), "a full block without its hash")
         look_all_ways(page, "demonstration")
+        check(page.run("!!document.querySelector('.pool .arrows')"), "another size of the window takes the arrows away")
         # Each step again is what it was, and the end is what the server says.
         early = page.run("points.map((m, i) => { rewind(i); return still.history.at(-1) === m; }).filter(same => !same).length")
         check(not early, early, "times the charts do not show the step")

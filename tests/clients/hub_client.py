@@ -1,4 +1,4 @@
-"""Models from a hub: ./inspect, ./chat and ./bench against local_hub.py, whatever it does; and huggingface_hub, where this Python has it,
+"""Models from a hub: ./inspect, ./chat, ./bench and ./server against local_hub.py, whatever it does; and huggingface_hub, where this Python has it,
 on the same cache: each finds what the other fetched.
 
     hub_client.py [FOLDER_OF_THE_TOOLS]
@@ -7,10 +7,14 @@ on the same cache: each finds what the other fetched.
 import concurrent.futures
 import contextlib
 import hashlib
+import http.client
+import json
 import os
 import re
 import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -121,6 +125,7 @@ def layout_and_choice():
     listed = c.run("chat", "--models")
     check(re.search(r"user/plain toy-Q4_K_M.gguf +Q8_0 +14\.\d MiB +/.*snapshots", listed), listed)
     check("quire-14m-q8_0.gguf" in listed, listed)
+    check("toy-Q8_0-" not in listed, "no GGUF file, and listed:", listed)
     add("user/words", "README.md", text="no model")
     c.show("user/words", code=1, says="there is no GGUF file")
     c.show("user/renamed")
@@ -213,6 +218,57 @@ def kill_and_resume():
     check([process.returncode for process in both] == [0, 0], said)
     check(sum("waiting for another process that fetches it" in text for text in said) == 1, said)
     check(sum("signature" in path for _, path, *_ in hub.log[before:]) == 1, hub.log[before:])
+
+
+def a_server_fetches_behind_its_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def started(*flags):
+        return c.start("server", "-hf", "user/slow", "--device", "cpu", "--port", str(port), *flags,
+                       preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # these tests may run under nohup
+
+    def until(process, wanted):
+        """Until /health answers with what is wanted."""
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                connection.request("GET", "/health")
+                answer = connection.getresponse()
+                if wanted(answer.status, json.loads(answer.read())):
+                    return
+            except OSError:
+                pass  # the port is not open yet
+            finally:
+                connection.close()
+            time.sleep(0.02)
+        process.kill()
+        check(False, "the server does not come so far:", process.communicate())
+
+    c, log = Cache(), os.path.join(work, "server.log")
+    process = started("--log-json", "--log-file", log, "-ngl", "99", "--jinja")
+    until(process, lambda status, body: status == 503 and body["progress"] > 0)
+    process.send_signal(signal.SIGHUP)
+    until(process, lambda status, body: status == 200)
+    process.terminate()
+    err = process.communicate(timeout=60)[1]
+    check(process.returncode == 0, process.returncode, err)
+    said = [json.loads(line)["message"] for line in err.splitlines()]
+    check(said[0] == "not needed here, and ignored: -ngl, --jinja", said)
+    check(any(re.match(r"user/slow/toy-Q4_K_M.gguf  .*\(100 %\)", one) for one in said), said)
+    check("SIGHUP: the log was opened again" in said, said)
+    check(said == [json.loads(line)["message"] for line in open(log) if "message" in line], "the file has other lines:", open(log).read())
+    c = Cache()  # a signal ends what is not there yet
+    process = started()
+    until(process, lambda status, body: status == 503 and body["progress"] > 0)
+    process.terminate()
+    err = process.communicate(timeout=60)[1]
+    check(process.returncode == 128 + signal.SIGTERM, process.returncode, err)
+    c.env["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    process = started("--log-json")
+    err = process.communicate(timeout=60)[1]
+    check(process.returncode == 1 and json.loads(err.splitlines()[-1])["level"] == "error", process.returncode, err)
 
 
 def full_disk():
@@ -313,6 +369,6 @@ hub = Hub(os.path.join(work, "served"))
 with contextlib.ExitStack() as at_end:
     at_end.callback(shutil.rmtree, work, ignore_errors=True)
     at_end.callback(hub.close)
-    for part in (layout_and_choice, faults, tokens, kill_and_resume, full_disk, urls, oracle):
+    for part in (layout_and_choice, faults, tokens, kill_and_resume, a_server_fetches_behind_its_port, full_disk, urls, oracle):
         part()
 print(f"hub: {n_checks} checks")

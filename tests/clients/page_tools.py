@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -12,13 +13,16 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 SERVER = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "server")
 BLOCK_VIZ = os.path.join(os.path.dirname(SERVER) or ".", "block-viz")
 SHOTS = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "build", "pages")
+CACHE = tempfile.TemporaryDirectory()  # no test sees the models that the user has fetched
+NO_MODELS = {"HF_HOME": os.path.join(CACHE.name, "hf"), "HF_HUB_CACHE": os.path.join(CACHE.name, "hub"), "XDG_CACHE_HOME": CACHE.name}
 
 
 class Server:
     def __init__(self, *arguments):
         model = [] if "--models-dir" in arguments else ["-m", os.path.join(ROOT, "models", "quire-14m-q8_0.gguf")]
         self.process = subprocess.Popen([SERVER, *model, "--device", "cpu", "--port", "0",
-                                         "--no-log", *arguments], stderr=subprocess.PIPE, text=True)
+                                         "--no-log", *arguments], stderr=subprocess.PIPE, text=True,
+                                        env=os.environ | NO_MODELS)
         for line in self.process.stderr:
             if found := re.search(r"listening on (http://\S+)", line):
                 self.url = found[1]

@@ -35,6 +35,9 @@ void add_chats_flags(CLI::App* c, ChatsArguments& a) {
     c->add_option("--kv-dir", a.directory, "directory for files, which is not there yet; it is deleted at the end")
         ->required();
     c->add_option("--svg", a.svg, "file for a plot of the table");
+    c->add_option("--questions", a.questions,
+                  "file for the questions in the order asked, so that another program can ask them "
+                  "(tests/device/vllm_chats.py): JSON lines");
     c->add_flag("--json", a.json, "print JSON instead of a Markdown table");
 }
 
@@ -50,7 +53,10 @@ struct Measured {
     double              cached = 0, on_host = 0, on_disk = 0; // tokens of the prompts
     std::vector<double> first;                                // seconds to the first token of an answer, in order
 
-    double first_at(double share) const { return first[std::size_t(share * double(first.size() - 1))]; }
+    // The time within which that share of the answers began.
+    double first_at(double share) const {
+        return first[std::size_t(std::max(std::ceil(share * double(first.size())) - 1, 0.0))];
+    }
 };
 
 ChatOptions chats_of(const ChatsArguments& a, const Engine& engine, int users) {
@@ -72,7 +78,8 @@ int users_for(const ChatsArguments& a, const Engine& engine, double pools, doubl
     }
 }
 
-Result<Measured> run(const ChatsArguments& a, double pools, Tiers tiers) {
+// Appends each question to `asked`: a JSON line with the number of its conversation, and the tokens of prompt and answer.
+Result<Measured> run(const ChatsArguments& a, double pools, Tiers tiers, std::string& asked) {
     EngineOptions o = a.engine;
     o.kv_blocks     = a.pool / o.block_size;
     o.context       = a.pool / 2;
@@ -82,7 +89,10 @@ Result<Measured> run(const ChatsArguments& a, double pools, Tiers tiers) {
     if (tiers != Tiers::none) {
         Result<Engine> probe = Engine::load(a.model, o); // for the bytes of a block
         if (!probe) return std::unexpected(probe.error());
-        o.kv_host_bytes = std::int64_t(a.host * o.kv_blocks * double(probe->block_bytes()));
+        const double pool = o.kv_blocks * double(probe->block_bytes());
+        o.kv_host_bytes   = std::int64_t(a.host * pool);
+        // The files have room for all, also for what the chats say in their rounds.
+        o.kv_disk_bytes = std::max(o.kv_disk_bytes, std::int64_t(4 * pools * a.rounds * pool));
     }
     if (tiers == Tiers::disk) o.kv_dir = a.directory;
     Result<Engine> engine = Engine::load(a.model, o);
@@ -111,6 +121,12 @@ Result<Measured> run(const ChatsArguments& a, double pools, Tiers tiers) {
             const Round        round = questions.front();
             std::vector<Token> text  = std::move(said[round.text]); // empty: it begins, maybe in the middle
             questions.pop_front();
+            asked += json_dump(Json{{"working_set", m.working_set},
+                                    {"counts", n_asked >= n_warm},
+                                    {"text", round.text},
+                                    {"prompt", round.prompt},
+                                    {"output", round.output}}) +
+                     "\n";
             for (int i = int(text.size()); i < round.prompt; i++) text.push_back(chats.token_at(round.text, i));
             Request r;
             r.prompt               = text;
@@ -176,20 +192,23 @@ std::string plot(const Json& rows) {
 int chats(const ChatsArguments& a) {
     if (std::filesystem::exists(a.directory))
         return complain({ErrorKind::input, cat("--kv-dir: ", a.directory, " is there already")});
-    Json rows = Json::array();
+    Json        rows = Json::array();
+    std::string questions;
     if (!a.json)
         std::printf(
-            "| working set | users | tiers       | in cache | of it host | of it disk | TTFT, ms |   p99 | "
-            "tok/s |\n| ----------: | ----: | ----------- | -------: | ---------: | ---------: | -------: | "
+            "| working set | users | tiers       | in cache | of it host | of it disk | TTFT, mean, ms |   p99 | "
+            "tok/s |\n| ----------: | ----: | ----------- | -------: | ---------: | ---------: | -------------: | "
             "----: | ----: |\n");
     for (const double pools : a.sizes)
         for (const Tiers tiers : {Tiers::none, Tiers::host, Tiers::disk}) {
-            const Result<Measured> m = run(a, pools, tiers);
+            std::string            asked;
+            const Result<Measured> m = run(a, pools, tiers, asked);
             std::error_code        gone;
             std::filesystem::remove_all(a.directory, gone);
             if (!m) return complain(m.error());
             const char* const name = tier_names[std::size_t(tiers)];
             double            sum  = 0;
+            if (tiers == Tiers::none) questions += asked;
             for (double s : m->first) sum += s;
             const double mean = sum / double(m->first.size());
             rows.push_back({{"working_set", m->working_set},
@@ -204,7 +223,7 @@ int chats(const ChatsArguments& a) {
                             {"ttft_p99", m->first_at(0.99)},
                             {"tokens_per_second", m->tokens / m->seconds}});
             if (a.json) continue;
-            std::printf("| %9.1f × | %5d | %-11s | %6.1f %% | %8.1f %% | %8.1f %% | %8.0f | %5.0f | %5.0f |\n",
+            std::printf("| %9.1f × | %5d | %-11s | %6.1f %% | %8.1f %% | %8.1f %% | %14.0f | %5.0f | %5.0f |\n",
                         m->working_set, m->users, name, 100 * m->cached / m->prompt, 100 * m->on_host / m->prompt,
                         100 * m->on_disk / m->prompt, 1e3 * mean, 1e3 * m->first_at(0.99), m->tokens / m->seconds);
             std::fflush(stdout);
@@ -212,6 +231,8 @@ int chats(const ChatsArguments& a) {
     if (a.json) std::printf("%s\n", json_dump(rows).c_str());
     if (!a.svg.empty())
         if (auto ok = write_file(a.svg, plot(rows)); !ok) return complain(ok.error());
+    if (!a.questions.empty())
+        if (auto ok = write_file(a.questions, questions); !ok) return complain(ok.error());
     return 0;
 }
 

@@ -1,5 +1,5 @@
 // bench speculate --check: random requests of all methods, answered with draft tokens and without: every token, log-probability and finish reason
-// has to be the same, whatever was guessed.
+// has to be the same, whatever was guessed, preempted or found in the cache.
 import quire.constraint.compile;
 import quire.core.base;
 import quire.core.json;
@@ -15,7 +15,8 @@ namespace quire::bench {
 namespace {
 
 constexpr std::array<std::string_view, 6> kinds{"right", "wrong", "mixed", "random", "adversarial", "n-grams"};
-constexpr int n_together = 48; // requests of one kind of guesses that run beside one another
+constexpr int n_together = 48;   // requests of one kind of guesses that run beside one another
+constexpr int n_large    = 1000; // requests, of which some have to be preempted, and some to find a prefix
 
 // One answer of a request, as it came.
 struct Answered {
@@ -151,15 +152,17 @@ private:
     int                                      vocab_;
 };
 
-// Hands the requests in, a few before each step, and runs them to their ends.
-Result<std::vector<Answers>> answers_of(Engine& engine, std::span<const Asked> asked) {
+// Hands the requests in, a few before each step, and runs them to their ends. `priorities`: some requests take the place of others that run.
+Result<std::vector<Answers>> answers_of(Engine& engine, std::span<const Asked> asked, bool priorities = false) {
     std::vector<Answers>             all(asked.size());
     std::map<RequestId, std::size_t> index;
     std::vector<Output>              events;
     std::size_t                      n = 0;
     for (bool busy = true; busy || n < asked.size();) {
         for (int i = 0; i < 2 && n < asked.size(); i++, n++) {
-            const Result<RequestId> id = engine.submit(asked[n].request);
+            Request request = asked[n].request;
+            if (priorities) request.priority = int(request.sampling.seed % 3);
+            const Result<RequestId> id = engine.submit(std::move(request));
             if (!id) return std::unexpected(id.error());
             index[*id] = n;
             all[n].resize(std::size_t(asked[n].request.n));
@@ -216,10 +219,14 @@ int check_drafts(const SpeculateArguments& a) {
     o.drafts.on = o.drafts.forced = false;
     Result<Engine> plain          = Engine::load(a.model, o);
     if (!plain) return complain(plain.error());
-    o.kv_blocks        = 16 * 6; // requests are preempted
-    o.swap_blocks      = 16;
-    o.max_batch_tokens = 64;
-    o.prefix_cache     = true;
+    // Requests are preempted: for blocks, and by more urgent ones for a sequence, since a model with recurrent states has blocks for two states
+    // of each sequence. No request may outgrow the pool: the largest one, of 157 tokens or of three answers behind a prompt, takes 25 blocks.
+    o.kv_blocks           = 36;
+    o.max_sequences       = 8;
+    o.swap_blocks         = 16;
+    o.max_batch_tokens    = 64;
+    o.prefix_cache        = true;
+    o.checkpoint_interval = 16; // less than a prompt, which could find no state else
     o.drafts.on = o.drafts.forced = o.drafts.always = true;
     o.drafts.guesser = [known, range = o.drafts.ngram](const Request& r) { return CheckGuesser(known, r, range); };
     Result<Engine> drafted = Engine::load(a.model, o);
@@ -231,12 +238,19 @@ int check_drafts(const SpeculateArguments& a) {
         int           requests = 0, differ = 0;
         std::uint64_t ran = 0, right = 0, cached = 0, preempted = 0;
     };
+    const DraftOptions            drafts = drafted->options().drafts;
+    const std::string_view        model  = drafts.by_mtp     ? "mtp"
+                                           : drafts.by_eagle ? "eagle3"
+                                           : drafts.by_model ? "draft"
+                                                             : ""; // that guesses in place of all kinds
+    const std::size_t             n_rows = model.empty() ? kinds.size() : 1;
     std::array<Row, kinds.size()> rows{};
     Requests                      requests(*plain, 1);
     const Token                   begin = plain->tokenizer().bos() >= 0 ? plain->tokenizer().bos() : 0;
     std::uint64_t                 seed  = 0;
-    for (int left = a.check; left > 0; known->kind = (known->kind + 1) % kinds.size()) {
-        // A text, others, the text once more, and what goes on behind its answers: the later ones find blocks that draft tokens were written to.
+    for (int left = a.check; left > 0; known->kind = (known->kind + 1) % n_rows) {
+        // A text, others, the text once more, and what goes on behind its answers, the last ones first, because a small pool forgets the older
+        // ones: the later ones find blocks that draft tokens were written to.
         Row&               row = rows[known->kind];
         std::vector<Asked> first, other, next;
         for (int i = 0; i < n_together / 4; i++) first.push_back(requests.make({begin}, seed++));
@@ -250,7 +264,7 @@ int check_drafts(const SpeculateArguments& a) {
                     auto& text = known->texts[asked[i].request.sampling.seed].emplace_back(asked[i].request.prompt);
                     text.insert(text.end(), one.tokens.begin(), one.tokens.end());
                 }
-            const Result<std::vector<Answers>> got = answers_of(*drafted, asked);
+            const Result<std::vector<Answers>> got = answers_of(*drafted, asked, true);
             if (!got) return got;
             for (std::size_t i = 0; i < asked.size(); i++) row.differ += !equal((*want)[i], (*got)[i]);
             row.requests += int(asked.size());
@@ -264,6 +278,7 @@ int check_drafts(const SpeculateArguments& a) {
             prompt.insert(prompt.end(), tokens.begin(), tokens.end());
             next.push_back(requests.make(std::move(prompt), seed++));
         }
+        std::ranges::reverse(next);
         if (answers) answers = ask(other);
         if (answers) answers = ask(first);
         if (answers) answers = ask(next);
@@ -275,16 +290,17 @@ int check_drafts(const SpeculateArguments& a) {
         row.preempted += after.preemptions - before.preemptions;
         known->texts.clear();
     }
-    int differ = 0;
+    Row all;
     if (!a.json)
         std::printf(
             "| guesses | requests | draft tokens | right | tokens found in the cache | preemptions | differ |\n"
             "| :------ | -------: | -----------: | ----: | ------------------------: | ----------: | -----: |\n");
-    for (std::size_t i = 0; i < kinds.size(); i++) {
-        const Row& r = rows[i];
-        differ += r.differ;
+    for (std::size_t i = 0; i < n_rows; i++) {
+        const Row&             r    = rows[i];
+        const std::string_view name = model.empty() ? kinds[i] : model;
+        all.requests += r.requests, all.differ += r.differ, all.cached += r.cached, all.preempted += r.preempted;
         if (a.json)
-            std::printf("%s\n", json_dump(Json{{"guesses", kinds[i]},
+            std::printf("%s\n", json_dump(Json{{"guesses", name},
                                                {"requests", r.requests},
                                                {"draft_n", r.ran},
                                                {"draft_n_accepted", r.right},
@@ -293,13 +309,21 @@ int check_drafts(const SpeculateArguments& a) {
                                                {"requests_that_differ", r.differ}})
                                     .c_str());
         else
-            std::printf("| %s | %d | %llu | %llu | %llu | %llu | %d |\n", std::string(kinds[i]).c_str(), r.requests,
+            std::printf("| %s | %d | %llu | %llu | %llu | %llu | %d |\n", std::string(name).c_str(), r.requests,
                         static_cast<unsigned long long>(r.ran), static_cast<unsigned long long>(r.right),
                         static_cast<unsigned long long>(r.cached), static_cast<unsigned long long>(r.preempted),
                         r.differ);
     }
     const bool exact = a.engine.device == "cpu" || drafted->options().device == "cpu" || a.engine.deterministic;
-    return differ > 0 && exact ? complain({ErrorKind::input, cat(differ, " requests are answered differently")}) : 0;
+    if (all.differ > 0 && exact)
+        return complain({ErrorKind::input, cat(all.differ, " requests are answered differently")});
+    const auto lacks = [&](const char* what) {
+        return complain({ErrorKind::input, cat("of ", all.requests, " requests none ", what,
+                                               ", so that the run says little about draft tokens")});
+    };
+    if (all.requests >= n_large && all.preempted == 0) return lacks("was preempted");
+    if (all.requests >= n_large && all.cached == 0) return lacks("found a prefix in the cache");
+    return 0;
 }
 
 } // namespace quire::bench

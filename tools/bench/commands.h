@@ -72,7 +72,7 @@ struct ReplicasArguments {
 
 struct ChatsArguments {
     EngineOptions       engine;
-    std::string         model, directory, svg;
+    std::string         model, directory, svg, questions;
     std::vector<double> sizes{0.5, 1, 2, 5, 10, 20};
     int                 pool = 4096, at_once = 4, rounds = 2, seed = 1;
     double              host = 4, scale = 0.25;

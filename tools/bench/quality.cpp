@@ -64,7 +64,7 @@ Result<Engine> load(const QualityArguments& a, const std::string& path, KvTypes 
     return Engine::load(path, o);
 }
 
-// How predictions differ from those that they are compared with.
+// How predictions differ from the predictions that they are compared with.
 struct Difference {
     double mean = 0, p99 = 0, most = 0; // KL divergence in nats, of the positions
     double same_top   = 0;              // share of the positions with the same most likely token

@@ -10,7 +10,8 @@ import quire.tools.hub.fetch;
 
 export namespace quire {
 
-// A table: name, type of most weights, size, path. `folder`: models/ beside the program. Ends with a sentence where there is none.
+// A table: name, type of most weights, size, path. `folder`: models/ beside the program. Files that do not begin as GGUF files are left out.
+// Ends with a sentence where there is none.
 std::string model_list(const std::string& folder);
 
 } // namespace quire
@@ -49,6 +50,7 @@ std::string model_list(const std::string& folder) {
         models.push_back({cat(one.repo, " ", one.name), "", "", one.path});
     for (const std::string& path : url_models())
         models.push_back({std::filesystem::path(path).filename().string(), "", "", path});
+    std::erase_if(models, [](const ListedModel& model) { return is_no_gguf(model.path); });
     if (models.empty())
         return cat("There is no model in ", folder, cache.empty() ? "" : " or ", cache,
                    "; chat -hf USER/MODEL fetches one.\n");

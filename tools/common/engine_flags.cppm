@@ -53,11 +53,13 @@ void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 void add_tool_form_flag(CLI::App& app, std::string& form); // one of them
 
 // Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`
-// changes the words first. `before`: words that count less than all others; an error begins with `where`. Returns the exit code if the
-// program ends here: 0 after --help and --version, 2 after a sentence on standard error.
+// changes the words first. `before`: words that count less than all others; an error begins with `where`. `note` gets the sentence about
+// flags that are not needed here, or ""; nullptr: standard error gets it. Returns the exit code if the program ends here: 0 after --help and
+// --version, 2 after a sentence on standard error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust = {},
-                               const std::vector<std::string>& before = {}, const std::string& where = "");
+                               const std::vector<std::string>& before = {}, const std::string& where = "",
+                               std::string* note = nullptr);
 // The flags of `app`, for translate_flags() and the functions of quire.tools.common.flag_sources.
 OwnFlag flags_of(const CLI::App& app);
 
@@ -213,7 +215,9 @@ std::string read_speculative_config(const CLI::App& app, const std::string& text
     DraftOptions read  = drafts;
     read.most          = 0;
     read.on            = true;
-    const bool has_max = json->contains("prompt_lookup_max"), has_min = json->contains("prompt_lookup_min");
+    const bool has_max = json->contains("prompt_lookup_max"), has_min = json->contains("prompt_lookup_min"),
+               named = json->contains("method");
+    bool by_ngrams   = false; // where vLLM writes the name of that method in place of a model's
     for (auto at = json->begin(); at != json->end(); ++at) {
         const std::string& name   = at.key();
         const Json&        value  = at.value();
@@ -231,7 +235,8 @@ std::string read_speculative_config(const CLI::App& app, const std::string& text
             read.by_eagle = value == "eagle3";
         } else if (name == "model") {
             if (!value.is_string()) return cat(json_dump(value), " is not the name of a draft model's file");
-            read.model = value.get<std::string>();
+            by_ngrams = value == "[ngram]" || (value == "ngram" && !named);
+            if (!by_ngrams) read.model = value.get<std::string>();
         } else if (name == "draft_tensor_parallel_size" && value == 1) {
             continue; // a draft runs on one device
         } else if (!number) {
@@ -247,10 +252,13 @@ std::string read_speculative_config(const CLI::App& app, const std::string& text
     }
     if (has_max && !has_min) read.ngram.least = read.ngram.most; // as in vLLM
     if (has_min && !has_max) read.ngram.most = read.ngram.least;
-    if (!json->contains("method") && !json->contains("model")) return "it names no method";
-    if (!json->contains("method")) read.by_model = true;
+    if (!named && !json->contains("model")) return "it names no method";
+    if (!named) read.by_model = !by_ngrams, read.by_eagle = read.by_mtp = false;
     if (read.by_model && read.model.empty()) return "the method \"draft_model\" needs a \"model\"";
     if (read.by_eagle && read.model.empty()) return "the method \"eagle3\" needs a \"model\"";
+    if (json->contains("model") && !by_ngrams && !read.by_model && !read.by_eagle)
+        return "only the methods \"draft_model\" and \"eagle3\" have a \"model\"";
+    if (read.most == 0 && read.by_mtp) read.most = 1; // vLLM takes the number of the MTP layers, which is mostly 1
     if (read.most == 0) return "it names no num_speculative_tokens";
     drafts = std::move(read);
     return "";
@@ -285,12 +293,20 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
     add_guesser_flags(app, options);
     app.add_option_function<double>(
            "--spec-draft-n-max",
-           [&app, &drafts](double most) { drafts.most = clamped_drafts(app, "--spec-draft-n-max", most); },
-           cat("most guessed tokens of a sequence in a step, up to ", most_drafts))
-        ->check(within(1, 1e18, "1 or more"))
+           [&app, &drafts](double most) {
+               if (most < 1) drafts.on = drafts.by_model = drafts.by_eagle = drafts.by_mtp = false; // as in llama.cpp
+               else drafts.most = clamped_drafts(app, "--spec-draft-n-max", most);
+           },
+           cat("most guessed tokens of a sequence in a step, up to ", most_drafts, "; 0: --spec none"))
+        ->check(within(0, 1e18, "0 or more"))
         ->type_name("INT")
         ->default_str(cat(drafts.most));
-    add_number(app, "--spec-draft-n-min", drafts.least, 1, most_drafts, "with fewer guessed tokens a step checks none");
+    app.add_option_function<int>(
+           "--spec-draft-n-min", [&drafts](int least) { drafts.least = std::max(least, 1); },
+           "with fewer guessed tokens a step checks none; 0: as 1")
+        ->check(within(0, most_drafts))
+        ->type_name("INT")
+        ->default_str(cat(drafts.least));
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,
                "ngram: so many last tokens are looked for in the text before them, then fewer");
     add_number(app, "--spec-ngram-min", drafts.ngram.least, 1, most_ngram, "ngram: fewer tokens are not looked for");
@@ -535,7 +551,7 @@ bool is_unset(const CLI::App& app, const GivenFlag& flag) {
 
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust,
-                               const std::vector<std::string>& before, const std::string& where) {
+                               const std::vector<std::string>& before, const std::string& where, std::string* note) {
     const auto complain = [&](const std::string& text) {
         std::fprintf(stderr, "%s: %s%s\n", app.get_name().c_str(), where.c_str(), text.c_str());
         return 2;
@@ -584,7 +600,8 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         return complain(done.error().message);
     }
     if (done->code) return done->code;
-    if (!done->note.empty() && where.empty())
+    if (note) *note = done->note;
+    else if (!done->note.empty() && where.empty())
         std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), done->note.c_str());
     return std::nullopt;
 }

@@ -10,7 +10,7 @@ enum class Program : std::uint8_t { chat = 1, server = 2, bench = 4, inspect = 8
 
 struct TranslatedFlags {
     std::vector<std::string> words; // the program's own flags
-    std::string              note;  // one sentence about flags that mean nothing here; "" without any
+    std::string              note;  // one sentence about flags that are not needed here; "" without any
 };
 
 // Whether `name` is a flag of the program's own, and then whether a value has to follow it.
@@ -65,6 +65,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--usage", 0, "", Fate::renamed, "--help"},
     {talkers, "-t --threads", 1, "-1", Fate::renamed, "--threads 0"},
     {talkers, "-n --predict --n-predict", 1, "-2", Fate::renamed, "--predict -1"},
+    {talkers, "--spec-default", 0, "", Fate::renamed, "--spec ngram"},
     {talkers, "--spec-type", 1, "none", Fate::renamed, "--spec none"},
     {talkers, "--spec-type", 1, "ngram-simple", Fate::renamed, "--spec ngram"},
     {talkers, "--spec-type", 1, "ngram-map-k", Fate::renamed, "--spec ngram"},
@@ -76,9 +77,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--spec-type", 1, "draft-eagle3", Fate::renamed, "--spec eagle3"},
     {talkers, "--spec-type", 1, "draft-mtp", Fate::renamed, "--spec mtp"},
     {talkers, "-md --model-draft", 1, "", Fate::renamed, "--spec-draft-model ="},
-    {talkers, "--draft --draft-n --draft-max", 1, "0", Fate::renamed, "--spec none"},
     {talkers, "--draft --draft-n --draft-max", 1, "", Fate::renamed, "--spec-draft-n-max ="},
-    {talkers, "--draft-min --draft-n-min", 1, "0", Fate::ignored, ""},
     {talkers, "--draft-min --draft-n-min", 1, "", Fate::renamed, "--spec-draft-n-min ="},
     {sources, "-ctk", 1, "", Fate::renamed, "--cache-type-k ="},
     {sources, "-ctv", 1, "", Fate::renamed, "--cache-type-v ="},
@@ -161,8 +160,8 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "--reasoning-format", 1, "auto", Fate::ignored, ""},
     {chat, "--reasoning-format", 1, "deepseek", Fate::ignored, ""},
     {talkers,
-     "--adaptive-decay --draft-p-min --spec-draft-p-min -ngld "
-     "--gpu-layers-draft",
+     "--adaptive-decay --draft-p-min --spec-draft-p-min -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl "
+     "-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v",
      1, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
@@ -174,9 +173,8 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--control-vector --control-vector-scaled", 1, "", Fate::refused, "quire has no control vectors"},
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
     {talkers, "--spec-type", 1, "", Fate::refused,
-     "quire guesses tokens by n-grams, a draft model, a draft of EAGLE-3 or the model's MTP layer: --spec ngram, "
-     "draft, "
-     "eagle3, mtp"},
+     "quire guesses tokens in one way at a time, by n-grams, a draft model, a draft of EAGLE-3 or the model's MTP "
+     "layer: --spec ngram, draft, eagle3 or mtp"},
     {talkers, "-hfd --hf-repo-draft", 1, "", Fate::refused, "a draft model is a file: --spec-draft-model"},
     {talkers, "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "", Fate::refused,
      "quire guesses tokens from the text itself or by a draft model: --spec ngram, draft"},
@@ -285,7 +283,7 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
             done.words.push_back(word);
         }
     }
-    if (!ignored.empty()) done.note = cat("without a meaning here, and ignored: ", ignored);
+    if (!ignored.empty()) done.note = cat("not needed here, and ignored: ", ignored);
     return done;
 }
 

@@ -21,10 +21,23 @@ void add_source_flags(CLI::App& app, ModelSource& source);
 // -hf and the like → the long names, for a program that takes no other flags of llama.cpp (inspect). Error: as translate_flags().
 Result<TranslatedFlags> translate_source_flags(std::span<const std::string> words, const OwnFlag& own);
 
+// Where the sentences and the progress of a fetch go. `say` empty: the sentences go to standard error, behind the program's name. `progress`:
+// of the file that is fetched now; may be empty.
+struct FetchListener {
+    std::function<void(const std::string& sentence, bool error)> say;
+    std::function<void(double fraction)>                         progress;
+};
+
 // Sets `model` to the path of the model's file, fetched if a flag says so; how that goes is shown on standard error. Nothing happens when
 // only -m was given, or nothing at all. Returns the exit code if the program ends here: 1 where no file can be had, 2 after wrong usage, each
 // with a sentence on standard error.
 std::optional<int> find_model(const std::string& program, const ModelSource& source, std::string& model);
+// The two halves of find_model(), each with its exit code. The first one sets `model` where it is a file, or `wanted` where it is to be
+// fetched; the second one fetches it.
+std::optional<int> read_source(const std::string& program, const ModelSource& source, std::string& model,
+                               std::optional<HubModel>& wanted);
+std::optional<int> fetch_model(const std::string& program, const HubModel& wanted, std::string& model,
+                               const FetchListener& listener = {});
 
 } // namespace quire
 
@@ -52,17 +65,19 @@ Result<TranslatedFlags> translate_source_flags(std::span<const std::string> word
     return translate_flags(Program::inspect, words, own);
 }
 
-// How a fetch is shown: a line that changes on a terminal, otherwise a line every ten seconds.
+// How a fetch is shown: a line that changes on a terminal, otherwise a sentence every ten seconds.
 class FetchDisplay {
 public:
-    explicit FetchDisplay(std::string program)
-        : program_(std::move(program)), line_(terminal_facts_.err && !terminal_facts_.dumb) {}
+    FetchDisplay(std::string program, FetchListener listener)
+        : program_(std::move(program)), listener_(std::move(listener)),
+          line_(terminal_facts_.err && !terminal_facts_.dumb) {}
 
     void show(const FetchProgress& p) {
         const auto   now     = std::chrono::steady_clock::now();
         const bool   whole   = p.size >= 0 && p.done == p.size;
         const double percent = p.size > 0 ? 100 * double(p.done) / double(p.size) : 0;
         std::string  text    = cat(p.name, "  ", bytes_text(p.done));
+        if (listener_.progress && p.size > 0) listener_.progress(double(p.done) / double(p.size));
         if (p.size > 0) text += cat(" of ", bytes_text(p.size), " (", int(percent), " %)");
         if (p.rate > 0) text += cat("  ", bytes_text(std::int64_t(p.rate)), "/s");
         if (p.rate > 0 && p.size > p.done) text += cat("  ", duration(double(p.size - p.done) / p.rate), " left");
@@ -72,14 +87,15 @@ public:
             line_.show(printable(text));
         } else if (now - said_ >= std::chrono::seconds(10) || (whole && p.name != finished_)) {
             said_ = now;
-            std::fprintf(stderr, "%s: %s\n", program_.c_str(), printable(text).c_str());
+            say(printable(text));
         }
         if (whole) finished_ = p.name;
     }
     void clear() { line_.clear(); }
-    void note(const std::string& sentence) {
+    void say(const std::string& sentence, bool error = false) {
         clear();
-        std::fprintf(stderr, "%s: %s\n", program_.c_str(), sentence.c_str());
+        if (listener_.say) listener_.say(sentence, error);
+        else std::fprintf(stderr, "%s: %s\n", program_.c_str(), sentence.c_str());
     }
 
 private:
@@ -91,12 +107,14 @@ private:
     }
 
     std::string                           program_, finished_;
+    FetchListener                         listener_;
     TerminalFacts                         terminal_facts_ = terminal_facts();
     StatusLine                            line_;
     std::chrono::steady_clock::time_point said_ = std::chrono::steady_clock::now();
 };
 
-std::optional<int> find_model(const std::string& program, const ModelSource& source, std::string& model) {
+std::optional<int> read_source(const std::string& program, const ModelSource& source, std::string& model,
+                               std::optional<HubModel>& wanted) {
     const auto complain = [&](const std::string& sentence, int code) {
         std::fprintf(stderr, "%s: %s\n", program.c_str(), sentence.c_str());
         return code;
@@ -114,14 +132,28 @@ std::optional<int> find_model(const std::string& program, const ModelSource& sou
             return complain(cat("there is no file ", quote(source.word, 200), "; -hf USER/MODEL fetches a model"), 1);
         model = source.word;
     }
-    if (hub.repo.empty() && hub.url.empty()) return std::nullopt;
-    FetchDisplay        display(program);
-    Result<std::string> path = hub_file(hub, {[&](const FetchProgress& p) { display.show(p); },
-                                              [&](const std::string& sentence) { display.note(sentence); }});
+    if (!hub.repo.empty() || !hub.url.empty()) wanted = std::move(hub);
+    return std::nullopt;
+}
+
+std::optional<int> fetch_model(const std::string& program, const HubModel& wanted, std::string& model,
+                               const FetchListener& listener) {
+    FetchDisplay        display(program, listener);
+    Result<std::string> path = hub_file(wanted, {[&](const FetchProgress& p) { display.show(p); },
+                                                 [&](const std::string& sentence) { display.say(sentence); }});
     display.clear();
-    if (!path) return complain(path.error().message, 1);
+    if (!path) {
+        display.say(path.error().message, true);
+        return 1;
+    }
     model = std::move(*path);
     return std::nullopt;
+}
+
+std::optional<int> find_model(const std::string& program, const ModelSource& source, std::string& model) {
+    std::optional<HubModel> wanted;
+    if (const std::optional<int> code = read_source(program, source, model, wanted)) return code;
+    return wanted ? fetch_model(program, *wanted, model) : std::nullopt;
 }
 
 } // namespace quire

@@ -148,9 +148,11 @@ Trace fig9(Engine& engine) {
     r.beam_width = r.n = 4;
     submit(engine, r);
     const std::size_t vocab  = std::size_t(engine.config().vocab_size);
-    const auto        choose = [vocab](std::span<const float> row, int rank) { // the rank-th best token
+    const auto        choose = [vocab](std::span<const float> row, int rank, Token last) {
+        // The rank-th best token but `last`: a small model doubles words.
         std::vector<Token> ids(vocab);
         std::iota(ids.begin(), ids.end(), 0);
+        ids.erase(ids.begin() + last);
         std::nth_element(ids.begin(), ids.begin() + rank, ids.end(),
                                 [&](Token a, Token b) { return row[std::size_t(a)] > row[std::size_t(b)]; });
         return ids[std::size_t(rank)];
@@ -180,7 +182,7 @@ Trace fig9(Engine& engine) {
         }
         std::vector<int> rank(beams.size(), 0);
         for (std::size_t i = 0; i < next.size(); i++) {
-            scheduler.append(*next[i], choose(beams[parents[i]].second, rank[parents[i]]++));
+            scheduler.append(*next[i], choose(beams[parents[i]].second, rank[parents[i]]++, next[i]->tokens.back()));
             auto at = std::find_if(group.sequences.begin(), group.sequences.end(),
                                    [&](const auto& s) { return s.get() == next[i]; });
             std::swap(*at, group.sequences[i]);

@@ -18,12 +18,12 @@ class DeviceAdapters {
 public:
     explicit DeviceAdapters(cuda::Context& gpu) : gpu_(gpu) {}
 
-    // Takes the matrices of the program's LoraAdds, and memory for them. `lowered`: the operations, of which those that make a LoraAdd's x
+    // Takes the matrices of the program's LoraAdds, and memory for them. `lowered`: the operations, of which the producers of a LoraAdd's x
     // are run by themselves from now on, so that it stands in memory. False: there is not enough memory.
     bool compile(const Program& program, const StepLimits& limits, const DeviceWeights& weights,
                  const Activations& values, std::vector<LoweredOperation>& lowered, DeviceMemory& memory,
                  PinnedMemory& pinned);
-    // Sends up what the plan's sequences run with. `shape`: the step's rows, with those that fill up a graph.
+    // Sends up what the plan's sequences run with. `shape`: the step's rows, with the rows that fill up a graph.
     void send(const StepPlan& plan, StepShape shape);
     // Whether a sequence of the step that was sent runs with an adapter.
     bool in_use() const { return in_use_; }

@@ -184,7 +184,7 @@ int AttentionPlanner::write_shared(const StepPlan& plan, const GroupPlan& tables
 }
 
 // The entries of a sequence's table that its tiles read go behind those of the sequences before, or begin another launch. Kernels read up to
-// 256 positions before those that a tile sees. A table of 0, 1, 2 ... leads to the unpacked blocks.
+// 256 positions before the positions that a tile sees. A table of 0, 1, 2 ... leads to the unpacked blocks.
 void unpack(int s, int first_position, int last_position, const AttentionShape& shape, const AttentionWork& work,
             const AttentionLists& lists) {
     const int first = std::max(0, first_position - 256) / shape.entry, n = last_position / shape.entry + 1 - first;

@@ -19,7 +19,7 @@ public:
 
     // Takes memory for the lists, if the program carries states. False: there is not enough.
     bool compile(const Program& program, const StepLimits& limits, DeviceMemory& memory, PinnedMemory& pinned);
-    // Sends up the plan's rows. `n_tokens`: rows of the step, with those that fill up a graph.
+    // Sends up the plan's rows. `n_tokens`: rows of the step, with the rows that fill up a graph.
     void send(const StepPlan& plan, int n_tokens);
     void run(const cuda::Carry& op, std::int64_t n_tokens) const;
 

@@ -14,7 +14,7 @@ import quire.core.base;
 
 export namespace quire {
 
-// An operation with device addresses. What the fused kernels take is in `device`; the rest only plain kernels know.
+// An operation with device addresses. The inputs of fused kernels are in `device`; only plain kernels know the rest.
 struct LoweredOperation {
     cuda::Operation     device;          // rows: of one row of the step
     bool                known   = true;  // `device` says all of it

@@ -126,7 +126,7 @@ private:
     // Copies n numbers from this place on, with the next ones if those are near. flush(): the last ones, too.
     void copy(std::size_t at, std::size_t n);
     void flush();
-    int  n_runs_ = 0, most_tokens_ = 0; // sequences with those that only fill up a graph; the tokens of the longest
+    int  n_runs_ = 0, most_tokens_ = 0; // sequences, with the ones that only fill up a graph; the tokens of the longest
 
     cuda::Context& gpu_;
     bool           deterministic_, megakernel_ = false;

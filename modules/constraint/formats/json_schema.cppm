@@ -48,7 +48,7 @@ public:
     Result<GrammarSymbol> compile() {
         sets_.references().read();
         pool_.spend(sets_.references().size() * 64);
-        pool_.hold(sets_.references().size() * 256);
+        pool_.charge(sets_.references().size() * 256);
         if (auto ok = sets_.references().check_dialect(); !ok) return std::unexpected(ok.error());
         g_.use_json();
         const Result<GrammarSymbol> start = symbol_of({{root_, false}});

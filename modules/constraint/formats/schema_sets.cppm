@@ -116,7 +116,7 @@ Result<ValueSet> SchemaSets::values(const Terms& terms) {
         if (!cut) return cut;
         all = std::move(*cut);
     }
-    pool_.hold((cost(all) + terms.size() + 16) * 16);
+    pool_.charge((cost(all) + terms.size() + 16) * 16);
     pool_.spend(cost(all));
     values_.emplace(terms, all);
     return all;

@@ -156,7 +156,7 @@ void follow(std::vector<Clause>& clauses, std::vector<bool>& holds,
 }
 
 Result<void> Grammar::finish() {
-    // The symbols that can be completed at all, and those that the empty text completes.
+    // The symbols that can be completed at all, and the symbols that the empty text completes.
     std::vector<bool>                       complete(symbols.size()), nullable(symbols.size());
     std::vector<Clause>                     completing, emptying;
     std::vector<std::vector<std::uint32_t>> watched(symbols.size());

@@ -108,9 +108,9 @@ public:
         if (budget_) budget_->enter();
     }
     WorkBudget* budget() const { return budget_; }
-    // The bytes of the pool, with the bytes that others have announced by hold().
+    // The bytes of the pool, with the bytes of other modules that charge() has counted.
     std::size_t bytes() const;
-    void        hold(std::size_t bytes) { held_ += bytes; }
+    void        charge(std::size_t bytes) { charged_ += bytes; }
 
     // seal(): the expressions made so far are the grammar's. reset() forgets the expressions that were made after seal().
     void seal();
@@ -179,8 +179,8 @@ private:
     int                           n_classes_ = 1;
     std::vector<RegexId>          units_;
     bool                          too_deep_ = false, sealed_ = false;
-    WorkBudget*                   budget_ = nullptr; // none: nothing is counted
-    std::size_t                   held_   = 0;
+    WorkBudget*                   budget_  = nullptr; // none: nothing is counted
+    std::size_t                   charged_ = 0;
     struct {
         std::size_t nodes = 0, lists = 0, sets = 0;
     } grammar_; // when it was sealed
@@ -258,12 +258,12 @@ void RegexPool::index_all(std::size_t places) {
 std::size_t RegexPool::bytes() const {
     return nodes_.capacity() * sizeof(Node) +
            (lists_.capacity() + index_.capacity() + units_.capacity()) * sizeof(RegexId) +
-           sets_.capacity() * sizeof(ByteSet) + derivatives_.capacity() * sizeof(Derivative) + held_;
+           sets_.capacity() * sizeof(ByteSet) + derivatives_.capacity() * sizeof(Derivative) + charged_;
 }
 
 void RegexPool::seal() {
     sealed_  = true;
-    held_    = 0;
+    charged_ = 0;
     grammar_ = {nodes_.size(), lists_.size(), sets_.size()};
 }
 

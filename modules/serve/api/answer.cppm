@@ -14,8 +14,8 @@ export namespace quire {
 struct Usage {
     int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
     int reasoning_tokens = 0;                  // of the completion
-    int loaded_tokens    = 0;                  // of the cached ones, those that were in host memory
-    int disk_tokens      = 0;                  // of these, those that files had
+    int loaded_tokens    = 0;                  // of the cached ones, tokens that were in host memory
+    int disk_tokens      = 0;                  // of these, tokens that files had
     int draft_tokens = 0, accepted_tokens = 0; // see Output
 };
 

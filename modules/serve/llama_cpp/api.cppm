@@ -262,8 +262,10 @@ void answer_slots(ApiContext& api, HttpExchange& e) {
     const std::shared_ptr<const Snapshot> snapshot = api.service.snapshot();
     if (!snapshot) return api.refuse(e, ApiError{503, "the engine takes no steps", "", ""});
     const int  n_slots = api.service.engine_options().max_sequences;
+    const bool drafts  = api.service.engine_options().drafts.on;
     const auto slot    = [&](std::size_t id, bool busy) {
-        return Json{{"id", id}, {"n_ctx", api.options.limits.context}, {"speculative", false}, {"is_processing", busy}};
+        return Json{
+               {"id", id}, {"n_ctx", api.options.limits.context}, {"speculative", drafts}, {"is_processing", busy}};
     };
     Json slots = Json::array();
     for (const SequenceView& s : snapshot->sequences) {

@@ -4,6 +4,7 @@ export module quire.serve.models.catalog;
 import quire.core.base;
 import quire.core.hash;
 import quire.core.unicode;
+import quire.model_file.gguf;
 
 export namespace quire {
 
@@ -15,9 +16,9 @@ struct FoundModel {
 // The id of a model with this file name; nothing: it is no model of its own but a later part, an image encoder, or no GGUF file.
 std::optional<std::string> model_id(const std::string& file_name);
 
-// The models below `directory`, sorted by depth and path, without those whose name is no UTF-8: no request could name them. A file whose id
-// another one has gets its path below `directory` without the suffix; where that is taken, too, with it. Error: the directory cannot be read,
-// or it has more than 10,000 models.
+// The models below `directory`, sorted by depth and path, without those whose name is no UTF-8 (no request could name them) and files that do
+// not begin as GGUF files. A file whose id another one has gets its path below `directory` without the suffix; where that is taken, too, with
+// it. Error: the directory cannot be read, or it has more than 10,000 models.
 Result<std::vector<FoundModel>> find_models(const std::string& directory);
 
 // A directory's name for a model: the id, where other characters than letters, digits, '-', '_' and '.' become '_' and a hash follows.
@@ -60,7 +61,8 @@ void add_models(const std::string& directory, int depth, std::vector<FoundModel>
             continue;
         }
         const std::optional<std::string> id = model_id(at->path().filename().string());
-        if (id && utf8_valid(*id) && at->is_regular_file(unknown)) found.push_back({*id, at->path().string()});
+        if (id && utf8_valid(*id) && at->is_regular_file(unknown) && !is_no_gguf(at->path().string()))
+            found.push_back({*id, at->path().string()});
     }
 }
 

@@ -1,4 +1,4 @@
-// quire.serve.models.leaving: which loaded models leave, so that another one finds room: those that were used least recently, none that
+// quire.serve.models.leaving: which loaded models leave, so that another one finds room: the models used least recently, none that
 // answers. Owns nothing.
 export module quire.serve.models.leaving;
 

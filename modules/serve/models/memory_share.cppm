@@ -24,7 +24,7 @@ MemoryNeeds needs_of(const LoadEstimate& estimate, const EngineOptions& engine);
 struct MemoryShare {
     std::size_t bytes = 0; // of memory for all models; 0: what the device has
     int         most  = 1; // models at once
-    int         left  = 1; // of these models, those that are not loaded yet, this one included
+    int         left  = 1; // models of these that are not loaded yet, this one included
     std::size_t host  = 0; // of the other models' pools on the host, whose pages may not be there yet
 };
 // Limits the memory that the engine takes to its share.

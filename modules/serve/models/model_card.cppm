@@ -11,13 +11,13 @@ import quire.text.calls.reasoning_form;
 export namespace quire {
 
 struct ModelCard {
-    std::string    architecture, file; // the file's name, without the folder
-    ModelFacts     facts;
-    int            context = 0, trained = 0; // tokens of the longest sequence; those that the model was trained for
-    int            vocab_size = 0, hidden_size = 0, n_layers = 0, n_heads = 0, n_kv_heads = 0;
-    bool           encodes = false, reasons = false; // it embeds texts; its template has marks of reasoning
-    std::string    chat_template;                    // its source
-    SamplingParams sampling;                         // of a request that says nothing
+    std::string architecture, file; // the file's name, without the folder
+    ModelFacts  facts;
+    int         context = 0, trained = 0; // tokens of the longest sequence; the length that the model was trained for
+    int         vocab_size = 0, hidden_size = 0, n_layers = 0, n_heads = 0, n_kv_heads = 0;
+    bool        encodes = false, reasons = false; // it embeds texts; its template has marks of reasoning
+    std::string chat_template;                    // its source
+    SamplingParams sampling;                      // of a request that says nothing
 };
 
 // Of a loaded model.

@@ -149,7 +149,7 @@ private:
     // Removed entries stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
     std::vector<std::shared_ptr<Entry>> entries_;
     std::condition_variable             changed_, work_;
-    std::uint64_t                       last_use_ = 0, last_ticket_ = 0;
+    std::uint64_t                       last_use_ = 0, last_load_order_ = 0;
     int                                 n_waiting_ = 0;
     bool                                draining_ = false, stopping_ = false;
     std::thread                         thread_;
@@ -173,11 +173,11 @@ struct ModelPool::Entry {
     std::shared_ptr<const ModelCard>   card;
     std::string                        asleep;
     int                                users = 0, lookers = 0; // leases
-    int                      waiting   = 0; // requests that wait for a lease: it does not sleep before they have one
-    bool                     leaving   = false;          // no new lease; goes when there is none
-    bool                     to_sleep  = false;          // and then sleeps
-    bool                     cancelled = false;          // its load is to end
-    std::uint64_t            ticket    = 0;              // to be loaded, the smallest first; 0: not
+    int                      waiting    = 0; // requests that wait for a lease: it does not sleep before they have one
+    bool                     leaving    = false;         // no new lease; goes when there is none
+    bool                     to_sleep   = false;         // and then sleeps
+    bool                     cancelled  = false;         // its load is to end
+    std::uint64_t            load_order = 0;             // to be loaded, the smallest first; 0: not
     std::uint64_t            last_use = 0, failures = 0; // the number of its last use; failed loads so far
     TimePoint                idle_since{};
     std::optional<ApiError>  failure;              // of the last load, or of the engine
@@ -253,7 +253,7 @@ ModelPool::ModelPool(std::vector<ModelSetup> setups, PoolOptions options, Shared
       relisting_(options_.list, [this](std::vector<ModelSetup>&& list) { take_list(std::move(list)); }) {
     for (ModelSetup& setup : setups) {
         Entry& e = *entries_.emplace_back(entry_of(std::move(setup)));
-        if (options_.many && e.setup.load_at_start) e.ticket = ++last_ticket_;
+        if (options_.many && e.setup.load_at_start) e.load_order = ++last_load_order_;
     }
 }
 
@@ -340,12 +340,12 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
             return std::unexpected(
                 ApiError{429, cat("the queue is full: ", n_waiting_, " requests wait for models"), "", "queue_full"});
         const bool may_load = e.status == ModelStatus::sleeping || e.to_sleep ? wanted.wakes : wanted.autoload;
-        if (e.ticket == 0 && (e.status != ModelStatus::loading || e.cancelled)) {
+        if (e.load_order == 0 && (e.status != ModelStatus::loading || e.cancelled)) {
             if (!may_load)
                 return std::unexpected(
                     ApiError{400, cat("the model ", quote(e.setup.id), " is not loaded"), "model", "model_not_loaded"});
             if (e.failure && e.unusable && *e.unusable == stamp_of(e.setup.path)) return std::unexpected(*e.failure);
-            e.ticket = ++last_ticket_;
+            e.load_order = ++last_load_order_;
             work_.notify_all();
         }
         n_waiting_ += !std::exchange(counted, true);
@@ -375,10 +375,10 @@ std::optional<ApiError> ModelPool::load(const std::string& name) {
     const std::scoped_lock       lock(mutex_);
     const std::shared_ptr<Entry> e = find(name);
     if (!e) return unknown(name);
-    if (e->ticket != 0 || (e->status == ModelStatus::loading && !e->cancelled) ||
+    if (e->load_order != 0 || (e->status == ModelStatus::loading && !e->cancelled) ||
         (e->status == ModelStatus::loaded && !e->leaving))
         return ApiError{400, cat("the model ", quote(e->setup.id), " is loaded already, or loading"), "model", ""};
-    e->ticket = ++last_ticket_;
+    e->load_order = ++last_load_order_;
     work_.notify_all();
     return std::nullopt;
 }
@@ -387,15 +387,15 @@ std::optional<ApiError> ModelPool::unload(const std::string& name) {
     const std::scoped_lock       lock(mutex_);
     const std::shared_ptr<Entry> e = find(name);
     if (!e) return unknown(name);
-    if (e->status == ModelStatus::unloaded && e->ticket == 0)
+    if (e->status == ModelStatus::unloaded && e->load_order == 0)
         return ApiError{400, cat("the model ", quote(e->setup.id), " is not loaded"), "model", "model_not_loaded"};
     if (e->status == ModelStatus::sleeping) set_status(*e, ModelStatus::unloaded);
-    if (e->ticket != 0 || e->status == ModelStatus::loading) {
-        e->cancelled = e->status == ModelStatus::loading;
-        e->ticket    = 0;
+    if (e->load_order != 0 || e->status == ModelStatus::loading) {
+        e->cancelled  = e->status == ModelStatus::loading;
+        e->load_order = 0;
         e->failure = ApiError{503, cat("the model ", quote(e->setup.id), " was unloaded"), "model", "model_not_loaded"};
         e->unusable.reset();
-        e->failures++; // for those that wait; later ones wait for another load
+        e->failures++; // for requests that wait; later ones wait for another load
         changed_.notify_all();
     }
     if (e->host) e->leaving = true, e->to_sleep = false;
@@ -440,14 +440,14 @@ void ModelPool::take_list(std::vector<ModelSetup>&& setups) {
     entries_ = std::move(listed);
     entries_.insert(entries_.end(), gone.begin(), gone.end());
     events_.add(Json{{"model", "*"}, {"event", "models_reload"}});
-    work_.notify_all(); // the loading thread drops those that are gone
+    work_.notify_all(); // the loading thread drops models that are gone
 }
 
 // The requests that wait for it look for its name again.
 void ModelPool::remove(Entry& e) {
-    e.removed   = true;
-    e.ticket    = 0;
-    e.cancelled = e.status == ModelStatus::loading;
+    e.removed    = true;
+    e.load_order = 0;
+    e.cancelled  = e.status == ModelStatus::loading;
     if (e.host) e.leaving = true, e.to_sleep = false;
     changed_.notify_all();
 }
@@ -477,7 +477,8 @@ void ModelPool::run() {
         }
         std::shared_ptr<Entry> next;
         for (const auto& e : entries_)
-            if (e->ticket != 0 && !e->host && (!next || e->ticket < next->ticket) && has_place(*e)) next = e;
+            if (e->load_order != 0 && !e->host && (!next || e->load_order < next->load_order) && has_place(*e))
+                next = e;
         if (next) {
             load(lock, *next);
             continue;
@@ -658,7 +659,7 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     if (!lock.owns_lock()) lock.lock();
     if (e.cancelled || !done) {
         // Requests that came since the load was cancelled wait for another one.
-        if (!e.cancelled) e.ticket = 0, e.failure = done.error(), e.failures++;
+        if (!e.cancelled) e.load_order = 0, e.failure = done.error(), e.failures++;
         if (host) {
             lock.unlock();
             host.reset();
@@ -668,8 +669,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
         set_status(e, ModelStatus::unloaded);
         return std::unexpected(*e.failure);
     }
-    e.ticket = 0;
-    e.host   = std::move(host);
+    e.load_order = 0;
+    e.host       = std::move(host);
     e.keep.reset();
     e.leaving = e.to_sleep = false;
     e.last_use             = ++last_use_;

@@ -2,7 +2,8 @@
 // that changed are painted, and only the block tables of sequences that changed. In a large pool a cell stands for several blocks, into
 // which one can look by a click.
 // options: live: events flash on the pool as rings, and what is shown keeps its place; chips, sequences: the most to show.
-// draw(snapshot, still): still: the reader looks at one moment of a live pool, so that nothing fades.
+// draw(snapshot, still, again): still: the reader looks at one moment of a live pool, so that nothing fades. again: of what is on the page
+// already, so that nothing flashes.
 
 class BlockDrawing {
   constructor(root, options = {}) {
@@ -27,7 +28,7 @@ class BlockDrawing {
     this.back.type = "button";
     this.back.onclick = () => this.pool.lookAtAll();
     title.append(this.size, this.back);
-    this.pool = new PoolDrawing((from, to) => this.point(from, to), () => { this.point(undefined); this.draw(this.s); });
+    this.pool = new PoolDrawing((from, to) => this.point(from, to), () => { this.point(undefined); this.draw(this.s, this.still); });
     const item = (k, text, of) => {
       const span = element("span", of);
       span.append(...(k === undefined ? [] : [element("i", k)]), text);
@@ -70,8 +71,9 @@ class BlockDrawing {
     };
   }
 
-  draw(s, still) {
+  draw(s, still, again) {
     this.s = s;
+    this.still = still;
     this.owners = ownersOf(s);
     this.several = severalOf(s);
     this.stage.hidden = false;
@@ -86,7 +88,7 @@ class BlockDrawing {
     const many = this.pool.per > 1 || !!this.pool.zoomed, near = many ? this.used : this.pool; // where a block can be seen
     for (const e of [this.usedTitle, this.used.box, this.allTitle]) e.hidden = !many;
     if (many) this.used.draw(s, this.owners);
-    if (this.options.live) near.flash([...s.events, ...(s.found ?? []).map(to => ({kind: "hit", to}))]);
+    if (this.options.live && !again) near.flash([...s.events, ...(s.found ?? []).map(to => ({kind: "hit", to}))]);
     near.arrows(s.events, this.options.live && !still ? 2000 : 0);
     this.point(this.pool.marked, this.pool.markedTo);
   }

@@ -182,6 +182,9 @@ void write_model(MetricsText& t, Service& service) {
     t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
               d(s.cached_tokens + s.prefill_tokens));
     t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));
+    t.counter("quire:kv_device_hits_total", "Prompt tokens found in the pool of the device.",
+              d(s.cached_tokens - s.loaded_tokens));
+    t.counter("quire:kv_host_hits_total", "Prompt tokens found in host memory.", d(s.loaded_tokens - s.disk_tokens));
     t.counter("quire:kv_disk_hits_total", "Prompt tokens that the files of --kv-dir had.", d(s.disk_tokens));
     t.counter("quire:kv_disk_records_written_total", "Units of the prefix cache written to files.", d(s.disk.written));
     t.counter("quire:kv_disk_records_read_total", "Units read from files.", d(s.disk.read));
@@ -189,7 +192,6 @@ void write_model(MetricsText& t, Service& service) {
               d(s.disk.damaged));
     t.counter("quire:kv_disk_records_refused_total", "Units that a full disk did not take.", d(s.disk.refused));
     t.gauge("quire:kv_disk_bytes", "Bytes of the files.", d(s.disk_bytes));
-    t.counter("quire:kv_host_hits_total", "Of these, prompt tokens that were in host memory.", d(s.loaded_tokens));
     t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
     if (o.drafts.on) {
         t.counter("vllm:spec_decode_num_drafts_total", "Steps of sequences that checked guessed tokens.",
@@ -266,13 +268,15 @@ void write_model(MetricsText& t, Service& service) {
               d(m.refused_full.load()), {{"reason", "queue_full"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_draining.load()), {{"reason", "shutting_down"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
+    // Consumers multiply num_gpu_blocks by block_size. With several cache groups a block of the pool holds a part of the layers only.
+    const int tokens = o.layout.longest(o.kv_blocks, o.block_size, o.kv_blocks * o.block_size);
     t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
             {{"block_size", cat(o.block_size)},
              {"cache_dtype", dtype_label(o.kv_type)},
              {"enable_prefix_caching", o.prefix_cache ? "True" : "False"},
              {"gpu_memory_utilization", cat(o.gpu_memory_utilization)},
              {"num_cpu_blocks", cat(o.swap_blocks)},
-             {"num_gpu_blocks", cat(o.kv_blocks)},
+             {"num_gpu_blocks", cat(tokens / o.block_size)},
              {"sliding_window", "None"}});
 }
 
