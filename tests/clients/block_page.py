@@ -360,6 +360,11 @@ def the_demonstrations_show_what_they_say(browser):
         check(re.search(r"would hold \d+ of these \d+\.", page.run("document.querySelector('.room').textContent")), page.run("document.querySelector('.room').textContent"))
         check(page.run("document.querySelector('.chip .text').textContent.length") > 8, "no words in the tables")
         check(re.match(r"#[0-9a-f]{6}$", page.run("document.querySelector('.chip .mark').textContent")), "a full block without its hash")
+        # Rings do not stay where their cells were: a narrow window could be scrolled sideways for a second.
+        check(page.run(f"timeline.choose({at}); document.querySelectorAll('.pool .flash').length") > 0, "nothing flashes")
+        page.look(420, 900, True)
+        page.until("innerWidth === 420 && drawing.pool.box.clientWidth === drawing.pool.width")
+        check(page.run("document.querySelectorAll('.pool .flash').length") == 0, "rings stay where their cells were")
         look_all_ways(page, "demonstration")
         check(page.run("!!document.querySelector('.pool .arrows')"), "another size of the window takes the arrows away")
         # Each step again is what it was, and the end is what the server says.

@@ -14,7 +14,8 @@ const DEMOS = [
     missing: room => !room.cache ? "it needs the prefix cache, which --no-prefix-cache switched off" : room.sequences < 4 ? "it needs -np 4 or more" : "",
     async run(room, ask) {
       const chat = async (question, begun) => {
-        const response = await ask("/v1/chat/completions", story(question, {...atMost(room, 320), stream: true}));
+        const most = atMost(room, 320); // none ends before the last one has begun
+        const response = await ask("/v1/chat/completions", story(question, {...most, min_tokens: most.max_tokens >> 1, stream: true}));
         for await (const _ of serverEvents(response)) begun?.();
       };
       const chats = [];

@@ -93,6 +93,9 @@ class PoolDrawing {
     this.columns = Math.max(1, Math.floor((width + this.gap) / (wanted + this.gap)));
     this.cell = (width - (this.columns - 1) * this.gap) / this.columns;
     this.pitch = this.cell + this.gap;
+    const places = [n, per, first, this.columns, this.pitch].join();
+    if (places !== this.laid) for (const e of this.box.querySelectorAll(".flash, .arrows")) e.remove(); // they stand where their cells were
+    this.laid = places;
     const height = Math.ceil(n / this.columns) * this.pitch;
     this.canvas.style.height = height + "px";
     this.canvas.width = Math.round(width * dpr);
