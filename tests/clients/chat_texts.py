@@ -154,7 +154,7 @@ def what_a_model_writes_stays_text(browser, server):
 MARKDOWN = [  # what is written, the elements it becomes
     ("Sources: A | B\n---", "h4"), ("> q | r\n> ---", "blockquote>h4"), ("a | b\n-", "p,ul>li"), ("**a `**b` c** d", "p>strong>code"), (r"*a \* b*", "p>em"),
     ("in the year\n1986. It was", "p"), ("a\n1. b", "p,ol>li"), ("a\n\n\tb\n\t\tc", "p,div>div>span,button,pre>code"), ("- a\n\t- b", "ul>li>ul>li"),
-    ("one\ntwo", "p"), ("# Title #", "h3"), ("- a\n- b\n  - c\n\n- d", "ul>li,li>ul>li,li"), ("3. a\n4. b", "ol>li,li"),
+    ("one\ntwo", "p"), ("one  \ntwo\\\n**three**  \n", "p>br,br,strong"), ("- a  \n  b\n- `c  \nd`", "ul>li>br,li>code"), ("a\\", "p"), ("# Title #", "h3"), ("- a\n- b\n  - c\n\n- d", "ul>li,li>ul>li,li"), ("3. a\n4. b", "ol>li,li"),
     ("```cpp\nint *a;\n```", "div>div>span,button,pre>code"), ("a `b*c*` d", "p>code"), ("**a *b* c**", "p>strong>em"),
     ("***a***", "p>strong>em"), ("snake_case_name 2 * 3 * 4", "p"), ("> a\n> > b", "blockquote>p,blockquote>p"),
     ("1. a\n2. b\n- c\n- d", "ol>li,li,ul>li,li"), ("1. a\n\n- b\n\n2. c", "ol>li,ul>li,ol>li"), ("- a\n* b", "ul>li,ul>li"), ("1. a\n   - b\n2. c", "ol>li>ul>li,li"),
@@ -181,7 +181,7 @@ MARKDOWN_SAYS = [
     ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
     ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"), ("1. **Install it**\n\n   Run it.", "Install itRun it."), ("    def f():\n        return 1", "Copydef f():\n    return 1"),
     ("&lt;b&gt; &amp;lt; &#65;&#x42; &nothing; `&lt;`", "<b> &lt; AB &nothing; &lt;"), ("<https://example.org>", "https://example.org"),
-    ("See [a][x][^n].\n\n[x]: https://example.org\n[^n]: A note", "See an.n A note"), ("[^n] [a][x]", "[^n] [a][x]"),
+    ("one  \ntwo\\\nthree\\", "onetwothree\\"), ("See [a][x][^n].\n\n[x]: https://example.org\n[^n]: A note", "See an.n A note"), ("[^n] [a][x]", "[^n] [a][x]"),
 ]
 
 

@@ -48,6 +48,9 @@ function definitionIn(line) {
 
 const HIDDEN = /\\[!-/:-@[-`{-~]|(?<!`)(`+)(?!`)[^]*?(?<!`)\1(?!`)/g; // a backslash and its sign, and code
 
+// The lines of a paragraph as one text. Two blanks at a line's end, or a backslash, break the line.
+const paragraph = lines => lines.map(l => l.trim() + (/\S {2,}$/.test(l) ? "  " : "")).join("\n").trimEnd();
+
 // `linked`: the text is that of a link, which has no other link in it.
 function inline(parent, text, depth = 0, linked = false) {
   let plain = "", at = 0;
@@ -143,6 +146,7 @@ function inline(parent, text, depth = 0, linked = false) {
     if (c === "\\" && (text[at + 1] === "(" || text[at + 1] === "[")) {
       if (!formula(c + text[at + 1], text[at + 1] === "(" ? "\\)" : "\\]")) { plain += text.slice(at, at + 2); at += 2; }
     } else if (c === "$" && formula(text[at + 1] === "$" ? "$$" : "$", text[at + 1] === "$" ? "$$" : "$")) continue;
+    else if ((c === "\\" && text[at + 1] === "\n") || (c === " " && text.startsWith("  \n", at))) { add(element("br")); at += c === " " ? 3 : 2; }
     else if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) { plain += text[at + 1]; at += 2; }
     else if (c === "`") code();
     else if (c === "*" || c === "_" || (c === "~" && text[at + 1] === "~")) emphasis(c);
@@ -313,7 +317,7 @@ function draw(kind, lines, depth) {
   }
   if (kind === "underlined") {
     const h = element(lines.at(-1).includes("=") ? "h3" : "h4");
-    inline(h, lines.slice(0, -1).map(l => l.trim()).join("\n"));
+    inline(h, paragraph(lines.slice(0, -1)));
     return h;
   }
   if (kind === "indented") return codeBlock("", lines.map(l => l.replace(INDENTED, "")).join("\n"));
@@ -336,11 +340,11 @@ function draw(kind, lines, depth) {
   if (kind === "footnote" && !depth) {
     const note = element("p", "footnote"), [, label, first] = FOOTNOTE.exec(lines[0]);
     note.append(element("sup", "", label), " ");
-    inline(note, [first, ...lines.slice(1)].map(l => l.trim()).join("\n"));
+    inline(note, paragraph([first, ...lines.slice(1)]));
     return note;
   }
   const p = element("p");
-  inline(p, lines.map(l => l.trim()).join("\n"));
+  inline(p, paragraph(lines));
   return p;
 }
 
@@ -403,7 +407,7 @@ function drawAll(root, lines, depth) {
   if (depth > DEEPEST) { root.append(lines.join("\n")); return; }
   const blocks = split(lines), tight = root.tagName === "LI" && blocks.length <= 2 && blocks.filter(([kind]) => kind === "text").length === 1;
   for (const [kind, from, to] of blocks) {
-    if (kind === "text" && tight) inline(root, lines.slice(from, to).map(l => l.trim()).join("\n"));
+    if (kind === "text" && tight) inline(root, paragraph(lines.slice(from, to)));
     else root.append(draw(kind, lines.slice(from, to), depth));
   }
 }
