@@ -250,6 +250,45 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
         }
 }
 
+// Threads take heads alone and then share what is left; 3 heads and 2,300 positions are enough work for that.
+TEST_CASE("attention of one long sequence has the same bits with any number of threads") {
+    constexpr int heads = 6, dim = 128, block = 16, blocks = 144, length = 2300;
+    ModelConfig   c;
+    c.n_layers = 1, c.n_heads = heads;
+    c.layers.assign(1, {.n_kv_heads = 3, .head_dim = dim, .value_dim = dim});
+    std::mt19937                    random(5);
+    std::normal_distribution<float> normal;
+    std::vector<float>              q(heads * dim), kv(std::size_t(2) * blocks * block * 3 * dim), first;
+    for (std::vector<float>* values : {&q, &kv})
+        for (float& x : *values) x = normal(random);
+    for (int threads : {1, 2, 3, 4, 5}) {
+        auto backend = make_cpu_backend(threads);
+        REQUIRE(backend);
+        auto cache = KvCache::create(**backend, c, DType::F32, blocks, block);
+        REQUIRE(cache);
+        std::copy_n(kv.data(), kv.size() / 2, static_cast<float*>(cache->layers()[0].k));
+        std::copy_n(kv.data() + kv.size() / 2, kv.size() / 2, static_cast<float*>(cache->layers()[0].v));
+        StepPlan plan;
+        plan.tokens       = {0};
+        plan.positions    = {length - 1};
+        plan.token_start  = {0, 1};
+        plan.context_lens = {length};
+        plan.readable     = {length - 1};
+        std::vector<BlockId> table(blocks);
+        std::iota(table.begin(), table.end(), 0);
+        plan.groups[0] = {{0, blocks}, {0}, {{table, {}}}};
+        OneOperation  attend;
+        const ValueId q_id = attend.value("q", heads * dim), out_id = attend.value("out", heads * dim);
+        attend.compile(**backend, Attention{q_id, out_id, 0, heads, 0.1f, 0, 0, {}}, cache->layers(), 1);
+        std::ranges::copy(q, attend.data(q_id));
+        (*backend)->run(plan);
+        const std::vector<float> out(attend.data(out_id), attend.data(out_id) + heads * dim);
+        CAPTURE(threads);
+        if (first.empty()) first = out;
+        CHECK(out == first);
+    }
+}
+
 TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);

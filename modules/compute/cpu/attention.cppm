@@ -180,16 +180,17 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
               "attention: a query that sees no position");
     const int  items = int(apart ? tiles_.size() : groups_.size()) * K;
     const bool splits =
-        items < workers_.n() && op.causal && work >= worth_split * items &&
+        items % workers_.n() > 0 && items < 4 * workers_.n() && op.causal && work >= worth_split * items &&
         std::ranges::all_of(
             groups_, [&](const TileGroup& g) { return g.n == 1 && tiles_[std::size_t(g.first)].n_rows == 1; });
-    if (splits) {
-        for (int item = 0; item < items; item++) split_head(item);
-    } else if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
+    if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
         for (int item = 0; item < items; item++) one_head(item, 0);
-    } else {
-        workers_.run(items, one_head);
+        return;
     }
+    // A head for each thread, as long as there are so many; all threads take the rest head by head.
+    const int alone = splits ? items - items % workers_.n() : items;
+    if (alone > 0) workers_.run(alone, one_head);
+    for (int item = alone; item < items; item++) split_head(item);
 }
 
 } // namespace quire
