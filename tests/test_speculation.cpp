@@ -327,6 +327,39 @@ TEST_CASE("a request without drafts has none, and one with fewer has no more") {
     CHECK(engine.stats().steps - before >= 11);
 }
 
+// Guesses wrong, and counts how often.
+class CountedWrong final : public TokenGuesser {
+public:
+    explicit CountedWrong(std::shared_ptr<int> n) : n_(std::move(n)) {}
+    void guess(std::span<const Token>, int n, std::vector<Token>& guess) override {
+        (*n_)++;
+        guess.assign(std::size_t(n), 1);
+    }
+
+private:
+    std::shared_ptr<int> n_;
+};
+
+TEST_CASE("where no guess of many sequences pays, seven of eight steps ask for none") {
+    for (int n_sequences : {4, 24}) {
+        const auto    calls      = std::make_shared<int>(0);
+        EngineOptions o          = small_blocks(GENERATE(false, true), 1000, 4);
+        o.context                = 128;
+        o.max_sequences          = n_sequences;
+        o.drafts                 = {.on = true, .most = 4, .guesser = [=](const Request&) -> Polymorphic<TokenGuesser> {
+                        return CountedWrong(calls);
+                    }};
+        Engine            engine = load(model("llama3-gqa-Q8_0.gguf"), o);
+        std::vector<Task> tasks;
+        for (int i = 0; i < n_sequences; i++) tasks.push_back({.request = greedy(prompt_of(9, i), 80)});
+        (void)run_all(engine, tasks);
+        CAPTURE(n_sequences, *calls);
+        CHECK((n_sequences < 16) == (*calls > 60 * n_sequences));
+        CHECK(*calls < 80 * n_sequences);
+        CHECK((n_sequences < 16 || *calls < 50 * n_sequences));
+    }
+}
+
 TEST_CASE("a draft model has the vocabulary of the model, and no state") {
     const auto error_of = [](const char* file, const char* draft) {
         EngineOptions o;

@@ -114,6 +114,7 @@ private:
     std::vector<WantedGuess> wanted_;      // likewise, for the model
     double                   usual_ = 0.6; // hits of a sequence that the model has not guessed for
     int n_idle_ = 0, rest_ = least_rest;   // steps since the model guessed last; and till it tries again
+    int n_unguessed_ = 0;                  // steps that come without a guess, since none of many sequences paid
 };
 
 // After a step: compares a sequence's guess with the tokens that follow the first n_known, whether it ran or not.
@@ -222,16 +223,24 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
     wanted_.clear();
     int n_rows = 0;
     for (const auto& group : running)
+        if (group->prompt_done) n_rows += int(group->sequences.size());
+    // The device waits for the guesses of many sequences. Where none pays, one step in eight learns whether that changes.
+    constexpr int many = 16, unguessed = 7;
+    const bool    skips = n_unguessed_ > 0 && n_rows >= many;
+    bool          asks  = false;
+    for (const auto& group : running)
         for (const auto& s : group->sequences) {
-            n_rows += group->prompt_done;
             s->guess.clear();
             s->n_drafts = s->n_forced = 0;
             int most                  = most_for(*group, *s, context);
             if (most > 0 && guess_forced(*group, *s, most)) most = 0;
+            if (skips) continue;
+            asks = asks || (most > 0 && on());
             if (model_) wanted_.push_back({group.get(), s.get(), most});
             else if (most > 0 && on()) guess(*group, *s, most);
         }
-    if (model_) guess_by_model(n_rows);
+    if (skips) n_unguessed_--, n_idle_ += model_ != nullptr;
+    else if (model_) guess_by_model(n_rows);
     for (const auto& group : running) {
         // The sequences of a group have one length: all go on, or none.
         auto n = std::size_t(most_drafts);
@@ -251,6 +260,8 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         for (const auto& s : group->sequences) n = std::min(n, s->n_drafts);
         for (const auto& s : group->sequences) s->n_drafts = n, any = any || n > 0;
     }
+    const bool tries = n_idle_ > rest_; // the model, for a few steps
+    if (!skips) n_unguessed_ = asks && !any && !options_.always && !tries ? unguessed : 0;
     return any;
 }
 
