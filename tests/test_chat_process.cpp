@@ -109,7 +109,7 @@ TEST_CASE("plain text goes through pipes", "[chat]") {
 
 TEST_CASE("Ctrl-C ends a run that is no conversation", "[chat]") {
     const std::string endless = "timeout --preserve-status -s INT 2 " QUIRE_BIN "/chat -m " QUIRE_ROOT
-                                "/models/quire-14m-q8_0.gguf --ignore-eos --context-shift ",
+                                "/models/quire-14m-q8_0.gguf --ignore-eos --context-shift -n 10000000 ",
                       text = QUIRE_ROOT "/README.md > /dev/null 2>&1";
     for (const std::string& rest :
          {std::string("-st -p Tell > /dev/null 2>&1"), "< " + text, "-st -c 16384 < " + text}) {
@@ -258,6 +258,9 @@ TEST_CASE("a long conversation goes on without its oldest messages", "[chat]") {
                                                 "Hello", "--show-timings", "--context-shift"});
     CHECK(whole.code == 0);
     CHECK(has(whole.err, "answer 100 tokens"));
+    const Finished unbounded =
+        run_program("chat", {"-m", model(), "-c", "40", "--ignore-eos", "-st", "-p", "Hello", "--context-shift"});
+    CHECK(unbounded.err == "The answer ends after 40 tokens, as many as the context has; -n N allows more.\n");
 }
 
 TEST_CASE("a template from a file is rendered, or refused with its line and column", "[chat]") {

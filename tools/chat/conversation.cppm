@@ -401,7 +401,11 @@ struct Chat::Impl {
         if (!answered && finish == FinishReason::cancelled)
             note(cat("Stopped when ", read, " of ", prompt.size(), " tokens were read. /regen ",
                      arguments_.engine.prefix_cache ? "goes on from there" : "begins again", "."));
-        if (finish == FinishReason::length && (arguments_.n < 0 || n_tokens < arguments_.n)) say_full();
+        if (finish == FinishReason::length && (arguments_.n < 0 || n_tokens < arguments_.n)) {
+            if (arguments_.context_shift && n_tokens >= room())
+                note(cat("The answer ends after ", n_tokens, " tokens, as many as the context has; -n N allows more."));
+            else say_full();
+        }
         return true;
     }
 
