@@ -431,6 +431,17 @@ TEST_CASE("numbers of draft tokens as llama.cpp and vLLM write them", "[flags]")
         CHECK(run({"-md", "/none.gguf", flag, "0"}).code == 0);
     for (const std::string flag : {"--spec-draft-n-min", "--draft-min"})
         CHECK(run({"--spec", "ngram", flag, "0"}).code == 0);
+    const Finished high = run({"--spec", "ngram", "--draft-max", "64", "--draft-min", "48"});
+    CHECK(high.code == 0);
+    CHECK(has(high.err, "chat: --spec-draft-n-min" + note));
+    for (const std::string flag : {"-td", "--spec-draft-device", "--draft-p-split", "--spec-ngram-mod-n-match",
+                                   "--spec-ngram-size-n", "-ncmoed"}) {
+        const Finished f = run({"--spec", "ngram", flag, "2"});
+        CAPTURE(flag, f.err);
+        CHECK(f.code == 0);
+        CHECK(has(f.err, "not needed here, and ignored: " + flag));
+    }
+    CHECK(run({"--spec-synth-len", "2"}).code == 2);
     CHECK(run({"-md", "/none.gguf", "--spec", "none"}).code == 0);
     for (const std::vector<std::string>& unread :
          {std::vector<std::string>{"--spec", "ngram", "-md", "/none.gguf"}, {"--spec-default", "-md", "/none.gguf"}}) {

@@ -301,10 +301,13 @@ void add_speculation_flags(CLI::App& app, EngineOptions& options) {
         ->check(within(0, 1e18, "0 or more"))
         ->type_name("INT")
         ->default_str(cat(drafts.most));
-    app.add_option_function<int>(
-           "--spec-draft-n-min", [&drafts](int least) { drafts.least = std::max(least, 1); },
+    app.add_option_function<double>(
+           "--spec-draft-n-min",
+           [&app, &drafts](double least) {
+               drafts.least = std::max(clamped_drafts(app, "--spec-draft-n-min", least), 1);
+           },
            "with fewer guessed tokens a step checks none; 0: as 1")
-        ->check(within(0, most_drafts))
+        ->check(within(0, 1e18, "0 or more"))
         ->type_name("INT")
         ->default_str(cat(drafts.least));
     add_number(app, "--spec-ngram-max", drafts.ngram.most, 1, most_ngram,

@@ -161,8 +161,20 @@ constexpr ForeignFlag foreign_flags[] = {
     {chat, "--reasoning-format", 1, "deepseek", Fate::ignored, ""},
     {talkers,
      "--adaptive-decay --draft-p-min --spec-draft-p-min -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl "
-     "-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v",
+     "-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v --draft-p-split "
+     "--spec-draft-p-split --spec-draft-sampling -td --threads-draft --spec-draft-threads -tbd --threads-batch-draft "
+     "--spec-draft-threads-batch -Cd --cpu-mask-draft --spec-draft-cpu-mask -Crd --cpu-range-draft "
+     "--spec-draft-cpu-range --cpu-strict-draft --spec-draft-cpu-strict --prio-draft --spec-draft-prio --poll-draft "
+     "--spec-draft-poll -Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch -Crbd --cpu-range-batch-draft "
+     "--spec-draft-cpu-range-batch --cpu-strict-batch-draft --spec-draft-cpu-strict-batch --prio-batch-draft "
+     "--spec-draft-prio-batch --poll-batch-draft --spec-draft-poll-batch -devd --device-draft --spec-draft-device -otd "
+     "--override-tensor-draft --spec-draft-override-tensor -ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe "
+     "--spec-draft-ncmoe --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-simple-size-n "
+     "--spec-ngram-simple-size-m --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m "
+     "--spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m "
+     "--spec-ngram-map-k4v-min-hits --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match",
      1, "", Fate::ignored, ""},
+    {talkers, "-cmoed --cpu-moe-draft --spec-draft-cpu-moe --spec-draft-backend-sampling", 0, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
     // -- functions that quire lacks
@@ -175,7 +187,10 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--spec-type", 1, "", Fate::refused,
      "quire guesses tokens in one way at a time, by n-grams, a draft model, a draft of EAGLE-3 or the model's MTP "
      "layer: --spec ngram, draft, eagle3 or mtp"},
-    {talkers, "-hfd --hf-repo-draft", 1, "", Fate::refused, "a draft model is a file: --spec-draft-model"},
+    {talkers, "-hfd -hfrd --hf-repo-draft --spec-draft-hf", 1, "", Fate::refused,
+     "a draft model is a file: --spec-draft-model"},
+    {talkers, "--spec-synth-len --spec-synth-rates", 1, "", Fate::refused,
+     "bench speculate --acceptance measures with guesses of a given chance"},
     {talkers, "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "", Fate::refused,
      "quire guesses tokens from the text itself or by a draft model: --spec ngram, draft"},
     {chat, "-j --json-schema", 1, "", Fate::refused, "--schema takes a file with the JSON Schema"},
