@@ -86,9 +86,9 @@ public:
         : options_(std::move(options)), model_(model), forced_(std::move(forced)) {}
 
     bool on() const { return options_.on; }
-    // Before a step: sets the guesses of all running sequences, and how many of them are to run. `context`: the longest sequence. False: no
-    // draft token is to run.
-    bool choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context);
+    // Before a step: sets the guesses of all running sequences, and how many of them are to run. `context`: the longest sequence; `most_rows`:
+    // the rows of logits that a step has at most, which draft tokens share with the sequences. False: no draft token is to run.
+    bool choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context, int most_rows);
     // A step that had no prompts has taken so long.
     StepCost& cost() { return cost_; }
 
@@ -105,6 +105,8 @@ private:
     void guess_by_model(int n_rows);
     void want_paying(int n_rows);
     void choose_paying(int n_rows);
+    // Draft tokens of a step with so many other rows.
+    int room(int n_rows) const { return std::max(most_rows_ - n_rows, 0); }
 
     DraftOptions             options_;
     BatchGuesser*            model_;
@@ -114,7 +116,8 @@ private:
     std::vector<WantedGuess> wanted_;      // likewise, for the model
     double                   usual_ = 0.6; // hits of a sequence that the model has not guessed for
     int n_idle_ = 0, rest_ = least_rest;   // steps since the model guessed last; and till it tries again
-    int n_unguessed_ = 0;                  // steps that come without a guess, since none of many sequences paid
+    int most_rows_   = 0;
+    int n_unguessed_ = 0; // steps that come without a guess, since none of many sequences paid
 };
 
 // After a step: compares a sequence's guess with the tokens that follow the first n_known, whether it ran or not.
@@ -217,8 +220,9 @@ double hits_of(const SequenceGroup& group, int i = most_drafts) {
     return hits;
 }
 
-bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context) {
+bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context, int most_rows) {
     if (!on() && (!options_.forced || options_.device_samples)) return false;
+    most_rows_ = most_rows;
     choices_.clear();
     wanted_.clear();
     int n_rows = 0;
@@ -292,7 +296,7 @@ void Drafting::want_paying(int n_rows) {
     int    n_best = 0, k_best = 0;
     for (int k = options_.least; k <= options_.most; k++) {
         double tokens = n_rows;
-        for (int i = 1; i <= n; i++) {
+        for (int i = 1; i <= n && i * k <= room(n_rows); i++) {
             double chance = 1;
             for (int j = 0; j < k; j++) tokens += chance *= wanted_[std::size_t(i - 1)].hits;
             const double rate = tokens / (cost_.of(n_rows + i * k) + k * model_->seconds(i));
@@ -300,7 +304,7 @@ void Drafting::want_paying(int n_rows) {
         }
     }
     if (n_best > 0) n_idle_ = 0, rest_ = least_rest;
-    else if (++n_idle_ > rest_) n_best = k_best = 1;
+    else if (++n_idle_ > rest_ && room(n_rows) > 0) n_best = k_best = 1;
     if (n_idle_ >= rest_ + n_tried) n_idle_ = 0, rest_ = std::min(2 * rest_, 1024);
     while (n_best > 0 && n_best < n && wanted_[std::size_t(n_best)].group == wanted_[std::size_t(n_best - 1)].group)
         n_best++; // no group in part
@@ -313,12 +317,13 @@ void Drafting::want_paying(int n_rows) {
 // The drafts with the best chances, as many as make the step bring the most tokens a second.
 void Drafting::choose_paying(int n_rows) {
     if (choices_.empty() || cost_.of(n_rows) <= 0) return;
+    if (room(n_rows) == 0) return;
     std::ranges::sort(choices_, [](const Choice& a, const Choice& b) {
         return std::tuple(-a.chance, a.number) < std::tuple(-b.chance, b.number);
     });
     double      tokens = n_rows, best = gain * tokens / cost_.of(n_rows);
     std::size_t n_best = 0;
-    for (std::size_t i = 0; i < choices_.size(); i++) {
+    for (std::size_t i = 0; i < std::min(choices_.size(), std::size_t(room(n_rows))); i++) {
         tokens += choices_[i].chance;
         const double rate = tokens / cost_.of(n_rows + int(i) + 1);
         if (rate > best) best = rate, n_best = i + 1;

@@ -24,6 +24,9 @@ Result<Devices> choose_devices(const std::string& path, EngineOptions& options, 
 
 // Sequences at once where the options do not say: 64; on a GPU up to 1024, by its memory and the bytes of a sequence's state.
 int usual_sequences(const EngineOptions& options, const ModelConfig& config);
+// Rows of logits in a step, of `max_sequences` sequences: one for each, and 64 for the log-probabilities of prompts. On a GPU, where more rows
+// cost little, also for draft tokens: up to 512, by its memory.
+int usual_logit_rows(const EngineOptions& options);
 
 } // namespace quire
 
@@ -42,19 +45,33 @@ int gpu_of(const EngineOptions& o, int rank) {
     return o.processes.n > 1 ? (o.processes.local * n_local + rank) % n : rank / o.ranks_per_gpu;
 }
 
-int usual_sequences(const EngineOptions& o, const ModelConfig& config) {
-    constexpr int         least = 64;
-    constexpr std::size_t each  = std::size_t(64) << 20; // of the GPU's memory: a sequence and its row of a step
-    const int             room  = o.max_batch_tokens > 0 ? o.max_batch_tokens : 1 << 20; // a step has a token of each
-    if (config.family->encoder || !wants_gpu(o)) return std::min(least, room);
+constexpr std::size_t bytes_of_row = std::size_t(64) << 20; // of the GPU's memory: a sequence and its row of a step
+
+std::size_t memory_of(const EngineOptions& o) {
     if (o.tensor_parallel > 1) announce_cuda_ranks();
-    const auto        memory = std::size_t(double(cuda_memory(gpu_of(o, 0))) * o.gpu_memory_utilization);
+    return std::size_t(double(cuda_memory(gpu_of(o, 0))) * o.gpu_memory_utilization);
+}
+
+int usual_sequences(const EngineOptions& o, const ModelConfig& config) {
+    constexpr int least = 64;
+    const int     room  = o.max_batch_tokens > 0 ? o.max_batch_tokens : 1 << 20; // a step has a token of each
+    if (config.family->encoder || !wants_gpu(o)) return std::min(least, room);
+    const std::size_t memory = memory_of(o);
     const std::size_t states = KvCache::state_bytes(config) / std::size_t(o.tensor_parallel) * (o.drafts.on ? 2 : 1);
     // A deterministic step keeps partial sums of each token.
     const int most = std::min(o.deterministic ? 256 : 1024, room);
     int       n    = std::min(least, most);
-    while (2 * n <= most && std::size_t(2 * n) * std::max(each, 4 * states) <= memory) n *= 2;
+    while (2 * n <= most && std::size_t(2 * n) * std::max(bytes_of_row, 4 * states) <= memory) n *= 2;
     return n;
+}
+
+int usual_logit_rows(const EngineOptions& o) {
+    constexpr std::int64_t least = 64, most = 512;
+    std::int64_t           drafts = 0;
+    if (o.drafts.on && wants_gpu(o))
+        drafts = std::min(
+            {most, o.max_sequences * std::int64_t(1 + o.drafts.most), std::int64_t(memory_of(o) / bytes_of_row)});
+    return int(std::max({std::int64_t(o.max_sequences), least, drafts}));
 }
 
 using Backends = std::vector<std::unique_ptr<Backend>>;

@@ -166,8 +166,6 @@ namespace quire {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 
-constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
-
 struct Engine::Impl {
     EngineOptions                 options;
     Gguf                          file;
@@ -191,12 +189,13 @@ struct Engine::Impl {
     std::span<const Scheduled> running;
     TimePoint                  since;
     StepPace                   pace;
-    bool                       prepared  = false; // next_plan is the step after it
-    MoveTicket                 moved     = 0;     // of the last moves
-    bool                       pipelined = false; // as the options say
-    WatchedFiles               watched;           // that the engine reads while it runs
-    std::string                basis;             // of K and V in host memory, where it can be parked; "": it cannot
-    int                        n_taken = 0;       // see Engine::n_taken()
+    int                        rows_of_step = 0;     // of logits, at most
+    bool                       prepared     = false; // next_plan is the step after it
+    MoveTicket                 moved        = 0;     // of the last moves
+    bool                       pipelined    = false; // as the options say
+    WatchedFiles               watched;              // that the engine reads while it runs
+    std::string                basis;                // of K and V in host memory, where it can be parked; "": it cannot
+    int                        n_taken = 0;          // see Engine::n_taken()
 
     std::mutex                       trie_mutex;
     std::shared_ptr<const TokenTrie> trie;
@@ -227,7 +226,8 @@ struct Engine::Impl {
                    [this](const SequenceGroup& group, Sequence& s, int n, std::vector<Token>& guess) {
                        decoder.guess_forced(group, s, n, guess);
                    }),
-          pace(options.max_batch_tokens), pipelined(options.pipeline.value_or(false)) {
+          pace(options.max_batch_tokens), rows_of_step(std::min(scheduling.max_logit_rows, options.max_batch_tokens)),
+          pipelined(options.pipeline.value_or(false)) {
         for (std::size_t i = 0; i < options.adapters.size(); i++)
             if (options.adapters[i].usual && options.adapters[i].scale != 0)
                 usual_adapters.push_back({int(i), options.adapters[i].scale});
@@ -310,7 +310,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     file->prefetch();
 
     if (o.max_sequences == 0) o.max_sequences = usual_sequences(o, *config);
-    int logit_rows = std::max(o.max_sequences, default_logit_rows);
+    int logit_rows = usual_logit_rows(o);
     if (config->family->encoder) { // a text runs in one step, and each of its rows is wanted
         if (o.context == 0) o.context = std::min(config->context_length, 8192);
         o.max_batch_tokens = std::max(o.max_batch_tokens, std::max(o.context, o.max_sequences));
@@ -671,7 +671,7 @@ void Engine::Impl::measure_steps() {
     if (mtp) mtp->measure(std::min(options.max_sequences, options.max_batch_tokens));
     constexpr double long_step = 0.5; // seconds: the steps of a large model. Larger ones are judged by these.
     double           seconds   = 0;
-    for (int n = 1; n <= std::min({64, options.max_batch_tokens, options.context}) && seconds < long_step; n *= 2)
+    for (int n = 1; n <= std::min(rows_of_step, options.context) && seconds < long_step; n *= 2)
         for (int i = n == 1 ? -1 : 0; i < 3; i++) { // the first step of all also brings the weights
             if (!scheduler.plan_trial(n, plan)) return;
             const TimePoint start = now();
@@ -759,7 +759,7 @@ void Engine::Impl::begin() {
     set_pace();
     // A step with draft tokens is not the one that was planned ahead.
     if (mtp) mtp->follow(scheduler.running());
-    const bool drafts = !decoding && drafting.choose(scheduler.running(), options.context);
+    const bool drafts = !decoding && drafting.choose(scheduler.running(), options.context, rows_of_step);
     if (std::exchange(prepared, false) && !drafts) running = scheduler.adopt(next_plan);
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);
