@@ -552,3 +552,29 @@ TEST_CASE("a pinned prompt keeps its last checkpoint", "[blocks]") {
     CHECK(m.n_used() == 0);
     m.check_invariants();
 }
+
+TEST_CASE("a state that comes back is not found at an entry that another sequence has yet to write", "[blocks]") {
+    BlockManager             m({.n_blocks = 16, .block_size = 4, .n_swap = 20, .layout = with_states(), .n_tier = 20});
+    const std::vector<Token> tokens = text(9);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, tokens));
+    run_to(m, t, tokens, 8);
+    REQUIRE(m.keep_state(t, tokens));
+    REQUIRE(m.swap_out(std::array{t}));
+    step(m);
+    const TableId other = m.open_table();
+    REQUIRE(m.allocate_slots(other, 0, 52)); // the whole pool: the text goes on in host memory
+    step(m);
+    m.close_table(other);
+    const TableId again = m.open_table();
+    REQUIRE(m.allocate(again, std::span(tokens).first(8))); // enters both blocks once more
+    REQUIRE(m.swap_in(std::array{t}));
+    step(m);
+    CHECK_FALSE(m.is_cached(m.state_from(t)));
+    run_to(m, again, tokens, 8);
+    REQUIRE(m.keep_state(t, tokens));
+    CHECK(m.is_cached(m.state_from(t)));
+    m.close_table(t);
+    m.close_table(again);
+    m.check_invariants();
+}

@@ -160,6 +160,31 @@ TEST_CASE("swapped requests and the tier share the pool in host memory") {
     CHECK(m.n_swap_free() == 4);
 }
 
+TEST_CASE("a request that comes back is not cached behind an entry that another one has yet to write") {
+    BlockManager             m({.n_blocks = 6, .block_size = 4, .n_swap = 4, .n_tier = 12});
+    const std::vector<Token> a = text(12);
+    const TableId            t = filled(m, std::span(a).first(9));
+    REQUIRE(m.swap_out(std::array{t}));
+    step(m);
+    // The full blocks of t leave for host memory, where their texts keep their serials.
+    m.close_table(filled(m, text(24, 50)));
+    const TableId again = m.open_table();
+    REQUIRE(m.allocate(again, std::span(a).first(4))); // enters the first one once more
+    REQUIRE(m.swap_in(std::array{t}));
+    step(m); // checks the invariants
+    CHECK_FALSE(m.is_cached(m.blocks(t)[1]));
+    REQUIRE(m.allocate_slots(t, 9, 3));
+    m.publish(t, a, 12);
+    CHECK_FALSE(m.is_cached(m.blocks(t)[1]));
+    m.will_write({again, 0, 4});
+    step(m);
+    m.publish(t, a, 12);
+    CHECK(m.is_cached(m.blocks(t)[1]));
+    m.close_table(t);
+    m.close_table(again);
+    CHECK(found(m, text(13)) == 12);
+}
+
 TEST_CASE("a block manager finds what another one had in host memory") {
     const BlockManagerOptions options{.n_blocks = 6, .block_size = 4, .n_tier = 8};
     BlockManager              m(options);

@@ -477,6 +477,8 @@ void PrefixCache::check_invariants() const {
             check(pool_.lane(id) > 0 && attached(entry.owner, pool_.lane(id)) == id,
                   "a block is attached to another entry");
             check(pool_.entry(entry.owner).serial == entry.serial, "a block outlived the entry it is attached to");
+            check(entry.state != HashState::cached || pool_.state(entry.owner) == HashState::cached,
+                  "a block is attached to an entry that is not written");
             continue;
         }
         for (int lane = 1; lane < int(lanes_.size()); lane++) {

@@ -147,6 +147,11 @@ BlockId TableSwaps::resident(BlockId swapped, std::size_t lane) const {
 bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
     if (blocks_to_swap_in(tables, {}) + keep_free > tables_.pool.n_free()) return false;
     PrefixCache& cache = tables_.cache;
+    // Evicted while its text stayed in host memory, an entry keeps its serial when another sequence enters it once more. Until that sequence
+    // has written it, nothing is cached behind it.
+    const auto is_written = [&](BlockId block) {
+        return block >= 0 && tables_.pool.state(block) >= HashState::in_flight;
+    };
     // Blocks that are still on the device come first, before a fresh block can take their place; the first lane comes before the lanes
     // that are attached to it.
     const auto bring = [&](std::size_t l, BlockId from, bool fresh) {
@@ -166,8 +171,9 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
         if (entry.state != HashState::cached || entry.n_tokens < pool_.block_size()) return;
         if (l > 0) {
             const BlockId owner = cache.block_of({entry.hash, entry.serial});
-            if (owner >= 0 && cache.attached(owner, int(l)) < 0) cache.attach(owner, to, HashState::in_flight);
-        } else if (cache.find(entry.hash) < 0 && cache.is_known(entry.parent)) {
+            if (is_written(owner) && cache.attached(owner, int(l)) < 0) cache.attach(owner, to, HashState::in_flight);
+        } else if (cache.find(entry.hash) < 0 &&
+                   (entry.parent.serial == 0 || is_written(cache.block_of(entry.parent)))) {
             entry.state = HashState::in_flight;
             cache.insert(to, entry, pool_.tokens(from));
         }
