@@ -112,7 +112,8 @@ bool BlockDemand::fits(SequenceGroup& group, Groups running, std::size_t n_stayi
         for (TableId table : leaving->block_tables()) closing_.push_back(table);
     const Groups staying = running.first(n_staying);
     const int    keep    = staying.empty() ? 0 : to_keep_free(group, staying) + for_step(staying);
-    return to_admit(group, closing_, staying.empty()) + keep <= blocks_.n_free(closing_);
+    const int    n_free  = blocks_.n_free(closing_);
+    return keep <= n_free && to_admit(group, closing_, staying.empty()) + keep <= n_free;
 }
 
 int BlockDemand::to_admit(SequenceGroup& group, std::span<const TableId> closing, bool alone) {

@@ -58,6 +58,8 @@ bool BlockSupply::admit(SequenceGroup& group, int keep_free, bool alone, Preempt
     // Sequences that were forks share a beginning, whose states, and blocks behind windows, the cache may lack: grow() computes it once for all.
     const bool forks =
         group.sequences.size() > 1 && !group.request.pin && (demand_.window() > 0 || blocks_.blocks_per_unit() > 0);
+    if (keep_free > blocks_.n_free() && !(alone && forks))
+        return false; // known without a look for its prompt in the cache
     const int need = demand_.to_admit(group, {}, alone);
     if (need + keep_free > blocks_.n_free() && !(alone && forks)) return false;
     if (forks || demand_.in_pieces(group) ||
