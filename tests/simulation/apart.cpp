@@ -91,11 +91,13 @@ std::string in_process(const std::function<std::string()>& body) {
     return death(status, notes);
 }
 
-Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)>& body) {
-    // Shared by the processes: the last seed to run, and the seed that each runs now.
+Finding run_seeds(const Seeds& seeds, const std::function<std::vector<Part>(std::uint64_t)>& parts,
+                  const std::function<Verdict(std::uint64_t, Part)>& body) {
+    // Shared by the processes: the last seed to run, and the seed that each runs now, in which part.
     struct Shared {
         std::atomic<std::uint64_t> end;
         std::atomic<std::uint64_t> at[Seeds::most_jobs], ran[Seeds::most_jobs];
+        std::atomic<Part>          part[Seeds::most_jobs];
     };
     if (!seeds.fit()) throw std::runtime_error("the seeds go beyond 2^64");
     void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -106,15 +108,18 @@ Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)
     const auto work = [&](int job) {
         Reached reached;
         for (std::uint64_t seed = seeds.first + std::uint64_t(job); seed < shared.end; seed += std::uint64_t(jobs)) {
-            alarm(patience);
-            shared.at[job]  = seed;
-            const Verdict v = body(seed);
-            if (!v.wrong.empty()) {
-                say(v.wrong);
-                return 1;
+            for (const Part part : parts(seed)) {
+                alarm(patience);
+                shared.at[job]   = seed;
+                shared.part[job] = part;
+                const Verdict v  = body(seed, part);
+                if (!v.wrong.empty()) {
+                    say(v.wrong);
+                    return 1;
+                }
+                for (const auto& [name, count] : v.reached) reached[name] += count;
             }
             shared.ran[job]++;
-            for (const auto& [name, count] : v.reached) reached[name] += count;
         }
         std::string text;
         for (const auto& [name, count] : reached) text += cat(count, " ", name, "\n");
@@ -136,7 +141,8 @@ Finding run_seeds(const Seeds& seeds, const std::function<Verdict(std::uint64_t)
         }
         if (const std::string wrong = death(status, notes[job]); !wrong.empty()) {
             const std::uint64_t seed = shared.at[job];
-            if (!found.seed || seed < *found.seed) found.seed = seed, found.wrong = wrong;
+            if (!found.seed || seed < *found.seed)
+                found.seed = seed, found.part = shared.part[job], found.wrong = wrong;
             shared.end = std::min<std::uint64_t>(shared.end, seed); // the others run on to this one
             continue;
         }
@@ -184,10 +190,18 @@ std::vector<std::string> shrink(const Scenario& scenario, const std::function<st
     // Only the last word about each number counts; which requests come is said together.
     std::map<std::string, std::string> last;
     for (const std::string& how : done) last[how.substr(0, how.find('='))] = how;
+    // The numbers of a request that does not come count where another request follows its answer.
+    std::vector<bool> counts(best.tasks.size());
+    for (std::size_t i = 0; i < best.tasks.size(); i++)
+        for (int at = best.tasks[i].on ? int(i) : -1; at >= 0 && !counts[std::size_t(at)];
+             at     = best.tasks[std::size_t(at)].follows)
+            counts[std::size_t(at)] = true;
     std::string only;
     for (std::size_t i = 0; i < best.tasks.size(); i++) {
         if (best.tasks[i].on) only += cat(only.empty() ? "only=" : ",", i);
-        else std::erase_if(last, [&](const auto& one) { return one.first.starts_with(cat(i, ".")); });
+        std::erase_if(last, [&](const auto& one) {
+            return one.first == cat(i, ".on") || (!counts[i] && one.first.starts_with(cat(i, ".")));
+        });
     }
     std::vector<std::string> changes;
     if (!only.empty()) changes.push_back(only);

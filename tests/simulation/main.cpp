@@ -125,7 +125,9 @@ struct Changes {
     }
 };
 
-int one(const Scenario& scenario, const std::string& changes, bool served, bool shrinks, bool trace) {
+// `seen`: how the scenario failed among many, which it may not do again where that depends on when threads run. Empty: it is the first time.
+int one(const Scenario& scenario, const std::string& changes, bool served, bool shrinks, bool trace,
+        const std::string& seen = {}) {
     std::printf("%s", describe(scenario).c_str());
     std::fflush(nullptr);
     const auto go    = served ? serve : run;
@@ -135,23 +137,24 @@ int one(const Scenario& scenario, const std::string& changes, bool served, bool 
         std::printf("%s\n", v.wrong.empty() ? "nothing is wrong" : v.wrong.c_str());
         return v.wrong.empty() ? 0 : 1;
     }
-    const std::string wrong = fails(scenario);
+    std::string       command = cat("simulate --seed ", scenario.seed, served ? " --served" : "", changes);
+    const std::string wrong   = fails(scenario);
     if (wrong.empty()) {
-        std::printf("nothing is wrong\n");
-        return 0;
+        std::printf("nothing is wrong%s\n", seen.empty() ? "" : " the second time");
+        if (!seen.empty()) std::printf("\nrepeat it with: %s\n", command.c_str());
+        return seen.empty() ? 0 : 1;
     }
-    std::printf("\n%s\n", wrong.c_str());
+    std::printf("\n%s\n\nrepeat it with: %s\n", wrong.c_str(), command.c_str());
     if (!shrinks) return 1;
-    Scenario    small   = scenario;
-    std::string command = cat("simulate --seed ", scenario.seed, served ? " --served" : "", changes);
-    std::printf("\nrepeat it with: %s\n", command.c_str());
+    Scenario small = scenario;
     std::fflush(nullptr);
     for (const std::string& how : shrink(scenario, fails)) {
         (void)change(small, how);
         command += cat(" --set ", how);
     }
+    const std::string still = fails(small);
     std::printf("\nthe smallest that fails:\n%s\n%s\n\nrepeat it with: %s\n", describe(small).c_str(),
-                fails(small).c_str(), command.c_str());
+                still.empty() ? "nothing is wrong this time" : still.c_str(), command.c_str());
     return 1;
 }
 
@@ -162,21 +165,21 @@ int many(const Seeds& seeds, const Changes& changes, bool shrinks) {
         if (!scenario) throw std::runtime_error("no such change: " + unknown);
         return *scenario;
     };
-    const Finding found = run_seeds(seeds, [&](std::uint64_t seed) {
-        const Scenario scenario = make(seed);
-        if (changes.served) return serve(scenario);
-        Verdict v = run(scenario);
-        if (!v.wrong.empty() || seed % served_one_in != 0) return v;
-        const Verdict served = serve(scenario);
-        v.wrong              = served.wrong;
-        for (const auto& [name, count] : served.reached) v.reached[name] += count;
-        return v;
+    const auto parts = [&](std::uint64_t seed) {
+        std::vector<Part> all;
+        if (!changes.served) all.push_back(Part::engine);
+        if (changes.served || seed % served_one_in == 0) all.push_back(Part::server);
+        return all;
+    };
+    const Finding found = run_seeds(seeds, parts, [&](std::uint64_t seed, Part part) {
+        return part == Part::server ? serve(make(seed)) : run(make(seed));
     });
     if (found.seed) {
-        std::printf("seed %llu fails, after %llu that passed: %s\n", number(*found.seed), number(found.ran),
-                    found.wrong.c_str());
-        return one(make(*found.seed), changes.text(), changes.served || found.wrong.starts_with("served"), shrinks,
-                   false);
+        const bool served = found.part == Part::server;
+        std::printf("seed %llu fails%s, after %llu that passed: %s\n", number(*found.seed),
+                    served ? " behind the server" : "", number(found.ran), found.wrong.c_str());
+        std::fflush(nullptr);
+        return one(make(*found.seed), changes.text(), served, shrinks, false, found.wrong);
     }
     int        missing   = 0;
     const bool wants_all = seeds.n >= many_seeds && !changes.served && changes.numbers.empty();

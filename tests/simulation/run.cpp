@@ -1,4 +1,5 @@
 // Drives an engine through a scenario and compares every token with that of the request alone.
+#include <cstdlib>
 #include <stdexcept>
 
 #include "run.h"
@@ -490,6 +491,9 @@ Verdict Run::run() {
 
 } // namespace
 
-Verdict run(const Scenario& scenario, bool trace) { return Run(scenario, trace).run(); }
+Verdict run(const Scenario& scenario, bool trace) {
+    if (scenario.crash == 1) std::abort();
+    return Run(scenario, trace).run();
+}
 
 } // namespace quire::simulation

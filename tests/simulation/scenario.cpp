@@ -256,6 +256,7 @@ std::vector<Number> numbers_of(Scenario& s) {
             {"cache", &s.cache, 0},
             {"drafts", &s.drafts, 0},
             {"no_memory", &s.no_memory, 0},
+            {"crash", &s.crash, 0},
             {"units", &s.n_units, s.n_units},
             {"interval", &s.interval, s.interval},
             {"keep_preempted", &s.keep_preempted, 1},

@@ -79,6 +79,7 @@ struct Scenario {
     double         watermark     = 0.04;
     double         token_seconds = 1e-3, block_seconds = 1e-4; // that the device takes
     int no_memory = 0; // behind the server each so many-th allocation of a thread finds none; 0, as seeds have it: none
+    int crash     = 0; // for tests of the simulator: 1: the engine's part ends its process, 2: that behind the server
     int drafts    = 0; // tokens that are guessed for a sequence in a step
     Guesses            guesses = Guesses::mixed;
     std::vector<Task>  tasks;

@@ -347,6 +347,7 @@ Verdict Served::run() {
     Verdict      verdict;
     try {
         start();
+        if (s_.crash == 2) std::abort();
         if (s_.no_memory > 0) {
             keep_reserve(1 << 20);
             fail_allocations(unsigned(s_.no_memory));
