@@ -578,3 +578,19 @@ TEST_CASE("a state that comes back is not found at an entry that another sequenc
     m.close_table(again);
     m.check_invariants();
 }
+
+TEST_CASE("changes of the cache say what the layers of a group see", "[blocks]") {
+    CacheLayout layout = with_states();
+    layout.groups.insert(layout.groups.begin() + 1, {CacheGroup{0, 2, {}, {}}, CacheGroup{8, 1, {}, {}}});
+    BlockManager m({.n_blocks = 40, .block_size = 4, .layout = layout});
+    m.log_cache(true);
+    const std::vector<Token> tokens = text(9);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, tokens));
+    run_to(m, t, tokens, 8);
+    REQUIRE(m.keep_state(t, tokens));
+    std::set<std::array<int, 3>> seen; // group, window, state
+    for (const CacheChange& change : m.take_cache_changes()) seen.insert({change.group, change.window, change.state});
+    CHECK(seen == std::set<std::array<int, 3>>{{0, 0, 0}, {1, 0, 0}, {2, 8, 0}, {3, 0, 1}});
+    m.close_table(t);
+}

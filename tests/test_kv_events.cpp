@@ -121,10 +121,32 @@ TEST_CASE("KV events: a recurrent state has the hash of its block and a group of
     CHECK(events_of(log.add(std::vector{gone}, 2))[0]["group_idx"] == 1);
 }
 
+TEST_CASE("KV events: a further group that sees all positions is one of full attention", "[kv-events]") {
+    KvEventLog  log(1, 0, 2);
+    CacheChange all = stored(7, {}, {1}), window = all;
+    all.group     = 1;
+    window.group  = 2;
+    window.window = 4;
+    for (const KvBatch& batch : {log.add(std::vector{all, window}, 0)}) {
+        const Json events = events_of(batch);
+        REQUIRE(events.size() == 2);
+        CHECK(events[0]["group_idx"] == 1);
+        CHECK(events[0]["kv_cache_spec_kind"] == "full_attention");
+        CHECK(events[1]["group_idx"] == 2);
+        CHECK(events[1]["kv_cache_spec_kind"] == "sliding_window");
+    }
+    for (int i = 0; i < 3; i++) (void)log.add(std::vector{removed(5)}, 0);
+    const Json whole = events_of(log.from(1, 0)[0]);
+    REQUIRE(whole.size() == 3);
+    CHECK(whole[1]["kv_cache_spec_kind"] == "full_attention");
+    CHECK(whole[2]["kv_cache_spec_kind"] == "sliding_window");
+}
+
 TEST_CASE("KV events: layers with a window have a group of their own", "[kv-events]") {
     KvEventLog log(1, 0, 2);
     const auto in_group = [](CacheChange change) {
-        change.group = 1;
+        change.group  = 1;
+        change.window = 4;
         return change;
     };
     const CacheChange first = stored(7, {}, {1}), second = stored(8, 7, {2});

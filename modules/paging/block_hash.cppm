@@ -60,6 +60,7 @@ struct CacheChange {
     std::optional<BlockHash> parent;     // stored: of the block before it; none: it begins a prompt
     std::vector<Token>       tokens;     // stored: its own
     int                      group  = 0; // of CacheLayout::groups
+    int                      window = 0; // positions that the group's layers see; 0: all
     bool                     state  = false;
     Medium                   medium = Medium::device;
 };

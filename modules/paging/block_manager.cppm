@@ -36,7 +36,7 @@ public:
     // Blocks of the host pool, for swapped requests and for units that have left the device's prefix cache.
     int n_swap() const { return swaps_.pool().size(); }
     int n_swap_free() const { return swaps_.pool().n_free() + tables_.host.n_away(); } // of no swapped request
-    int n_on_host() const { return tables_.host.n_cached(); }                            // of the prefix cache
+    int n_on_host() const { return tables_.host.n_cached(); }                          // of the prefix cache
     const HostTierStats& host_stats() const { return tables_.host.stats(); }
 
     // -- for files behind the prefix cache; see HostTier and PrefixCache
@@ -279,6 +279,7 @@ void BlockManager::take_moves(BlockMoves& moves) {
 std::vector<CacheChange> BlockManager::take_cache_changes() {
     std::vector<CacheChange> changes = tables_.cache.take_changes();
     for (CacheChange& change : tables_.host.take_changes()) changes.push_back(std::move(change));
+    for (CacheChange& change : changes) change.window = layout().groups[std::size_t(change.group)].window;
     return changes;
 }
 

@@ -6,7 +6,8 @@
 //            "lora_id": nil, "medium": "GPU", "lora_name": nil}
 //           {"type": "BlockRemoved", "block_hashes": [u64], "medium": "GPU"}
 //           Of the layers of a cache group behind the first, both have its number as "group_idx" as well, the first "kv_cache_spec_kind":
-//           "sliding_window". A recurrent state, which stands at the end of its block, has "group_idx" in any case, and the kind "mamba".
+//           "full_attention", or "sliding_window" where the layers have a window. A recurrent state, which stands at the end of its block, has
+//           "group_idx" in any case, and the kind "mamba".
 //           Of blocks in host memory "medium" is "CPU", of blocks in files "STORAGE".
 //           {"type": "AllBlocksCleared"}
 export module quire.serve.kv_events.log;
@@ -26,6 +27,7 @@ struct KvBatch {
 // The place of a block, as events tell it beside the block's text.
 struct KvPlace {
     int    group  = 0;
+    int    window = 0; // as CacheChange says; every block of a group has one
     bool   state  = false;
     Medium medium = Medium::device;
 
@@ -100,7 +102,7 @@ Json stored(std::span<const BlockHash> hashes, std::optional<BlockHash> parent, 
                {"lora_name", nullptr}};
     if (has_group(place)) {
         event["group_idx"]          = place.group;
-        event["kv_cache_spec_kind"] = place.state ? "mamba" : "sliding_window";
+        event["kv_cache_spec_kind"] = place.state ? "mamba" : place.window > 0 ? "sliding_window" : "full_attention";
     }
     return event;
 }
@@ -140,7 +142,7 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
     open.fill(none);
     for (std::size_t i = 0; i < changes.size(); i++) {
         const CacheChange& c = changes[i];
-        const KvPlace      place{c.group, c.state, c.medium};
+        const KvPlace      place{c.group, c.window, c.state, c.medium};
         auto&              order = order_[place.number()];
         if (const auto at = order.find(c.hash); at != order.end()) {
             blocks_.erase(at->second);
