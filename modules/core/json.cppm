@@ -6,32 +6,33 @@ module;
 #include <cstddef>
 #include <expected>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "json_value.h"
+
 export module quire.core.json;
 
+import quire.core.may_fail;
 import quire.core.result;
 import quire.core.unicode;
 
 export namespace quire {
 
-using Json = nlohmann::ordered_json; // objects keep the order of their keys
+using Json = JsonValue;
 
 struct JsonLimits {
     std::size_t bytes = std::size_t(16) << 20;
     int         depth = 64; // of arrays and objects in one another
-    // Of one object. An ordered_json looks for every new key among those before it, so time grows with the square.
+    // Of one object. An object looks for every new key among those before it, so time grows with the square.
     int members = 4096;
     // Values in all: each takes some twenty times the room of its text.
     std::size_t values = std::numeric_limits<std::size_t>::max();
 };
 
-// A parsed text. To let go of nlohmann's arrays and objects takes memory, and where there is none that ends the process: this
-// takes them apart without.
+// A parsed text. To let go of nlohmann's arrays and objects takes memory, which is waited for (json_value.h): this takes them apart without.
 class JsonDocument {
 public:
     explicit JsonDocument(Json value) : value_(std::move(value)) {}
@@ -64,6 +65,11 @@ std::string json_msgpack(const Json& value);
 module :private;
 
 namespace quire {
+
+extern "C++" void* memory_to_destroy(std::size_t bytes) {
+    const MayFail waits(false);
+    return ::operator new(bytes);
+}
 
 struct Extent {
     int         depth = 0, members = 0;

@@ -7,6 +7,8 @@ module;
 export module quire.serve.memory_reserve;
 
 import quire.core.base;
+export import quire.core.may_fail;
+
 export namespace quire {
 
 // From now on an allocation (operator new) that finds no memory gives back the reserve of so many bytes, then waits up to a
@@ -15,18 +17,6 @@ void keep_reserve(std::size_t bytes);
 
 // Takes the reserve back if it was given away and there is room. Any thread; cheap when nothing is to be done.
 void refill_reserve();
-
-// While this object lives, an allocation of its thread that finds no memory throws at once (`may`), or uses the reserve (not `may`).
-class MayFail {
-public:
-    explicit MayFail(bool may);
-    ~MayFail();
-    MayFail(const MayFail&)            = delete;
-    MayFail& operator=(const MayFail&) = delete;
-
-private:
-    bool before_;
-};
 
 } // namespace quire
 
@@ -38,12 +28,11 @@ using Clock = std::chrono::steady_clock;
 
 std::atomic<std::size_t>              reserve_bytes = 0;
 std::atomic<void*>                    reserve       = nullptr;
-static thread_local bool              may_fail      = false; // static: clang 19 defines others in the importers, too
-static thread_local Clock::time_point waits_since, waited_last;
+static thread_local Clock::time_point waits_since, waited_last; // static: clang 19 defines others in the importers, too
 
 // Called by operator new until there is memory or this throws.
 void out_of_memory() {
-    if (may_fail && std::uncaught_exceptions() == 0)
+    if (may_fail() && std::uncaught_exceptions() == 0)
         throw std::bad_alloc(); // while an exception unwinds, cleaning up must not throw another
     if (void* held = reserve.exchange(nullptr)) {
         munmap(held, reserve_bytes);
@@ -70,8 +59,5 @@ void keep_reserve(std::size_t bytes) {
     refill_reserve();
     std::set_new_handler(out_of_memory);
 }
-
-MayFail::MayFail(bool may) : before_(may_fail) { may_fail = may; }
-MayFail::~MayFail() { may_fail = before_; }
 
 } // namespace quire
