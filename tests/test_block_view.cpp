@@ -68,6 +68,25 @@ TEST_CASE("JSON there and back") {
     CHECK(json["sequences"][3]["status"] == "swapped");
 }
 
+TEST_CASE("a further block of an entry belongs to whom its first block belongs to") {
+    Snapshot s;
+    s.block_size = 4;
+    s.blocks.resize(3);
+    s.blocks[0].ref_count = s.blocks[1].ref_count = 1;
+    s.blocks[1].first                             = 0;
+    s.sequences.push_back({1, 0, ViewStatus::running, 4, 4, 4, 0, {0}, {}});
+    const std::string one = "\x1b[38;5;39m1\x1b[0m"; // a block of request 1 in the pool
+    CHECK(says(to_text(s, true), one + one));
+    Json json = to_json(s);
+    CHECK_FALSE(json["blocks"][0].contains("first"));
+    CHECK(json["blocks"][1]["first"] == 0);
+    const Result<Snapshot> back = snapshot_from_json(json);
+    REQUIRE(back);
+    CHECK(back->blocks == s.blocks);
+    json["blocks"][1]["first"] = 3;
+    CHECK_FALSE(snapshot_from_json(json));
+}
+
 TEST_CASE("changes are the blocks that are not as they were") {
     Snapshot after         = sample();
     after.blocks[1].filled = 3;

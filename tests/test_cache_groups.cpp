@@ -11,6 +11,7 @@ import quire.core.tensor;
 import quire.paging.block_hash;
 import quire.paging.block_index;
 import quire.paging.prefix_cache;
+import quire.paging.snapshot;
 import quire.paging.block;
 import quire.core.std;
 
@@ -577,6 +578,35 @@ TEST_CASE("a state that comes back is not found at an entry that another sequenc
     m.close_table(t);
     m.close_table(again);
     m.check_invariants();
+}
+
+TEST_CASE("a snapshot names the entry of each further block", "[blocks]") {
+    CacheLayout layout = with_states();
+    layout.groups.insert(layout.groups.begin() + 1, CacheGroup{8, 3, {}, {}});
+    BlockManager             m({.n_blocks = 40, .block_size = 4, .layout = layout});
+    const std::vector<Token> tokens = text(18);
+    const TableId            t      = m.open_table();
+    REQUIRE(m.allocate(t, tokens));
+    run_to(m, t, tokens, 18);
+    Snapshot s;
+    m.view(s);
+    std::set<BlockId> named; // by the tables
+    for (int g = 0; g < 2; g++)
+        for (BlockId block : m.blocks(t, g)) named.insert(block);
+    named.insert(m.state_from(t));
+    int n_further = 0;
+    for (BlockId id = 0; id < m.n_blocks(); id++) {
+        const BlockView& b = s.blocks[std::size_t(id)];
+        if (b.ref_count == 0) continue;
+        CAPTURE(id, b.first);
+        CHECK(named.contains(id) == (b.first < 0));
+        if (b.first < 0) continue;
+        CHECK(named.contains(b.first));
+        CHECK(s.blocks[std::size_t(b.first)].group == b.group);
+        n_further++;
+    }
+    CHECK(n_further == 2 * 5 + 2); // 5 entries of 3 blocks, and a state of 3
+    m.close_table(t);
 }
 
 TEST_CASE("changes of the cache say what the layers of a group see", "[blocks]") {

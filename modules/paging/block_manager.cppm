@@ -330,6 +330,7 @@ void BlockManager::view(Snapshot& snapshot) const {
         v.cached                = entry.state == HashState::cached && entry.n_tokens == block_size();
         if (v.ref_count > 0 || v.cached)
             v.group = std::clamp(tables_.pool.lane(of) - int(lane_of(0)), 0, n_groups() - 1);
+        v.first  = of == id ? -1 : of;
         v.hash   = v.cached ? entry.hash : 0;
         v.state  = layout().keeps_state() && v.group == n_groups() - 1 && (v.ref_count > 0 || v.cached);
         v.filled = v.state ? block_size() : entry.state == HashState::cached ? entry.n_tokens : 0;

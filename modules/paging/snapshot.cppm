@@ -17,6 +17,7 @@ struct BlockView {
     std::uint64_t hash      = 0;     // when cached; of a state that is cached, the hash of the tokens that it has seen
     int           group     = 0;     // the cache group whose layers it serves; 0 where it serves none
     bool          state     = false; // a part of a recurrent state
+    BlockId       first     = -1;    // of an entry or a state of several blocks: its first one; -1: this is it
 
     bool operator==(const BlockView&) const = default;
 };

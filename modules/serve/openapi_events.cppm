@@ -122,7 +122,7 @@ constexpr std::string_view memory_example =
     "sequences":[{"request":1,"index":0,"status":"running","prompt":5,"tokens":9,"computed":8,"blocks":[1],"released?":1,
     "other_groups?":[{"released":0,"blocks":[1]}],"state?":{"tokens":8,"blocks":[1]},"texts?":["a"],"texts_kept?":1}],
     "events":[{"kind":"allocate","request?":1,"index?":0,"from?":1,"to?":1}],
-    "blocks":[{"refs":0,"filled":0,"pinned?":true,"hash?":"00","group?":1,"state?":true}]})";
+    "blocks":[{"refs":0,"filled":0,"pinned?":true,"hash?":"00","group?":1,"state?":true,"first?":1}]})";
 
 // The end of an answer in llama.cpp's form, which is also the whole answer; the field `response_fields` may leave out any member.
 constexpr std::string_view native_end =

@@ -132,6 +132,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         v.pinned               = b.flag("pinned");
         v.group                = int(b.number("group", 0, most_cache_groups - 1, 0));
         v.state                = b.flag("state");
+        v.first                = BlockId(b.number("first", -1, most_blocks, -1));
         const std::string hash = b.text("hash");
         if (!hash.empty()) {
             const auto number = to_number<std::uint64_t>(hash, 16);
@@ -141,6 +142,9 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         }
         if (!b.fault().empty()) return fail(b.fault());
     }
+    for (const BlockView& v : s.blocks)
+        if (v.first >= BlockId(s.blocks.size()))
+            f.complain(cat("has a block behind one that is not of ", s.blocks.size()));
     if (!f.fault().empty()) return fail(f.fault());
     for (const Json& sequence : f.array("sequences", std::size_t(most_sequences))) {
         Fields        q(sequence, cat("sequence ", s.sequences.size()));
@@ -365,6 +369,9 @@ std::string to_text(const Snapshot& s, bool color) {
         for (std::size_t i = 0; i < q.texts.size(); i++) texts += cat(i > 0 ? " |" : "", on_one_line(q.texts[i]));
         if (!texts.empty()) out += cat("    ", end_of(texts, 76), "\n");
     }
+    for (std::size_t id = 0; id < s.blocks.size(); id++) // further blocks of an entry are in no table
+        if (const BlockId first = s.blocks[id].first; first >= 0 && first_owner[id] == 0)
+            first_owner[id] = first_owner[std::size_t(first)];
     // The pool: how many tables map each block, so many blocks to a character that it stays readable.
     const std::size_t n = s.blocks.size(), each = (n + 4095) / 4096, columns = 80;
     out += cat("  pool of ", n, " blocks of ", s.block_size, each > 1 ? cat("; a character is ", each, " blocks") : "",

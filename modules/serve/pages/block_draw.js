@@ -225,7 +225,7 @@ class BlockDrawing {
     }
     const b = s.blocks[id], owners = this.owners[id] || [];
     this.details.replaceChildren(element("b", "", `Block ${id}`), ` · ${b.refs ? `${b.refs} reference${b.refs > 1 ? "s" : ""}` : b.hash ? "free, still findable" : "free"}` +
-      (b.state ? " · a recurrent state" : b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.group ? ` · of cache group ${b.group}` : "") + (b.pinned ? " · pinned" : "") + names(owners) + this.wordsIn(id, b, owners));
+      (b.state ? " · a recurrent state" : b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.group ? ` · of cache group ${b.group}` : "") + (b.first === undefined ? "" : ` · in the entry of block ${b.first}`) + (b.pinned ? " · pinned" : "") + names(owners) + this.wordsIn(b.first ?? id, b, owners));
   }
 
   wordsIn(id, b, owners) { // quoted; "" where they are not known

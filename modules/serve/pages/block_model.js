@@ -13,12 +13,13 @@ function totalsOf(s) {
   return t;
 }
 
-// Of each block the sequences that map it; undefined: none.
+// Of each block the sequences that map it; undefined: none. A table names the first block of an entry; the others know that one.
 function ownersOf(s) {
   const owners = new Array(s.blocks.length);
   for (const q of s.sequences)
     if (q.status !== "swapped")
       for (const b of [...q.blocks, ...(q.other_groups ?? []).flatMap(g => g.blocks), ...(q.state ? q.state.blocks : [])]) owners[b] ? owners[b].push(q) : owners[b] = [q];
+  s.blocks.forEach((b, id) => { if (b.first !== undefined) owners[id] ??= owners[b.first]; });
   return owners;
 }
 

@@ -39,6 +39,7 @@ Json to_json(const BlockView& b) {
     if (b.cached) block["hash"] = hex(b.hash);
     if (b.group > 0) block["group"] = b.group;
     if (b.state) block["state"] = true;
+    if (b.first >= 0) block["first"] = b.first;
     return block;
 }
 
