@@ -18,7 +18,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat programs $(tools) test simulate test-clients test-llama-server test-templates test-tokenizers test-embeddings test-families test-real test-pages install package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
+.PHONY: all chat programs $(tools) test simulate test-clients test-llama-server test-templates test-tokenizers test-embeddings test-families test-real test-pages install uninstall package dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -100,6 +100,10 @@ install:
 	@[ -e chat -a -e block-viz ] || $(MAKE) --no-print-directory programs
 	@packaging/install.sh "$(PREFIX)" "$(DESTDIR)"
 
+# Removes what `make install` has placed there, and nothing else.
+uninstall:
+	@packaging/uninstall.sh "$(PREFIX)" "$(DESTDIR)"
+
 # A .deb for the Debian at hand.
 package: programs
 	@$(SETUP) package
@@ -163,6 +167,7 @@ help:
 	@echo "make lint               check with clang-format and clang-tidy"
 	@echo "make format             format the source files"
 	@echo "make install            install what is built below PREFIX (/usr/local), in the folder DESTDIR if one is given"
+	@echo "make uninstall          remove what make install has placed below PREFIX, in DESTDIR"
 	@echo "make package            make a .deb for this Debian"
 	@echo "make dist               dist/: the tools and their libraries, as a folder and an archive, for another machine"
 	@echo "make cuda-check         compile cuda/ for sm_80 and sm_90a (needs nvcc, no GPU)"

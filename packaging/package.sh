@@ -10,6 +10,7 @@ root=$build/package/quire_${version}_$architecture
 rm -rf "$build/package"
 mkdir -p "$root/DEBIAN" "$build/package/debian"
 packaging/install.sh /usr "$(realpath "$root")"
+rm "$root/usr/share/quire/installed" # dpkg keeps a list of its own
 
 # dpkg-shlibdeps finds the packages of the libraries; it wants to run beside a debian/control.
 printf 'Source: quire\n' >"$build/package/debian/control"
