@@ -243,6 +243,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("n_keep":5)", "n_keep"},
         {R"("n_discard":5)", "n_discard"},
         {R"("speculative.n_max":-1)", "speculative.n_max"},
+        {R"("speculative.n_min":-1)", "speculative.n_min"},
         {R"("reasoning_effort":"hard")", "reasoning_effort"},
         {R"("store":"true")", "store"},
         {R"("samplers":3)", "samplers"},
@@ -380,6 +381,10 @@ TEST_CASE("samplers have llama.cpp's names, and the server's defaults", "[openai
     CHECK(!shifts->trim);
     CHECK(shifts->request.most_drafts == -1);
     CHECK(parse_chat_request("{" + hello + R"(,"speculative.n_max":0})", defaults)->request.most_drafts == 0);
+    CHECK(shifts->request.least_drafts == -1);
+    CHECK(parse_chat_request("{" + hello + R"(,"speculative.n_min":5})", defaults)->request.least_drafts == 5);
+    CHECK(parse_chat_request("{" + hello + R"(,"speculative.n_min":5,"speculative.n_max":3})", defaults)
+              ->request.least_drafts == 3);
     CHECK((shifts->request.context_shift && shifts->request.n_keep == -1 && shifts->request.n_discard == 3));
     CHECK(wrong_field(parse_chat_request("{" + hello + R"(,"truncation":"some"})", defaults)) == "truncation");
 }

@@ -360,6 +360,27 @@ TEST_CASE("where no guess of many sequences pays, seven of eight steps ask for n
     }
 }
 
+TEST_CASE("fewer guessed tokens than a request's least do not run") {
+    EngineOptions o = small_blocks(false, 200, 4);
+    o.drafts        = {.on = true, .most = 4, .always = true, .by_model = true, .model = model("llama3-gqa-Q8_0.gguf")};
+    Engine     engine = load(model("llama3-gqa-Q8_0.gguf"), o);
+    const auto drafts = [&](int most_tokens, int least) {
+        const auto before = engine.stats().memory.draft_tokens;
+        Request    r      = greedy(prompt_of(9), most_tokens);
+        r.least_drafts    = least;
+        run_one(engine, r);
+        return engine.stats().memory.draft_tokens - before;
+    };
+    // Behind the first token five more are made: a step with four guesses makes them.
+    CHECK(drafts(6, -1) == 4);
+    CHECK(drafts(6, 0) == 4);
+    CHECK(drafts(6, 4) == 4);
+    CHECK(drafts(6, 100) == 4); // the server's most
+    // Behind the first token three more: two guesses at most, then none.
+    CHECK(drafts(4, -1) == 2);
+    CHECK(drafts(4, 3) == 0);
+}
+
 TEST_CASE("a draft model has the vocabulary of the model, and no state") {
     const auto error_of = [](const char* file, const char* draft) {
         EngineOptions o;

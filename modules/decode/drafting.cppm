@@ -100,6 +100,7 @@ private:
         double    chance   = 0; // that it and those before it are right
     };
     int  most_for(const SequenceGroup& group, const Sequence& sequence, int context) const;
+    int  least_for(const Request& request) const; // fewer tokens do not run
     void guess(const SequenceGroup& group, Sequence& sequence, int most);
     bool guess_forced(const SequenceGroup& group, Sequence& sequence, int most) const;
     void guess_by_model(int n_rows);
@@ -198,7 +199,11 @@ int Drafting::most_for(const SequenceGroup& group, const Sequence& s, int contex
     most     = std::min({most, r.max_tokens - group.n_generated(s) - 1, context - int(s.tokens.size()) - 1});
     // A device draws behind a draft what is free there.
     if (options_.device_samples && s.reasoning) most = std::min(most, s.reasoning->free_tokens());
-    return most < options_.least ? 0 : most;
+    return most < least_for(r) ? 0 : most;
+}
+
+int Drafting::least_for(const Request& r) const {
+    return r.least_drafts < 0 ? options_.least : std::clamp(r.least_drafts, 1, options_.most);
 }
 
 void Drafting::guess(const SequenceGroup& group, Sequence& s, int most) {
@@ -249,7 +254,7 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         // The sequences of a group have one length: all go on, or none.
         auto n = std::size_t(most_drafts);
         for (const auto& s : group->sequences) n = std::min(n, s->guess.size());
-        if (int(n) < options_.least) n = 0;
+        if (int(n) < least_for(group->request)) n = 0;
         for (const auto& s : group->sequences) {
             s->guess.resize(n);
             if (options_.always) s->n_drafts = int(n);
@@ -311,6 +316,7 @@ void Drafting::want_paying(int n_rows) {
     for (int i = 0; i < n; i++) {
         WantedGuess& w = wanted_[std::size_t(i)];
         w.n            = i < n_best ? std::min(w.n, k_best) : 0;
+        if (w.n < least_for(w.group->request)) w.n = 0; // such a guess would cost time and not run
     }
 }
 

@@ -47,7 +47,8 @@ struct Request {
     std::vector<Token>       stop_tokens; // in addition to the model's end tokens
     Polymorphic<TokenFilter> constraint;  // of the generated text; empty: any token may come next
     Polymorphic<TokenForcer> reasoning;   // of the generated text; empty: no token is given
-    int most_drafts = -1;                 // guessed tokens of a step; 0: none; -1: as many as the engine's options say
+    int most_drafts  = -1;                // guessed tokens of a step; 0: none; -1: as many as the engine's options say
+    int least_drafts = -1;                // fewer do not run; -1: as the engine's options say
     // An answer that fills the context goes on: it forgets tokens behind the first n_keep, and the other tokens are computed again. Not
     // for beams, nor where answers are compared.
     bool context_shift   = false;

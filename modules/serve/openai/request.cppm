@@ -99,6 +99,8 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
     r.n_keep        = f.integer("n_keep", -1, huge, 0);
     r.n_discard     = f.integer("n_discard", 0, huge, 0);
     r.most_drafts   = f.integer("speculative.n_max", 0, huge, -1); // its absence: as the server says
+    r.least_drafts  = f.integer("speculative.n_min", 0, huge, -1);
+    if (r.most_drafts >= 0) r.least_drafts = std::min(r.least_drafts, r.most_drafts); // as in llama.cpp
     if (!r.context_shift)
         for (auto [name, given] : {std::pair("n_keep", r.n_keep > 0), std::pair("n_discard", r.n_discard > 0)})
             if (given) f.fail(name, cat(name, " needs a server that was started with --context-shift"));
