@@ -60,6 +60,30 @@ TEST_CASE("the type of K and V is chosen by what was measured") {
     odd.device = "cpu";
     CHECK(chosen(odd).first == "fp8");
 
+    // With the type of one of the two named, the other one gets the same type, as far as that was measured and good.
+    const auto other = [&](DType type, bool k, double limit = 0.001) {
+        EngineOptions o;
+        o.kv_type_limit                 = limit;
+        (k ? o.kv_type.k : o.kv_type.v) = type;
+        (k ? o.k_named : o.v_named)     = true;
+        auto chosen_types               = chosen(o);
+        return chosen_types;
+    };
+    CHECK(other(DType::I8, false) == std::pair(std::string("q8_0"), choose_kv_type(model, fixed)));
+    CHECK(other(DType::I8, true).first == "q8_0");
+    CHECK(other(DType::I8, false, 1e-5) ==
+          std::pair(
+              std::string("f16 (V: q8_0)"),
+              std::string("K is f16 beside V in q8_0: the mean KLD of q8_0 is 0.0002, above --kv-type-limit 1e-05")));
+    CHECK(other(DType::F8, true, 1e-5).first == "fp8 (V: f16)");
+    CHECK(other(DType::F32, false) ==
+          std::pair(std::string("f16 (V: f32)"), std::string("K is f16 beside V in f32: no such pair is measured")));
+    CHECK(other(DType::F16, false) == std::pair(std::string("f16"), std::string()));
+    EngineOptions both;
+    both.kv_type = KvTypes{DType::I8, DType::F16};
+    both.k_named = both.v_named = true;
+    CHECK(chosen(both) == std::pair(std::string("q8_0 (V: f16)"), "K and V are q8_0 (V: f16)" + not_measured));
+
     EngineOptions prompts;
     CHECK(prompt_quality(model, prompts).empty());
     prompts.fp8_rows = 1024;

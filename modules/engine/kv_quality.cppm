@@ -30,7 +30,8 @@ std::optional<KvQuality> remembered_kv_quality(std::uint64_t model, std::string_
 Result<std::string> remember_kv_quality(std::uint64_t model, std::string_view type, const KvQuality& quality);
 
 // Where `options` leave the type open, sets it: of the types with the fewest bytes the one with the least mean KLD, if that is below the limit; else
-// F16. Returns a sentence about the type for the user; "": there is nothing to say.
+// F16. Types are measured for K and V together: where one of the two is named, the other one gets the same type or F16. Returns a sentence about the
+// type for the user; "": there is nothing to say.
 std::string choose_kv_type(const std::string& path, EngineOptions& options);
 
 // In the file of measurements: GEMMs of prompts in e4m3, against those in 16 bits with the same type of K and V.
@@ -88,7 +89,7 @@ std::string choose_kv_type(const std::string& path, EngineOptions& o) {
     const Result<Gguf> file = Gguf::open(path);
     if (!file) return {}; // Engine::load() says why
     const std::uint64_t model = fingerprint(*file);
-    if (!o.kv_type_auto) {
+    if (!o.kv_type_auto || (o.k_named && o.v_named)) {
         const auto is_fine = [](DType type) { return type == DType::F16 || type == DType::F32; };
         if (is_fine(o.kv_type.k) && is_fine(o.kv_type.v)) return {};
         const auto measured = remembered_kv_quality(model, name_of(o.kv_type));
@@ -96,21 +97,36 @@ std::string choose_kv_type(const std::string& path, EngineOptions& o) {
                         : cat("K and V are ", name_of(o.kv_type),
                               ": what this changes was not measured for this model (bench quality -m FILE)");
     }
-    o.kv_type = DType::F16;
+    const bool  one    = o.k_named || o.v_named;
+    const DType named  = o.k_named ? o.kv_type.k : o.kv_type.v;
+    const auto  choose = [&o](DType type) {
+        if (!o.k_named) o.kv_type.k = type;
+        if (!o.v_named) o.kv_type.v = type;
+    };
+    const std::string in_f16 = !one        ? std::string("K and V are f16: ")
+                               : o.k_named ? cat("V is f16 beside K in ", name_of(named), ": ")
+                                           : cat("K is f16 beside V in ", name_of(named), ": ");
+    choose(DType::F16);
+    if (one && named != DType::I8 && named != DType::F8)
+        return named == DType::F16 ? "" : in_f16 + "no such pair is measured";
     if (o.device != "cpu" && o.block_size % 4 != 0) // a GPU has no others then
-        return "K and V are f16: of the block sizes only multiples of 4 go with other types on a GPU";
+        return in_f16 + "of the block sizes only multiples of 4 go with other types on a GPU";
     std::optional<KvQuality> best, least;
     std::string_view         name, least_name;
     for (const DType type : {DType::I8, DType::F8}) {
+        if (one && type != named) continue;
         const auto q = remembered_kv_quality(model, name_of(type));
         if (!q) continue;
         if (!least || q->mean < least->mean) least = q, least_name = name_of(type);
         if (q->mean > o.kv_type_limit || (best && best->mean <= q->mean)) continue;
-        best = q, name = name_of(type), o.kv_type = type;
+        best = q, name = name_of(type);
+        choose(type);
     }
     if (best) return said_of(name, *best);
-    if (!least) return "K and V are f16: no other type was measured for this model (bench quality -m FILE)";
-    return cat("K and V are f16: the mean KLD of ", least_name, " is ", least->mean, ", above --kv-type-limit ",
+    if (!least)
+        return cat(in_f16, one ? name_of(named) : "no other type", one ? " was not measured" : " was measured",
+                   " for this model (bench quality -m FILE)");
+    return cat(in_f16, "the mean KLD of ", least_name, " is ", least->mean, ", above --kv-type-limit ",
                o.kv_type_limit);
 }
 

@@ -91,6 +91,8 @@ struct EngineOptions {
     MakeReservations reservations  = {};
     KvTypes          kv_type       = DType::F16; // of K and V; gpu_has() says which a GPU has
     bool             kv_type_auto  = false;      // see quire.engine.kv_quality; with the largest mean KLD, in nats
+    bool             k_named       = false;      // the type of K, or of V, is none that kv_type_auto chooses
+    bool             v_named       = false;
     double           kv_type_limit = 0.001;
     // > 0: the GEMMs of a step of so many tokens and more are in e4m3: faster prompts, not exact. On a GPU of compute capability 9.0.
     int fp8_rows = 0;

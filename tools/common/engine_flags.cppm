@@ -161,16 +161,16 @@ void add_kv_type_flag(CLI::App& app, EngineOptions& options, bool chooses) {
     app.add_option_function<std::string>(
            "--cache-type-k",
            [&options](const std::string& name) {
-               options.kv_type.k    = kv_type(name);
-               options.kv_type_auto = false;
+               options.kv_type.k = kv_type(name);
+               options.k_named   = true;
            },
            "element type of K alone (short: -ctk)")
         ->check(CLI::IsMember(kv_types));
     app.add_option_function<std::string>(
            "--cache-type-v",
            [&options](const std::string& name) {
-               options.kv_type.v    = kv_type(name);
-               options.kv_type_auto = false;
+               options.kv_type.v = kv_type(name);
+               options.v_named   = true;
            },
            "element type of V alone (short: -ctv)")
         ->check(CLI::IsMember(kv_types));
