@@ -9,6 +9,7 @@
 #include <termios.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 
@@ -86,6 +87,25 @@ void Screen::sequence() {
         rows_.back().wrapped = false;
     }
     escape_.clear();
+}
+
+std::string wide_line(const std::string& bytes, int columns) {
+    std::string line;
+    int         width = 0;
+    for (std::size_t i = 0; i <= bytes.size(); i++) {
+        const char c = i < bytes.size() ? bytes[i] : '\n';
+        if (c == '\x1b') { // to the letter that ends the sequence
+            while (i + 1 < bytes.size() && (std::isalpha(static_cast<unsigned char>(bytes[i])) == 0)) i++;
+        } else if (c == '\n' || c == '\r') {
+            if (width > columns && line.find(' ') != std::string::npos) return line;
+            line.clear();
+            width = 0;
+        } else {
+            line += c;
+            width += (static_cast<unsigned char>(c) & 0xc0) != 0x80; // a character of UTF-8 has one such byte
+        }
+    }
+    return {};
 }
 
 Pty::Pty(const std::string& program, std::vector<std::string> arguments, int columns, int rows) {

@@ -37,6 +37,9 @@ private:
     std::string      escape_;
 };
 
+// Of what a program wrote on a terminal, the first line that is wider than `columns` and has a blank to be broken at; "": there is none.
+std::string wide_line(const std::string& bytes, int columns);
+
 // A child process with a terminal of its own. Nothing is there (child < 0) where the system has no pseudo-terminals.
 class Pty {
 public:

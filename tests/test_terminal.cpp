@@ -78,6 +78,15 @@ TEST_CASE("a text wraps at words, however it comes", "[terminal]") {
     CHECK(wrapped("a ```b c d", 8) == "a ```b c\nd");
 }
 
+TEST_CASE("lines that are too wide are found", "[terminal]") {
+    using quire::testing::wide_line;
+    CHECK(wide_line("one two\r\nthree\r\n", 7).empty());
+    CHECK(wide_line("one two\r\nthree\r\n", 6) == "one two");
+    CHECK(wide_line("\x1b[2mone\x1b[0m ü\r\n", 5).empty());
+    CHECK(wide_line("/a/word/without/a/blank\r\n", 5).empty());
+    CHECK(wide_line("loading 10 %\rloading 20 %", 12).empty()); // on one row
+}
+
 TEST_CASE("keys edit the line", "[terminal]") {
     Typing t;
     CHECK(t("abc def") == Rows{"> abc def_"});

@@ -39,11 +39,7 @@ constexpr std::string_view help =
 // A line on the screen.
 void tell(std::string_view text) { std::printf("%s\n", wrapped(text, screen_columns()).c_str()); }
 
-// A line on standard error, which may be a file.
-void warn(std::string_view text) {
-    const std::string line = cat("chat: ", text);
-    std::fprintf(stderr, "%s\n", (terminal_facts().err ? wrapped(line, screen_columns()) : line).c_str());
-}
+void warn(std::string_view text) { say_error("chat", text); }
 
 int complain(const Error& error, int code = 1) {
     warn(error.message);
@@ -208,7 +204,8 @@ int run(ChatArguments& a) {
     const bool          interactive = facts.in && facts.out;
     on_interrupt(OnInterrupt::leave);
     if (a.list_models) {
-        std::fputs(model_list(models_folder()).c_str(), stdout);
+        const std::string list = model_list(models_folder());
+        std::fputs((facts.out ? wrapped(list, screen_columns()) : list).c_str(), stdout);
         const auto ok = flush_output();
         return ok ? 0 : complain(ok.error());
     }

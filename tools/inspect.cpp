@@ -19,6 +19,7 @@ import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.read_file;
 import quire.tools.common.terminal;
+import quire.tools.common.word_wrap;
 import quire.tools.flags.cli;
 import quire.tools.inspect.constrain;
 import quire.tools.inspect.tool_calls;
@@ -41,7 +42,7 @@ struct Arguments {
 };
 
 int complain(const Error& error, int code = 1) {
-    std::fprintf(stderr, "inspect: %s\n", error.message.c_str());
+    say_error("inspect", error.message);
     return code;
 }
 
@@ -166,7 +167,7 @@ int show(const Arguments& a) {
         }
         const std::string text = printable(summary(*checked, known ? &*known : nullptr));
         if (auto ok = check_unchanged(checked->file); !ok) return complain(ok.error());
-        std::printf("%s\n", text.c_str());
+        std::printf("%s\n", wrapped(text, screen_columns()).c_str());
         const auto ok = flush_output();
         return ok ? 0 : complain(ok.error());
     }

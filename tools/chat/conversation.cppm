@@ -419,6 +419,7 @@ struct Chat::Impl {
         std::string line = cat("[ prompt ", n_prompt - n_cached, " tokens, ", n_cached, " from cache, ",
                                rate(n_prompt - n_cached, first), " | answer ", n_tokens, " tokens, ",
                                rate(n_tokens - 1, last - first), " ]");
+        if (timings_file_ == stdout || progress_) line = wrapped(line, screen_columns());
         std::fprintf(timings_file_, "%s%s%s\n", color_ ? "\x1b[2m" : "", line.c_str(), color_ ? "\x1b[0m" : "");
         std::fflush(timings_file_);
     }

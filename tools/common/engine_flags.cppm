@@ -7,6 +7,7 @@ import quire.core.json;
 import quire.engine.options;
 import quire.text.templates.chat_template;
 import quire.tools.common.flag_sources;
+import quire.tools.common.terminal;
 export import quire.tools.common.foreign_flags;
 import quire.tools.flags.cli;
 
@@ -203,8 +204,8 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
 // More than quire checks at once, as other programs take them, counts as most_drafts.
 int clamped_drafts(const CLI::App& app, const char* flag, double wanted) {
     if (wanted > most_drafts)
-        std::fprintf(stderr, "%s: %s: a step checks at most %d guessed tokens of a sequence; so many are taken\n",
-                     app.get_name().c_str(), flag, most_drafts);
+        say_error(app.get_name(), cat(flag, ": a step checks at most ", most_drafts,
+                                      " guessed tokens of a sequence; so many are taken"));
     return int(std::min<double>(wanted, most_drafts));
 }
 

@@ -95,7 +95,7 @@ public:
     void say(const std::string& sentence, bool error = false) {
         clear();
         if (listener_.say) listener_.say(sentence, error);
-        else std::fprintf(stderr, "%s: %s\n", program_.c_str(), sentence.c_str());
+        else say_error(program_, sentence);
     }
 
 private:
@@ -116,7 +116,7 @@ private:
 std::optional<int> read_source(const std::string& program, const ModelSource& source, std::string& model,
                                std::optional<HubModel>& wanted) {
     const auto complain = [&](const std::string& sentence, int code) {
-        std::fprintf(stderr, "%s: %s\n", program.c_str(), sentence.c_str());
+        say_error(program, sentence);
         return code;
     };
     HubModel   hub  = source.hub;

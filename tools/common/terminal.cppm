@@ -19,6 +19,7 @@ export module quire.tools.common.terminal;
 import quire.core.base;
 import quire.core.unicode;
 import quire.tools.common.line_editor;
+import quire.tools.common.word_wrap;
 
 export namespace quire {
 
@@ -28,6 +29,8 @@ struct TerminalFacts {
 };
 TerminalFacts terminal_facts();
 int           screen_columns(); // of the terminal; 80 where it does not say
+// A line on standard error: the program's name and a sentence. In a terminal it is broken at words.
+void say_error(std::string_view program, std::string_view sentence);
 
 // -- Ctrl-C: one asks, and the program looks with interrupted(). Only when it has not looked for ten seconds another one
 // ends the process, with code 130.
@@ -97,6 +100,7 @@ private:
     std::string label_;
     bool        shown_;
     int         drawn_ = -1; // per cent on the screen
+    int         row_   = 0;  // its columns there, at most
 };
 
 // A line of text on standard error that is redrawn, and gone at the end. Silent unless `shown`.
@@ -255,6 +259,11 @@ ScreenSize screen_size() {
 }
 
 int screen_columns() { return screen_size().columns; }
+
+void say_error(std::string_view program, std::string_view sentence) {
+    const std::string line = cat(program, ": ", sentence);
+    std::fprintf(stderr, "%s\n", (terminal_facts().err ? wrapped(line, screen_columns()) : line).c_str());
+}
 
 // -- text -----------------------------------------------------------------------------------------------
 
@@ -506,17 +515,20 @@ std::string history_path() {
 void ProgressBar::show(double fraction) {
     const int percent = int(std::clamp(fraction, 0.0, 1.0) * 100);
     if (!shown_ || percent == drawn_) return;
-    drawn_            = percent;
-    const int   width = std::clamp(screen_size().columns - int(label_.size()) - 8, 0, 30);
-    std::string bar;
+    drawn_                    = percent;
+    const int         columns = screen_size().columns;
+    const std::string label   = cut_short(label_, std::size_t(std::max(columns - 8, 1)));
+    const int         width   = std::clamp(columns - int(label.size()) - 8, 0, 30);
+    std::string       bar;
     for (int i = 0; i < width; i++) bar += i * 100 < percent * width ? "█" : "░";
-    std::fprintf(stderr, "\r%s %s %3d %%", label_.c_str(), bar.c_str(), percent);
+    row_ = int(label.size()) + width + 7;
+    std::fprintf(stderr, "\r%s %s %3d %%", label.c_str(), bar.c_str(), percent);
     std::fflush(stderr);
 }
 
 void ProgressBar::clear() {
     if (!shown_ || drawn_ < 0) return;
-    std::fprintf(stderr, "\r%*s\r", int(label_.size()) + 37, "");
+    std::fprintf(stderr, "\r%*s\r", row_, "");
     std::fflush(stderr);
     drawn_ = -1;
 }
