@@ -874,6 +874,10 @@ TEST_CASE("a model's prefix cache in host memory outlives its leaving", "[models
     const auto from_host = [](const Json& answer) {
         return answer["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["host"].get<int>();
     };
+    // A response of /v1/responses has a chat's prompt.
+    const Json response_body{{"model", "chat"}, {"input", text}, {"max_output_tokens", 4}, {"temperature", 0}};
+    const Json first_response = s.ask("/v1/responses", response_body);
+    CHECK(!first_response["usage"]["input_tokens_details"].contains("cached_tokens_by_tier"));
     const Json first = s.ask("/v1/completions", body);
     for (const std::string leaver : {"for another one", "by hand"}) {
         CAPTURE(leaver);
@@ -887,6 +891,12 @@ TEST_CASE("a model's prefix cache in host memory outlives its leaving", "[models
         CHECK(again["choices"] == first["choices"]);
         CHECK(from_host(again) > 200);
     }
+    const Json again_response = s.ask("/v1/responses", response_body);
+    CHECK(again_response["output"][0]["content"] == first_response["output"][0]["content"]);
+    const Json& details = again_response["usage"]["input_tokens_details"];
+    CHECK(details["cached_tokens_by_tier"]["host"] > 200);
+    CHECK(details["cached_tokens"] ==
+          details["cached_tokens_by_tier"]["device"].get<int>() + details["cached_tokens_by_tier"]["host"].get<int>());
     const Json   asleep_body{{"prompt", text}, {"max_tokens", 4}, {"temperature", 0}};
     const Server one({"--kv-host-bytes", "16M", "--sleep-idle-seconds", "0.05", "--temp", "0"});
     const Json   awake = one.ask("/v1/completions", asleep_body);

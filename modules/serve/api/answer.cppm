@@ -18,6 +18,8 @@ struct Usage {
     int disk_tokens      = 0;                  // of these, tokens that files had
     int draft_tokens = 0, accepted_tokens = 0; // see Output
 };
+// Adds to the details of a prompt's tokens where the cached ones were, if some were not on the device.
+void add_tiers(Json& details, const Usage& usage);
 
 // One token, spelled in bytes, with its log-probability.
 struct SpelledLogprob {
@@ -139,6 +141,13 @@ Json logprobs_json(std::span<const SpelledPosition> positions, const std::functi
 module :private;
 
 namespace quire {
+
+void add_tiers(Json& details, const Usage& u) {
+    if (u.loaded_tokens == 0) return;
+    details["cached_tokens_by_tier"] = {{"device", u.cached_tokens - u.loaded_tokens},
+                                        {"host", u.loaded_tokens - u.disk_tokens},
+                                        {"disk", u.disk_tokens}};
+}
 
 Json timings_json(const Timings& t) {
     const auto rate     = [](int n, double ms) { return ms > 0 ? n * 1e3 / ms : 0; };

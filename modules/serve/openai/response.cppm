@@ -99,10 +99,7 @@ Json usage_json(const Usage& u) {
                {"completion_tokens", u.completion_tokens},
                {"total_tokens", u.prompt_tokens + u.completion_tokens},
                {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
-    if (u.loaded_tokens > 0)
-        usage["prompt_tokens_details"]["cached_tokens_by_tier"] = {{"device", u.cached_tokens - u.loaded_tokens},
-                                                                   {"host", u.loaded_tokens - u.disk_tokens},
-                                                                   {"disk", u.disk_tokens}};
+    add_tiers(usage["prompt_tokens_details"], u);
     if (u.reasoning_tokens > 0) usage["completion_tokens_details"] = {{"reasoning_tokens", u.reasoning_tokens}};
     return usage;
 }

@@ -237,13 +237,15 @@ private:
         if (status == "incomplete") out["incomplete_details"] = {{"reason", "max_output_tokens"}};
         out.update(echo_);
         out["usage"] = nullptr;
-        if (usage)
-            out["usage"] = {
-                {"input_tokens", usage->prompt_tokens},
-                {"input_tokens_details", {{"cached_tokens", usage->cached_tokens}, {"cache_write_tokens", 0}}},
-                {"output_tokens", usage->completion_tokens},
-                {"output_tokens_details", {{"reasoning_tokens", usage->reasoning_tokens}}},
-                {"total_tokens", usage->prompt_tokens + usage->completion_tokens}};
+        if (usage) {
+            Json input{{"cached_tokens", usage->cached_tokens}, {"cache_write_tokens", 0}};
+            add_tiers(input, *usage);
+            out["usage"] = {{"input_tokens", usage->prompt_tokens},
+                            {"input_tokens_details", std::move(input)},
+                            {"output_tokens", usage->completion_tokens},
+                            {"output_tokens_details", {{"reasoning_tokens", usage->reasoning_tokens}}},
+                            {"total_tokens", usage->prompt_tokens + usage->completion_tokens}};
+        }
         return out;
     }
 
