@@ -482,6 +482,33 @@ TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
     std::filesystem::remove_all(state);
 }
 
+TEST_CASE("no line is wider than a narrow terminal", "[chat]") {
+    Conversation c({}, 40);
+    if (c.child < 0) return;
+    c.expect_prompt();
+    for (const char* typed : {"/help", "/nothing", "/read /nonexistent/a/file", "/clear"}) {
+        c.type(std::string(typed) + "\n");
+        c.expect_prompt();
+    }
+    c.type("Hello\n");
+    c.expect("t/s ]");
+    c.expect_prompt();
+    c.type("/exit\n");
+    CHECK(c.end() == 0);
+    CHECK(wide_line(c.all, 40).empty());
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"--models"},
+                                                  {"--nonsense-that-is-no-flag-of-this-program"},
+                                                  {"-m", "/nonexistent/model.gguf", "-ngl", "99", "--no-mmap"},
+                                                  {"/nonexistent/model.gguf"},
+                                                  {"--port", "x", "--kv-type", "none"}}) {
+        Pty said(QUIRE_BIN "/chat", words, 40);
+        said.end();
+        CAPTURE(words);
+        CHECK(said.all.size() > 40);
+        CHECK(wide_line(said.all, 40).empty());
+    }
+}
+
 TEST_CASE("Ctrl-C clears a half-typed line, twice it leaves", "[chat]") {
     Conversation c;
     if (c.child < 0) return;

@@ -19,6 +19,7 @@ import quire.core.base;
 import quire.core.version;
 import quire.tools.common.flag_sources;
 import quire.tools.common.foreign_flags;
+import quire.tools.flags.likely_name;
 
 using namespace quire::testing;
 
@@ -326,10 +327,10 @@ TEST_CASE("a flag without a value is refused, not off", "[flags]") {
 TEST_CASE("off switches off what is on by default", "[flags]") {
     const auto words = [](const std::string& line) {
         std::vector<std::string> given;
-        const quire::OwnFlag     own = [](const std::string& name) -> std::optional<bool> {
+        const quire::OwnFlag     own{[](const std::string& name) -> std::optional<bool> {
             constexpr std::string_view flags[] = {"--slots", "--no-slots", "--no-pages", "--no-prefix-cache", "--trim"};
             return std::ranges::find(flags, name) != std::end(flags) ? std::optional(false) : std::nullopt;
-        };
+        }};
         CHECK(quire::add_words_of_line(line, "", quire::Program::server, own, given).has_value());
         return given;
     };
@@ -368,10 +369,12 @@ TEST_CASE("the flags that mean the opposite of the default do what they say", "[
 
 TEST_CASE("a flag that a program has itself is not taken for another program's", "[flags]") {
     const auto translated = [](quire::Program program, const std::vector<std::string>& words) {
-        const auto flags = quire::translate_flags(program, words, [&](const std::string& name) {
-            const bool own = name == "--device" || (program == quire::Program::server && name == "--reasoning-format");
-            return own ? std::optional(true) : std::nullopt;
-        });
+        const quire::OwnFlag own{[&](const std::string& name) {
+            const bool is_own =
+                name == "--device" || (program == quire::Program::server && name == "--reasoning-format");
+            return is_own ? std::optional(true) : std::nullopt;
+        }};
+        const auto           flags = quire::translate_flags(program, words, own);
         REQUIRE(flags.has_value());
         return *flags;
     };
@@ -505,6 +508,136 @@ TEST_CASE("wrong usage of any program is one sentence with the wrong word in it"
         CHECK(has(f.err, word));
         CHECK(std::ranges::count(f.err, '\n') == 1);
     }
+}
+
+TEST_CASE("of a mistyped flag or command is said what was probably meant", "[flags]") {
+    for (const auto& [program, words, meant] :
+         std::vector<std::tuple<std::string, std::vector<std::string>, std::string>>{
+             {"chat", {"--temprature", "0.5"}, "--temp"}, // of llama.cpp's --temperature
+             {"server", {"--temprature=0.5"}, "--temp"},
+             {"chat", {"-temp", "0.5"}, "--temp"},
+             {"server", {"--ctx_size", "512"}, "--ctx-size"},
+             {"server", {"--prot", "8080"}, "--port"},
+             {"server", {"--n-gpu-layer", "9"}, "--n-gpu-layers"}, // not needed, but no error
+             {"bench", {"modle"}, "model"},
+             {"bench", {"model", "--n-promt", "9"}, "--n-prompt"},
+             {"bench", {"serve", "--base-ulr", "x"}, "--base-url"},
+             {"bench", {"compare", "--llama-bnech=x"}, "--llama-bench"},
+             {"inspect", {"tokenise"}, "tokenize"},
+             {"inspect", {"show", "f.gguf", "--jsno"}, "--json"},
+             {"inspect", {"constrain", "f.gguf", "--regx", "a"}, "--regex"},
+             {"quantize", {"in", "out", "Q8_0", "--imatrx", "f"}, "--imatrix"},
+             {"block-viz", {"--kv-block", "9"}, "--kv-blocks"}}) {
+        const Finished f = run_program(program, words);
+        CAPTURE(program, words, f.err);
+        CHECK(f.code == 2);
+        CHECK(f.err.ends_with("; did you mean " + meant + "?\n"));
+        CHECK(std::ranges::count(f.err, '\n') == 1);
+    }
+    for (const std::string program : {"chat", "server", "bench", "inspect", "quantize", "block-viz"}) {
+        CHECK_FALSE(has(run_program(program, {"--nonsense"}).err, "did you mean"));
+        CHECK_FALSE(has(run_program(program, {"--x"}).err, "did you mean"));
+    }
+    CHECK(has(run_program("server", {"--config", file_with("ctx-szie = 9")}).err,
+              "line 1: there is no flag '--ctx-szie'; did you mean --ctx-size?\n"));
+}
+
+TEST_CASE("the likely name is the nearest one", "[flags]") {
+    using quire::KnownName;
+    const std::vector<KnownName> known{
+        {"--port", "--port"}, {"--top-k", "--top-k"}, {"--top-p", "--top-p"}, {"--temperature", "--temp"}};
+    const auto likely = [&](std::string_view typed) { return quire::likely_name(typed, known); };
+    CHECK(likely("--prot") == "--port"); // two letters in the wrong order are one fault
+    CHECK(likely("--TOP_P") == "--top-p");
+    CHECK(likely("--top") == "");   // two letters of three
+    CHECK(likely("--tpo-x") == ""); // two faults in five letters
+    CHECK(likely("--temprature") == "--temp");
+    CHECK(likely("--tmperatrue") == "--temp");
+    CHECK(likely("--nonsense") == "");
+    CHECK(likely("--") == "");
+    CHECK(likely("--" + std::string(1000, 't')) == "");
+    CHECK(quire::likely_name("--port", {}) == "");
+}
+
+TEST_CASE("a variable QUIRE_... that names no flag is said, one of other programs is not", "[flags]") {
+    const auto said = [](const std::string& program, const std::vector<std::string>& variables) {
+        for (const std::string& name : variables) setenv(name.c_str(), "off", 1);
+        const Finished f = run_program(program, {"-m", nowhere});
+        for (const std::string& name : variables) unsetenv(name.c_str());
+        INFO(f.err);
+        CHECK(f.code == 1);
+        CHECK(has(f.err, nowhere));
+        const std::size_t at = f.err.find("warning: there is no flag for ");
+        return at == std::string::npos ? std::string() : f.err.substr(at, f.err.find('\n', at) - at);
+    };
+    const std::string end = " in the environment", begin = "warning: there is no flag for ";
+    for (const std::string program : {"chat", "server"}) {
+        CHECK(said(program, {}) == "");
+        CHECK(said(program, {"LLAMA_ARG_NONSENSE", "LLAMA_ARG_CTX_SZIE", "QUIRES"}) == "");
+        CHECK(said(program, {"QUIRE_CTX_SZIE"}) == begin + "QUIRE_CTX_SZIE (did you mean QUIRE_CTX_SIZE?)" + end);
+    }
+    CHECK(said("server", {"QUIRE_PROT", "QUIRE_NOTHING"}) ==
+          begin + "QUIRE_NOTHING, QUIRE_PROT (did you mean QUIRE_PORT?)" + end);
+    CHECK(said("chat", {"QUIRE_NOTHING"}) == ""); // it may be the server's
+    // It is a line of the log.
+    setenv("QUIRE_PROT", "1", 1);
+    const Finished json = run_program("server", {"-m", nowhere, "--log-json"});
+    unsetenv("QUIRE_PROT");
+    CHECK(has(json.err, R"("level":"warning","message":"warning: there is no flag for QUIRE_PROT)"));
+    // No flag of the one program is an unknown variable of the other one.
+    const auto variables_of = [](const std::string& program) {
+        std::vector<std::string> names;
+        std::stringstream        help(run_program(program, {"--help"}).out);
+        for (std::string line; std::getline(help, line);) {
+            const std::size_t first = line.find_first_not_of(' ');
+            if (first == std::string::npos || first == 0 || line[first] != '-') continue;
+            std::stringstream flags(line.substr(first, line.find(' ', first) - first));
+            for (std::string flag; std::getline(flags, flag, ',');) {
+                if (!flag.starts_with("--") || flag == "--help" || flag == "--version" || flag == "--config") continue;
+                std::string name = "QUIRE_";
+                for (const char c : flag.substr(2, flag.find_first_of("{=") - 2))
+                    name += c == '-' ? '_' : char(std::toupper(c));
+                names.push_back(name);
+            }
+        }
+        return names;
+    };
+    const std::vector<std::string> of_chat = variables_of("chat"), of_server = variables_of("server");
+    CHECK(of_chat.size() > 40);
+    const auto unknown = [](const std::string& program, const std::vector<std::string>& all,
+                            const std::vector<std::string>& own) {
+        std::string found;
+        for (const std::string& name : all) {
+            if (std::ranges::find(own, name) != own.end()) continue;
+            setenv(name.c_str(), "off", 1);
+            const Finished f = run_program(program, {"-m", nowhere});
+            unsetenv(name.c_str());
+            if (has(f.err, "there is no flag")) found += name + ' ';
+        }
+        return found;
+    };
+    CHECK(unknown("server", of_chat, of_server) == "");
+    CHECK(unknown("chat", of_server, of_chat) == "");
+}
+
+TEST_CASE("bench takes the file of a model without -m", "[flags]") {
+    const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"model", model, "-p", "4", "-n", "2", "-r", "1"},
+          {"model", "-r", "1", "-n", "2", "-p", "4,8", model}, // a list is one word
+          {"batched", "--npp", "4", "--ntg", "2", "--npl", "1,2", model}}) {
+        const Finished f = run_program("bench", words);
+        CAPTURE(words, f.err);
+        CHECK(f.code == 0);
+        CHECK(has(f.out, words[0] == "model" ? "quire-14m-q8_0.gguf" : "|"));
+    }
+    for (const std::string command : {"model", "batched", "throughput", "quality"}) {
+        CHECK(run_program("bench", {command, nowhere}).err ==
+              "bench: there is no file '" + nowhere + "'; -hf USER/MODEL fetches a model\n");
+        CHECK(has(run_program("bench", {command}).err, "name a model with -m FILE"));
+        CHECK(run_program("bench", {command, model, "-m", model}).code == 2);
+    }
+    CHECK(has(run_program("bench", {"speculate", nowhere}).err, nowhere));
 }
 
 TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {

@@ -80,6 +80,38 @@ TEST_CASE("show on a terminal is for a person", "[inspect]") {
     CHECK(nlohmann::json::parse(json.all)["parameters"] == 14161536);
 }
 
+TEST_CASE("a file without a subcommand is shown", "[inspect]") {
+    const std::string file    = reference("models/llama3-gqa-Q8_0.gguf");
+    const auto        tensors = answer({"show", file})["tensors"];
+    CHECK(answer({file})["tensors"] == tensors);
+    CHECK(answer({file, "--json"})["tensors"] == tensors);
+    CHECK(answer({"--json", file})["tensors"] == tensors);
+    const Finished none = run_program("inspect", {"/nonexistent/model.gguf"});
+    CHECK(none.code == 1);
+    CHECK(none.err == "inspect: cannot open /nonexistent/model.gguf: No such file or directory\n");
+    CHECK(run_program("inspect", {"-hf"}).err == "inspect: -hf needs a value\n");
+    CHECK(run_program("inspect", {file, "--help"}).code == 0);
+    CHECK(run_program("inspect", {"nosuch"}).code == 2); // neither a command nor a file
+    Pty shown(QUIRE_BIN "/inspect", {QUIRE_ROOT "/models/quire-14m-q8_0.gguf"});
+    CHECK(shown.end() == 0);
+    CHECK(shown.all.find("name: quire 14M chat\r\n") != std::string::npos);
+}
+
+TEST_CASE("show breaks lines at the words of a narrow terminal", "[inspect]") {
+    const std::string file = temporary(); // a short name, since a terminal cuts one that is wider than it is
+    std::filesystem::copy_file(QUIRE_ROOT "/models/quire-14m-q8_0.gguf", file,
+                               std::filesystem::copy_options::overwrite_existing);
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"show", file},
+                                                  {"show", "/nonexistent/model.gguf"},
+                                                  {"show", "--nonsense-that-is-no-flag-of-any", "file.gguf"}}) {
+        Pty shown(QUIRE_BIN "/inspect", words, 40);
+        if (shown.child < 0) return;
+        shown.end();
+        CHECK(shown.all.size() > 60);
+        CHECK(wide_line(shown.all, 40).empty());
+    }
+}
+
 TEST_CASE("generate and logits answer with the reference's tokens", "[inspect]") {
     std::ifstream     file(reference("logits/llama3-gqa/expected.Q8_0.json"));
     const auto        typed = nlohmann::json::parse(file);

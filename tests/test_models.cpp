@@ -189,12 +189,12 @@ TEST_CASE("the model of a body is found without parsing it", "[models]") {
 }
 
 TEST_CASE("a file of presets is read in llama.cpp's form", "[models]") {
-    const quire::OwnFlag own = [](const std::string& name) -> std::optional<bool> {
+    const quire::OwnFlag own{[](const std::string& name) -> std::optional<bool> {
         if (name == "--ctx-size" || name == "-c" || name == "--model") return true;
         if (name == "--jinja") return false;
         return std::nullopt;
-    };
-    const auto misplaced = [](const std::string& flag) -> std::string {
+    }};
+    const auto           misplaced = [](const std::string& flag) -> std::string {
         return flag == "--port" ? " belongs to the server" : "";
     };
     quire::Preset all;

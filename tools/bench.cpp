@@ -35,7 +35,7 @@ int run(int argc, char** argv) {
     ModelSource source;
     const auto  model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file");
-        add_hub_flags(*c, source.hub);
+        add_source_flags(*c, source);
         add_device_flags(*c, a.engine);
         add_kv_type_flag(*c, a.engine);
         c->add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")->check(within(0, 1024));
@@ -56,8 +56,10 @@ int run(int argc, char** argv) {
     };
     CLI::App* model_command =
         model_options(app.add_subcommand("model", "prefill and decode of one sequence, like llama-bench"));
-    model_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(within(0, 1 << 20));
-    model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(within(0, 1 << 20));
+    // A list is one word, with commas: the word behind it may be the file.
+    const auto one_word = [](CLI::Option* option) { return option->delimiter(',')->allow_extra_args(false); };
+    one_word(model_command->add_option("-p,--n-prompt", a.pp))->check(within(0, 1 << 20));
+    one_word(model_command->add_option("-n,--n-gen", a.tg))->check(within(0, 1 << 20));
     model_command->add_option("-d,--n-depth", a.depth, "tokens of context before the generated ones")
         ->check(within(0, 1 << 20));
     add_number(*model_command, "-r,--repetitions", a.repetitions, 1, 1000);
@@ -70,7 +72,7 @@ int run(int argc, char** argv) {
     add_number(*batched_command, "--npp", a.npp, 1, 1 << 20, "tokens in each prompt");
     add_number(*batched_command, "--ntg", a.ntg, 1, 1 << 20, "tokens generated for each sequence");
     batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
-    batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(within(1, 4096));
+    one_word(batched_command->add_option("--npl", a.npl, "numbers of sequences"))->check(within(1, 4096));
     add_constraint_flags(*batched_command, a.constraint);
     batched_command->add_flag("--no-fast-forward", a.no_fast_forward,
                               "sample also those tokens that the constraint leaves no choice about");
@@ -80,7 +82,7 @@ int run(int argc, char** argv) {
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
         app.add_subcommand("compare", "quire and llama.cpp on the CPU, alternating, with the range of the ratios");
-    compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(existing_file());
+    compare_command->add_option("-m,--model,FILE", side.model, "GGUF file")->required()->check(existing_file());
     compare_command->add_option("--llama-bench", side.llama_bench, "path of llama-bench")
         ->required()
         ->check(existing_file());
@@ -92,13 +94,12 @@ int run(int argc, char** argv) {
         ->check(within(0, 1024));
     compare_command->add_option("--isa", side.engine.isa, "instruction set; default: the best this CPU has")
         ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512", "avx512gfni", "amx"}));
-    compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(within(1, 1 << 20));
-    compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(within(1, 1 << 20));
+    one_word(compare_command->add_option("-p,--n-prompt", side.pp))->check(within(1, 1 << 20));
+    one_word(compare_command->add_option("-n,--n-gen", side.tg))->check(within(1, 1 << 20));
     add_number(*compare_command, "-r,--repetitions", side.repetitions, 1, 1000, "repetitions of each test in a round");
     add_number(*compare_command, "--npp", side.npp, 1, 1 << 20, "tokens in each prompt of a batch");
     add_number(*compare_command, "--ntg", side.ntg, 1, 1 << 20, "tokens generated for each sequence of a batch");
-    compare_command->add_option("--npl", side.npl, "numbers of sequences; 0: no batches")
-        ->delimiter(',')
+    one_word(compare_command->add_option("--npl", side.npl, "numbers of sequences; 0: no batches"))
         ->check(within(0, 4096));
     add_number(*compare_command, "--rounds", side.rounds, 1, 100);
     CLI::App* throughput_command =
@@ -138,7 +139,7 @@ int run(int argc, char** argv) {
     CLI::App*        quality_command =
         app.add_subcommand("quality", "what types of the KV cache, or other weights, change in a model's predictions");
     quality_command->add_option("-m,--model", quality_arguments.model, "GGUF file");
-    add_hub_flags(*quality_command, source.hub);
+    add_source_flags(*quality_command, source);
     add_device_flags(*quality_command, quality_arguments.engine);
     add_number(*quality_command, "-t,--threads", quality_arguments.engine.threads, 0, 1024,
                "threads; 0: one per physical core");
@@ -159,25 +160,21 @@ int run(int argc, char** argv) {
     SpeculateArguments speculation;
     CLI::App*          speculate_command =
         app.add_subcommand("speculate", "decoding with draft tokens beside decoding without, by turns");
-    speculate_command->add_option("-m,--model", speculation.model, "GGUF file")->required();
+    speculate_command->add_option("-m,--model,FILE", speculation.model, "GGUF file")->required();
     add_device_flags(*speculate_command, speculation.engine);
     add_number(*speculate_command, "-t,--threads", speculation.engine.threads, 0, 1024,
                "threads; 0: one per physical core");
-    speculate_command
-        ->add_option("--acceptance", speculation.acceptance,
-                     "guess from recorded answers, so that this part of the guessed tokens is right")
-        ->delimiter(',')
+    one_word(
+        speculate_command->add_option("--acceptance", speculation.acceptance,
+                                      "guess from recorded answers, so that this part of the guessed tokens is right"))
         ->check(within(0.0, 1.0));
-    speculate_command
-        ->add_option("--text", speculation.texts, "files with a prompt each, whose answers n-grams guess instead")
-        ->delimiter(',')
+    one_word(speculate_command->add_option("--text", speculation.texts,
+                                           "files with a prompt each, whose answers n-grams guess instead"))
         ->check(existing_file());
     add_guesser_flags(*speculate_command, speculation.engine);
     add_number(*speculate_command, "-k,--spec-draft-n-max", speculation.engine.drafts.most, 1, most_drafts,
                "most draft tokens of a sequence in a step");
-    speculate_command->add_option("--npl", speculation.npl, "numbers of sequences")
-        ->delimiter(',')
-        ->check(within(1, 1024));
+    one_word(speculate_command->add_option("--npl", speculation.npl, "numbers of sequences"))->check(within(1, 1024));
     add_number(*speculate_command, "-p,--n-prompt", speculation.n_prompt, 1, 1 << 20, "tokens in each random prompt");
     add_number(*speculate_command, "-n,--n-gen", speculation.n_tokens, 3, 1 << 20, "tokens in each answer");
     add_number(*speculate_command, "--rounds", speculation.rounds, 1, 100,
@@ -204,14 +201,8 @@ int run(int argc, char** argv) {
     CLI::App*      paper_command =
         app.add_subcommand("paper", "the figures of the paper, in simulated time or on this machine's engine");
     add_paper_flags(paper_command, paper_arguments);
-    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
-        for (const CLI::App* c :
-             app.get_subcommands([&](const CLI::App* c) { return argc > 1 && c->check_name(argv[1]); }))
-            if (const CLI::Option* option = c->get_option_no_throw(name)) return option->get_items_expected_min() > 0;
-        const CLI::Option* option = app.get_option_no_throw(name);
-        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
-    };
     const std::vector<std::string> typed(argv + 1, argv + argc);
+    const OwnFlag                  own   = flags_of_command(app, typed);
     Result<TranslatedFlags>        flags = translate_flags(Program::bench, typed, own);
     if (!flags) {
         std::fprintf(stderr, "bench: %s\n", flags.error().message.c_str());
@@ -220,7 +211,8 @@ int run(int argc, char** argv) {
     try {
         app.parse(std::vector<std::string>(flags->words.rbegin(), flags->words.rend()));
     } catch (const CLI::ParseError& e) {
-        return exit_code_of(app, e, "bench");
+        return exit_code_of(app, e, "bench",
+                            [&](const std::string& word) { return meant_flag(Program::bench, word, own); });
     }
     if (!flags->note.empty()) std::fprintf(stderr, "bench: %s\n", flags->note.c_str());
     for (const auto& [command, file] :

@@ -488,12 +488,25 @@ int constrain_text(const Arguments& a) {
                : complain(in_constraint(a.constraint, out.error()), a.constraint.regex.empty() ? 1 : 2);
 }
 
+// Whether no subcommand is named, but what `show` takes: a file, or flags that say where it is. A word that could be a mistyped subcommand is none.
+bool names_only_a_file(const CLI::App& app, const std::vector<std::string>& words) {
+    if (words.empty() || words[0].empty()) return false;
+    for (const std::string& word : words) {
+        if (word == "-h" || word == "--help" || word == "--version") return false;
+        if (!app.get_subcommands([&](const CLI::App* c) { return c->check_name(word); }).empty()) return false;
+    }
+    std::error_code ignored;
+    return looks_like_flag(words[0]) || words[0].contains('/') || words[0].ends_with(".gguf") ||
+           std::filesystem::exists(words[0], ignored);
+}
+
 } // namespace
 
 int main(int argc, char** argv) try {
     Arguments a;
     CLI::App  app{
-        "Shows what is in a GGUF file and runs single parts of the engine; most commands print one line of JSON.",
+        "Shows what is in a GGUF file and runs single parts of the engine; most commands print one line of JSON. "
+         "A file without a subcommand is shown.",
         "inspect"};
     app.require_subcommand(1);
     add_version_flag(app);
@@ -574,14 +587,10 @@ int main(int argc, char** argv) try {
         ->check(CLI::IsMember({"plain", "any"}))
         ->capture_default_str();
 
-    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
-        for (const CLI::App* c :
-             app.get_subcommands([&](const CLI::App* c) { return argc > 1 && c->check_name(argv[1]); }))
-            if (const CLI::Option* option = c->get_option_no_throw(name)) return option->get_items_expected_min() > 0;
-        return std::nullopt;
-    };
-    const std::vector<std::string> typed(argv + 1, argv + argc);
-    Result<TranslatedFlags>        flags = translate_source_flags(typed, own);
+    std::vector<std::string> typed(argv + 1, argv + argc);
+    if (names_only_a_file(app, typed)) typed.insert(typed.begin(), "show");
+    const OwnFlag           own   = flags_of_command(app, typed);
+    Result<TranslatedFlags> flags = translate_source_flags(typed, own);
     if (!flags) {
         complain(flags.error());
         return 2;
@@ -598,7 +607,9 @@ int main(int argc, char** argv) try {
         if (!template_command->parsed() && !calls_command->parsed() && !some)
             throw CLI::ValidationError(app.get_subcommands()[0]->get_name() + " takes a MODEL or -hf USER/MODEL");
     } catch (const CLI::ParseError& e) {
-        return exit_code_of(app, e, "inspect");
+        if (e.get_exit_code() == 0) return app.exit(e); // --help
+        const auto meant = [&](const std::string& word) { return meant_source_flag(word, own); };
+        return complain({ErrorKind::input, sentence_of(app, e, meant)}, 2);
     }
     if (a.model.starts_with("https://") || a.model.starts_with("http://")) a.source.word = std::exchange(a.model, "");
     if (const std::optional<int> code = find_model("inspect", a.source, a.model)) return *code;

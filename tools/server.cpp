@@ -871,8 +871,8 @@ int main(int argc, char** argv) try {
     Arguments a;
     CLI::App  app{"An OpenAI-compatible server for GGUF models.", "server"};
     add_flags(app, a);
-    std::string note;
-    if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv, {}, {}, "", &note)) return *code;
+    std::vector<FlagNote> notes;
+    if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv, {}, {}, "", &notes)) return *code;
     complete_limits(a);
     const Signals signals;
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
@@ -885,10 +885,8 @@ int main(int argc, char** argv) try {
     Result<std::unique_ptr<ServerLog>> log = ServerLog::open(a.log);
     if (!log) return complain(log.error());
     const OnHangup hangup([&] { reopen_log(a, **log); });
-    if (!note.empty()) {
-        (*log)->say(note);
-        (*log)->flush(); // before a sentence with which the program ends
-    }
+    for (const FlagNote& note : notes) (*log)->say(note.sentence, note.warning ? LogLevel::warning : LogLevel::info);
+    (*log)->flush(); // before a sentence with which the program ends
     if (!a.many())
         if (const std::optional<int> code = read_source("server", a.source, a.model, a.wanted)) return *code;
     return run(a, argc, argv, **log);

@@ -19,7 +19,7 @@ using replicas::Chats;
 using replicas::Round;
 
 void add_chats_flags(CLI::App* c, ChatsArguments& a) {
-    c->add_option("-m,--model", a.model, "GGUF file")->required();
+    c->add_option("-m,--model,FILE", a.model, "GGUF file")->required();
     add_device_flags(*c, a.engine);
     add_number(*c, "-t,--threads", a.engine.threads, 0, 1024, "threads; 0: one per physical core");
     c->add_option("--working-set", a.sizes, "tokens of all open chats, as multiples of the device's pool")

@@ -53,16 +53,23 @@ struct AnswerFlags {
 void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 void add_tool_form_flag(CLI::App& app, std::string& form); // one of them
 
+// A sentence for the user of a command line that is right.
+struct FlagNote {
+    std::string sentence;
+    bool        warning = false;
+};
 // Parses the flags of the file of --config, of the environment and of the command line, the flags of other programs translated. `adjust`
-// changes the words first. `before`: words that count less than all others; an error begins with `where`. `note` gets the sentence about
-// flags that are not needed here, or ""; nullptr: standard error gets it. Returns the exit code if the program ends here: 0 after --help and
-// --version, 2 after a sentence on standard error.
+// changes the words first. `before`: words that count less than all others; an error begins with `where`. `notes` gets the sentences about
+// flags that are not needed here, and about variables without a flag; nullptr: standard error gets them. Returns the exit code if the program
+// ends here: 0 after --help and --version, 2 after a sentence on standard error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust = {},
                                const std::vector<std::string>& before = {}, const std::string& where = "",
-                               std::string* note = nullptr);
+                               std::vector<FlagNote>* notes = nullptr);
 // The flags of `app`, for translate_flags() and the functions of quire.tools.common.flag_sources.
 OwnFlag flags_of(const CLI::App& app);
+// Of an app with subcommands: its own flags, and those of the subcommand that is the first word.
+OwnFlag flags_of_command(const CLI::App& app, std::span<const std::string> words);
 
 } // namespace quire
 
@@ -511,7 +518,7 @@ Result<ParsedWords> parse_words(CLI::App& app, Program program, const std::vecto
     } catch (const CLI::Success& e) {
         return ParsedWords{app.exit(e), ""}; // --help and --version
     } catch (const CLI::ParseError& e) {
-        return fail(sentence_of(app, e));
+        return fail(sentence_of(app, e, [&](const std::string& word) { return meant_flag(program, word, own); }));
     }
     return ParsedWords{std::nullopt, std::move(flags->note)};
 }
@@ -555,9 +562,10 @@ bool is_unset(const CLI::App& app, const GivenFlag& flag) {
 
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust,
-                               const std::vector<std::string>& before, const std::string& where, std::string* note) {
+                               const std::vector<std::string>& before, const std::string& where,
+                               std::vector<FlagNote>* notes) {
     const auto complain = [&](const std::string& text) {
-        std::fprintf(stderr, "%s: %s%s\n", app.get_name().c_str(), where.c_str(), text.c_str());
+        say_error(app.get_name(), cat(where, text));
         return 2;
     };
     std::string config; // read before the other flags
@@ -604,17 +612,39 @@ std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** 
         return complain(done.error().message);
     }
     if (done->code) return done->code;
-    if (note) *note = done->note;
-    else if (!done->note.empty() && where.empty())
-        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), done->note.c_str());
+    std::vector<FlagNote> said;
+    if (!done->note.empty()) said.push_back({done->note});
+    if (const std::string unknown = program == Program::bench ? "" : unknown_variables(program, own); !unknown.empty())
+        said.push_back({unknown, true});
+    if (notes) *notes = std::move(said);
+    else if (where.empty())
+        for (const FlagNote& one : said) say_error(app.get_name(), one.sentence);
     return std::nullopt;
 }
 
 OwnFlag flags_of(const CLI::App& app) {
-    return [&app](const std::string& name) -> std::optional<bool> {
-        const CLI::Option* option = app.get_option_no_throw(name);
-        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
-    };
+    return {[&app](const std::string& name) -> std::optional<bool> {
+                const CLI::Option* option = app.get_option_no_throw(name);
+                return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+            },
+            flag_names(app)};
+}
+
+OwnFlag flags_of_command(const CLI::App& app, std::span<const std::string> words) {
+    std::vector<const CLI::App*> apps;
+    for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
+        if (!words.empty() && one->check_name(words[0])) apps.push_back(one);
+    apps.push_back(&app);
+    std::vector<std::string> names;
+    for (const CLI::App* one : apps)
+        for (std::string& name : flag_names(*one)) names.push_back(std::move(name));
+    return {[apps](const std::string& name) -> std::optional<bool> {
+                for (const CLI::App* one : apps)
+                    if (const CLI::Option* option = one->get_option_no_throw(name))
+                        return option->get_items_expected_min() > 0;
+                return std::nullopt;
+            },
+            std::move(names)};
 }
 
 } // namespace quire

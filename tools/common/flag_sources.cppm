@@ -8,6 +8,7 @@ export module quire.tools.common.flag_sources;
 import quire.core.base;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.read_file;
+import quire.tools.flags.likely_name;
 
 export namespace quire {
 
@@ -16,6 +17,10 @@ struct GivenFlag {
     std::string              from;
     std::vector<std::string> words;
 };
+
+// One sentence about the variables QUIRE_… that name no flag, with the flag that each was probably meant to be; "": there are none. chat names
+// only those that are like one of its flags: others may be the server's. The server does not name those of chat's flags.
+std::string unknown_variables(Program program, const OwnFlag& own);
 
 // QUIRE_CTX_SIZE=8192 is --ctx-size 8192, and so is LLAMA_ARG_CTX_SIZE=8192, with llama.cpp's names. A flag without a value is given by 1,
 // true, on or yes; 0, false, off or no give the flag that says the opposite, if there is one. Variables that name no flag are somebody
@@ -82,6 +87,13 @@ std::string flag_of(std::string_view name) {
     return flag;
 }
 
+// And back.
+std::string variable_of(std::string_view flag) {
+    std::string name = "QUIRE_";
+    for (const char c : flag.substr(2)) name += c == '-' ? '_' : char(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+    return name;
+}
+
 std::string flag_of_llama(std::string_view name) {
     // Where llama.cpp's variable is not named after the flag.
     constexpr std::pair<std::string_view, std::string_view> others[] = {
@@ -114,6 +126,33 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
         flags.push_back(std::move(given));
     }
     return flags;
+}
+
+std::string unknown_variables(Program program, const OwnFlag& own) {
+    constexpr std::string_view prefix     = "QUIRE_";
+    constexpr std::string_view no_flags[] = {"QUIRE_CONFIG", "QUIRE_NCCL_FROM"};
+    constexpr std::string_view of_chat[]  = {"--color",           "--escape",       "--file",   "--grammar",
+                                             "--ignore-eos",      "--models",       "--prompt", "--regex",
+                                             "--no-show-timings", "--show-timings", "--schema", "--no-trim-chats",
+                                             "--single-turn",     "--system-prompt"};
+    std::vector<std::string>   unknown;
+    for (char** at = environ; at != nullptr && *at != nullptr; at++) {
+        const std::string_view entry = *at, name = entry.substr(0, entry.find('='));
+        if (!name.starts_with(prefix) || name.size() == entry.size()) continue;
+        if (std::ranges::find(no_flags, name) != std::end(no_flags)) continue;
+        const std::string flag = flag_of(name.substr(prefix.size()));
+        if (takes_value(flag, program, own)) continue;
+        if (program == Program::server && std::ranges::find(of_chat, flag) != std::end(of_chat)) continue;
+        const std::string meant = meant_flag(program, flag, own);
+        if (program == Program::chat && meant.empty()) continue;
+        unknown.push_back(cat(is_plain_word(name) ? std::string(name) : quote(name),
+                              meant.empty() ? "" : cat(" (did you mean ", variable_of(meant), "?)")));
+    }
+    if (unknown.empty()) return {};
+    std::ranges::sort(unknown);
+    std::string list;
+    for (const std::string& one : unknown) list += cat(list.empty() ? "" : ", ", one);
+    return cat("warning: there is no flag for ", list, " in the environment");
 }
 
 std::string_view without_blanks(std::string_view text) {
@@ -152,7 +191,7 @@ Result<void> add_words_of_line(std::string_view line, const std::string& where, 
         if (takes) flag.erase(0, 1);
     }
     if (flag == "--config") return fail(where, flag, " cannot stand in a file");
-    if (!takes) return fail(where, "there is no flag ", quote(flag));
+    if (!takes) return fail(where, "there is no flag ", quote(flag), did_you_mean(meant_flag(program, flag, own)));
     if (*takes && value.empty()) return fail(where, flag, " needs a value");
     if (*takes && !flag.starts_with("--")) {
         words.push_back(flag);

@@ -3,6 +3,7 @@
 export module quire.tools.common.foreign_flags;
 
 import quire.core.base;
+import quire.tools.flags.likely_name;
 
 export namespace quire {
 
@@ -13,11 +14,19 @@ struct TranslatedFlags {
     std::string              note;  // one sentence about flags that are not needed here; "" without any
 };
 
-// Whether `name` is a flag of the program's own, and then whether a value has to follow it.
-using OwnFlag = std::function<std::optional<bool>(const std::string& name)>;
+// The flags of the program's own.
+struct OwnFlag {
+    std::function<std::optional<bool>(const std::string& name)> takes_value; // nothing: it has no such flag
+    std::vector<std::string>                                    names = {};  // the long ones, for meant_flag()
+
+    std::optional<bool> operator()(const std::string& name) const { return takes_value(name); }
+};
 
 // Whether a value follows a flag of these other programs (or may follow); nothing: there is no such flag.
 std::optional<bool> foreign_takes_value(Program program, std::string_view name);
+// The flag that a mistyped one was probably meant to be: one of the program's own, that for a flag of these other programs, or one of those
+// that are not needed here. "": none is like it.
+std::string meant_flag(Program program, std::string_view typed, const OwnFlag& own);
 // Whether a typed word is a flag, and no number below zero.
 bool looks_like_flag(std::string_view word);
 
@@ -250,6 +259,20 @@ std::optional<bool> foreign_takes_value(Program program, std::string_view name) 
     return std::nullopt;
 }
 
+std::string meant_flag(Program program, std::string_view typed, const OwnFlag& own) {
+    std::vector<KnownName> known;
+    for (const std::string& name : own.names) known.push_back({name, name});
+    for (const ForeignFlag& flag : foreign_flags) {
+        if ((flag.programs & int(program)) == 0 || flag.fate == Fate::refused || !flag.only.empty()) continue;
+        for (std::string_view name : split(flag.names))
+            if (name.starts_with("--"))
+                known.push_back(
+                    {std::string(name),
+                     std::string(flag.fate == Fate::renamed ? flag.text.substr(0, flag.text.find(' ')) : name)});
+    }
+    return likely_name(typed, known);
+}
+
 bool looks_like_flag(std::string_view word) { return word.size() > 1 && word[0] == '-' && !to_number<double>(word); }
 
 Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own) {
@@ -290,8 +313,11 @@ Result<TranslatedFlags> translate_flags(Program program, std::span<const std::st
                 done.words.back() += cat(word[1] == '-' ? "=" : "", words[++i]);
         } else if (word[1] != '-' && word.size() > 2) {
             // -n128 is a letter and its number.
-            if (!to_number<double>(word.substr(2)) || !own(word.substr(0, 2)).value_or(false))
-                return fail("there is no flag ", word, "; --help lists them");
+            if (!to_number<double>(word.substr(2)) || !own(word.substr(0, 2)).value_or(false)) {
+                const std::string meant = meant_flag(program, name, own);
+                return fail("there is no flag ", word,
+                            meant.empty() ? std::string("; --help lists them") : did_you_mean(meant));
+            }
             done.words.push_back(word.substr(0, 2));
             done.words.push_back(word.substr(2));
         } else {

@@ -20,6 +20,8 @@ void add_source_flags(CLI::App& app, ModelSource& source);
 
 // -hf and the like → the long names, for a program that takes no other flags of llama.cpp (inspect). Error: as translate_flags().
 Result<TranslatedFlags> translate_source_flags(std::span<const std::string> words, const OwnFlag& own);
+// meant_flag() for such a program.
+std::string meant_source_flag(std::string_view typed, const OwnFlag& own);
 
 // Where the sentences and the progress of a fetch go. `say` empty: the sentences go to standard error, behind the program's name. `progress`:
 // of the file that is fetched now; may be empty.
@@ -63,6 +65,10 @@ void add_source_flags(CLI::App& app, ModelSource& source) {
 
 Result<TranslatedFlags> translate_source_flags(std::span<const std::string> words, const OwnFlag& own) {
     return translate_flags(Program::inspect, words, own);
+}
+
+std::string meant_source_flag(std::string_view typed, const OwnFlag& own) {
+    return meant_flag(Program::inspect, typed, own);
 }
 
 // How a fetch is shown: a line that changes on a terminal, otherwise a sentence every ten seconds.

@@ -9,14 +9,17 @@ export module quire.tools.flags.cli;
 
 import quire.core.base;
 import quire.core.version;
+import quire.tools.flags.likely_name;
 
 export namespace CLI {
 
 using CLI::App;
+using CLI::ExtrasError;
 using CLI::IsMember;
 using CLI::MultiOptionPolicy;
 using CLI::Option;
 using CLI::ParseError;
+using CLI::RequiredError;
 using CLI::Success;
 using CLI::ValidationError;
 using CLI::Validator;
@@ -46,10 +49,14 @@ bool may_be_empty(const CLI::Option& option);
 // After app.parse(): throws CLI::ValidationError for an option without a value, as --kv-key '' of a script whose variable is not set. Such
 // an option would be off, and nobody would see it.
 void refuse_empty(const CLI::App& app);
-// The fault in the words of `app`, as one sentence.
-std::string sentence_of(const CLI::App& app, const CLI::ParseError& error);
+// The long names of all flags of `app`, and of its subcommand that was parsed.
+std::vector<std::string> flag_names(const CLI::App& app);
+// The flag that a mistyped one was probably meant to be; "": none is like it.
+using MeantFlag = std::function<std::string(const std::string& word)>;
+// The fault in the words of `app`, as one sentence. Without `meant` a mistyped flag was meant to be one of the app's own.
+std::string sentence_of(const CLI::App& app, const CLI::ParseError& error, const MeantFlag& meant = {});
 // For a program that has met `error`: prints the help, or the sentence behind the program's name. Returns the exit code.
-int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program);
+int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program, const MeantFlag& meant = {});
 // For main(), where std::bad_alloc arrives: prints a sentence behind the program's name. Returns the exit code.
 int out_of_memory(const char* program);
 
@@ -97,12 +104,47 @@ int out_of_memory(const char* program) {
     return 1;
 }
 
-std::string sentence_of(const CLI::App& app, const CLI::ParseError& error) {
+std::vector<std::string> flag_names(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options())
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    const auto all = [](const CLI::App*) { return true; };
+    for (const CLI::App* below : app.get_subcommands(all)) {
+        if (!below->get_name().empty() && !below->parsed()) continue; // a group of options has no name
+        const std::vector<std::string> more = flag_names(*below);
+        names.insert(names.end(), more.begin(), more.end());
+    }
+    return names;
+}
+
+// What a word that `app` does not know was probably meant to be: a flag, or a subcommand where none is named.
+std::string likely_word(const CLI::App& app, const std::string& word, const MeantFlag& meant) {
+    std::vector<KnownName> known;
+    if (word.starts_with('-')) {
+        const std::string name = word.substr(0, word.find('='));
+        if (meant) return meant(name);
+        for (const std::string& one : flag_names(app)) known.push_back({one, one});
+        return likely_name(name, known);
+    }
+    if (app.get_subcommands().empty())
+        for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; }))
+            known.push_back({one->get_name(), one->get_name()});
+    return likely_name(word, known);
+}
+
+std::string sentence_of(const CLI::App& app, const CLI::ParseError& error, const MeantFlag& meant) {
     std::string text = error.what();
     // CLI11 looks for what is missing before it looks at the words that are left.
-    const std::vector<std::string> left = app.remaining(true);
-    if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr)
-        text = left.empty() ? text + "; --help lists all" : "The following argument was not expected: " + left.front();
+    const std::vector<std::string> left    = app.remaining(true);
+    const bool                     missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+    const bool unknown = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || (missing && !left.empty());
+    if (unknown && !left.empty()) {
+        const auto flag = std::ranges::find_if(left, [](const std::string& word) { return word.starts_with('-'); });
+        const std::string& word = flag != left.end() ? *flag : left.front();
+        text = cat("The following argument was not expected: ", word, did_you_mean(likely_word(app, word, meant)));
+    } else if (missing) {
+        text += "; --help lists all";
+    }
     constexpr std::string_view unconverted = "Could not convert: "; // NAME = VALUE
     if (const std::size_t equals = text.find(" = "); text.starts_with(unconverted) && equals != std::string::npos) {
         const std::string value = text.substr(equals + 3);
@@ -114,9 +156,9 @@ std::string sentence_of(const CLI::App& app, const CLI::ParseError& error) {
     return text;
 }
 
-int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program) {
+int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program, const MeantFlag& meant) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::fprintf(stderr, "%s: %s\n", program, sentence_of(app, error).c_str());
+    std::fprintf(stderr, "%s: %s\n", program, sentence_of(app, error, meant).c_str());
     return 2;
 }
 
