@@ -640,6 +640,23 @@ TEST_CASE("bench takes the file of a model without -m", "[flags]") {
     CHECK(has(run_program("bench", {"speculate", nowhere}).err, nowhere));
 }
 
+TEST_CASE("a key that every user can read is said, and taken", "[flags]") {
+    const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf", folder = temporary() + "-kv",
+                      key = file_with(std::string(40, 'k'));
+    const auto said       = [&](mode_t mode) {
+        REQUIRE(chmod(key.c_str(), mode) == 0);
+        const Finished f = run_program("chat", {"-m", model, "--device", "cpu", "--kv-dir", folder, "--kv-key", key,
+                                                "-st", "-p", "Hello", "-n", "2"});
+        CHECK(f.code == 0);
+        return f.err;
+    };
+    const std::string open = "chat: warning: every user of this machine can read the key " + key;
+    CHECK(has(said(0644), open));
+    CHECK_FALSE(has(said(0640), open)); // as secrets with an fsGroup
+    CHECK_FALSE(has(said(0400), open));
+    std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("a file that cannot be read is named with the reason", "[flags]") {
     const std::string model = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
     for (const std::string flag : {"--schema", "-f", "--config", "--chat-template-file"}) {

@@ -4,6 +4,7 @@
 
 import quire.core.base;
 import quire.core.output_file;
+import quire.engine.files.cipher;
 import quire.engine.kv_quality;
 import quire.engine.load_estimate;
 import quire.engine.sampling_defaults;
@@ -246,6 +247,7 @@ int run(ChatArguments& a) {
     const std::string name          = std::filesystem::path(a.model).filename().string();
     bool              template_told = false; // the first lines name the file's template
     const std::string type_said     = choose_kv_type(a.model, options);
+    if (const std::string said = Cipher::exposed(options.kv_key); !said.empty()) warn(said);
     if (interactive && !a.single_turn)
         if (const Result<LoadEstimate> estimate = estimate_load(a.model, options)) {
             tell(printable(describe(*estimate)));

@@ -28,6 +28,9 @@ public:
     static Result<Cipher> from_file(const std::string& path);
     explicit Cipher(std::string_view secret); // of any length
 
+    // A sentence for the user about a file whose key other users of the machine can read; "": they cannot.
+    static std::string exposed(const std::string& path);
+
     // Encrypts `from` to `to`, of the same size. `about`: bytes that are not encrypted, and that open() has to be given, too.
     Seal seal(std::span<const std::byte> about, Pieces from, std::span<std::byte> to) const;
     // Decrypts in place. False: key, seal, `about` and text do not belong together.
@@ -85,6 +88,12 @@ Result<Cipher> Cipher::from_file(const std::string& path) {
                     " KiB: a key has at least 32 bytes, and not many more");
     if (secret.size() < 32) return fail("the key ", path, " has ", secret.size(), " bytes: it has to have at least 32");
     return Cipher(secret);
+}
+
+std::string Cipher::exposed(const std::string& path) {
+    struct stat info{};
+    if (stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || (info.st_mode & S_IROTH) == 0) return {};
+    return cat("warning: every user of this machine can read the key ", path, "; chmod o-r takes that away");
 }
 
 Cipher::Cipher(std::string_view secret) : secret_(hmac(Sum{}, "secret", secret)), key_(hmac(secret_, "texts", "")) {}

@@ -137,6 +137,7 @@ Result<void> ModelSetup::check_file() const {
 
 Result<Engine> ModelHost::load_engine(ModelSetup& setup, const Progress& progress, const Say& say,
                                       const ParkedCache* parked) {
+    if (const std::string said = Cipher::exposed(setup.engine.kv_key); !said.empty()) say(said, true);
     if (const std::string said = choose_kv_type(setup.path, setup.engine); !said.empty()) say(said, false);
     if (const std::string said = prompt_quality(setup.path, setup.engine); !said.empty()) say(said, false);
     // Said once it is clear that there is room, and before the weights are read.
