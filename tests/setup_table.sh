@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 rc=0
-for set in build sanitize lint clients pages package bare; do
+for set in build sanitize lint clients pages real package bare; do
     told=$(sed -n "s/^| \`$set\` |[^|]*| \(.*\) |\$/\1/p" docs/building.md | tr ' ' '\n' | sort)
     installed=$(tools/setup.sh --list "$set" | sort)
     case $set in

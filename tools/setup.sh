@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the packages that a build needs, if any are missing: tools/setup.sh [SET]
-# SET is build (the default), sanitize, lint, clients, pages, package or bare; each except bare includes build.
+# SET is build (the default), sanitize, lint, clients, pages, real, package or bare; each except bare includes build.
 # It first looks for what is there, without a network. If nothing is missing it prints nothing and ends.
 # tools/setup.sh --list SET prints the packages of a set, one per line (tests/setup_table.sh).
 set -eu
@@ -52,7 +52,9 @@ has_curl() { # Debian keeps its headers in a folder of the architecture
     return 1
 }
 
-has_venv() { has_command python3 && python3 -c 'import ensurepip, venv' 2>/dev/null; }
+has_venv() { # [PYTHON]
+    has_command "${1:-python3}" && "${1:-python3}" -c 'import ensurepip, venv' 2>/dev/null
+}
 
 look() {
     missing=
@@ -101,6 +103,10 @@ look() {
         has_command python3 || need python3
         has_venv || need python3-venv
     fi
+    if [ "$set" = real ]; then # a module of Debian's own Python, whatever stands before it in PATH
+        [ -z "$list" ] && [ -e /usr/lib/python3/dist-packages/torch/__init__.py ] || need python3-torch
+        has_venv /usr/bin/python3 || need python3-venv
+    fi
     if [ "$set" = lint ]; then
         has_command clang-tidy-19 || need clang-tidy-19
         has_command clang-format-19 || need clang-format-19
@@ -118,8 +124,8 @@ list=
 [ "${1:-}" != --list ] || { list=yes; shift; }
 set=${1:-build}
 case $set in
-    build | sanitize | lint | clients | pages | package | bare) ;;
-    *) echo "usage: tools/setup.sh [--list] [build|sanitize|lint|clients|pages|package|bare]" >&2; exit 2 ;;
+    build | sanitize | lint | clients | pages | real | package | bare) ;;
+    *) echo "usage: tools/setup.sh [--list] [build|sanitize|lint|clients|pages|real|package|bare]" >&2; exit 2 ;;
 esac
 look
 [ -z "$list" ] || { printf '%s\n' $missing; exit 0; }

@@ -28,6 +28,26 @@ def talk(model, *flags):
     return answers, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
 
 
+def over_the_end(model, context=256, length=112):
+    """Ten turns in a context that holds about two of them: the oldest turns are left out, and an answer goes on behind the end."""
+    messages, shifted, total = [], 0, 0
+    with Server("-c", str(context), "--trim-chats", "--context-shift", model=model) as server:
+        for question in QUESTIONS:
+            messages.append({"role": "user", "content": question})
+            status, reply = server.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": length,
+                                                                 "ignore_eos": True})
+            assert status == 200, reply
+            messages.append(reply["choices"][0]["message"])
+            assert messages[-1]["content"].strip(), f"an empty answer to {question!r}"
+            usage = reply["usage"]
+            assert usage["completion_tokens"] == length and usage["prompt_tokens"] <= context, usage
+            assert reply["choices"][0]["finish_reason"] == "length", reply
+            shifted += usage["prompt_tokens"] + length > context
+            total += length
+    assert shifted >= 5 and total > 2 * context, f"{shifted} answers over the end, {total} tokens"
+    print(f"ten turns in a context of {context}: all answers, of {total} tokens, are there; {shifted} went over the context's end")
+
+
 def main():
     binaries, model = sys.argv[1:3]
     cached, n_prompt, n_cached = talk(model)
@@ -36,6 +56,7 @@ def main():
     assert none == 0 and n_cached > n_prompt // 2, f"{n_cached} of {n_prompt} tokens came from the cache"
     print(f"ten turns: equal with and without the prefix cache; {n_cached} of the last prompt's {n_prompt} tokens were cached")
 
+    over_the_end(model)
     with Server("-c", "256", "--context-shift", model=model) as server:
         status, reply = server.post("/v1/completions", {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 600,
                                                         "ignore_eos": True})
