@@ -65,7 +65,7 @@ test-embeddings:
 	@tests/embeddings/run.sh $(bin)/server
 
 # Compares models of random shapes, of many families, with transformers (with PyTorch, 5 GB, in build/families): two of each, from SEED on;
-# FAMILIES="Qwen3 Lfm2": only these.
+# FAMILIES="Qwen3 Gemma4/experts": only these.
 test-families:
 	@$(MAKE) --no-print-directory inspect
 	@tests/families/run.sh $(bin)/inspect $(SEED) $(FAMILIES)

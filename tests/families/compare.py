@@ -2,7 +2,8 @@
 """Models of random shapes and weights: quire's logits against transformers'.
 
 usage: compare.py INSPECT LLAMA SEED [NAME...]; INSPECT: quire's program; LLAMA: the folder of llama.cpp's converter, which writes the GGUF
-files; NAME: only these families. Prints a line for each model, and exits with 1 where a logit is further away than rounding explains.
+files; NAME: only these families, in all their forms ("Gemma4"), or in one ("Gemma4/experts"). Prints a line for each model, and exits with 1
+where a logit is further away than rounding explains.
 
 Float32 weights and a float32 KV cache on both sides. Heads, head sizes, experts, windows and periods are drawn, so that none is a multiple of
 another by habit.
@@ -21,6 +22,7 @@ from conversion import get_model_class
 
 TOLERANCE = 1e-3
 LENGTHS = (1, 2, 17, 64, 130, 300, 700)
+MORE_LENGTHS = {"Llama4/long": (8300,)}  # an attention's chunk has 8,192 tokens
 VOCABULARY = 320
 CONTEXT = 1024
 
@@ -101,12 +103,75 @@ def recurrent(s, **more):
                     rope_parameters=rope(partial_rotary_factor=s.draw.choice((0.25, 0.5)))) | more
 
 
-# Members of published configs that transformers does not write, or writes in another way.
-ADDED = {"Cohere2": lambda given: {"rotary_pct": 1.0},
+def gemma4(s, **more):
+    """Windows and whole contexts, whose heads have sizes and K and V heads of their own; whole contexts turn a quarter of each head."""
+    period = s.draw.choice((2, 3))
+    layers = 2 * period
+    return s.config(num_hidden_layers=layers, layer_types=s.kinds(layers, period=period), sliding_window=s.window, tie_word_embeddings=True,
+                    global_head_dim=s.draw.choice((64, 128)), hidden_size_per_layer_input=0, final_logit_softcapping=s.draw.choice((None, 30.0)),
+                    rope_parameters={"full_attention": rope("proportional", 1e6, partial_rotary_factor=0.25), "sliding_attention": rope()}) | more
+
+
+def gemma4_per_layer(s):
+    config = gemma4(s, vocab_size_per_layer_input=VOCABULARY, hidden_size_per_layer_input=s.draw.choice((16, 24)),
+                    use_double_wide_mlp=s.draw.random() < 0.5)
+    # At least one layer of each kind has K and V of its own.
+    return config | {"num_kv_shared_layers": s.draw.randint(1, config["num_hidden_layers"] // 2)}
+
+
+def llama4(s, **more):
+    return s.config(intermediate_size_mlp=48, num_local_experts=s.experts, num_experts_per_tok=s.used, rope_parameters=rope(base=5e5),
+                    use_qk_norm=True, tie_word_embeddings=False) | more
+
+
+def nemotron(s, network):
+    """A layer is a scan, attention, or `network`."""
+    layers = ["linear_attention", network, "full_attention"] + s.draw.choices(("linear_attention", network, "full_attention"), k=s.layers - 1)
+    s.draw.shuffle(layers)
+    groups, size = s.draw.choice((1, 2, 4)), s.draw.choice((16, 32))
+    scans = groups * s.draw.choice((1, 2, 3)) * 64 // size  # the converter wants a multiple of 64 numbers
+    config = s.config(layers_block_type=layers, ssm_state_size=s.draw.choice((16, 40, 128)), mamba_num_heads=scans,
+                      mamba_head_dim=size, n_groups=groups, conv_kernel=s.draw.choice((2, 3, 4)), n_routed_experts=s.experts,
+                      num_experts_per_tok=s.used, moe_intermediate_size=32, moe_shared_expert_intermediate_size=48,
+                      moe_latent_size=s.draw.choice((None, 24, 40)), norm_topk_prob=True, routed_scaling_factor=s.draw.choice((1.0, 2.5)),
+                      tie_word_embeddings=False)
+    del config["num_hidden_layers"]
+    return config
+
+
+def ernie_moe(s):
+    shared = s.draw.choice((0, 1, 2))
+    # The converter takes the quotient of the dense layers' width and the K and V heads for the width of the shared experts, as in ERNIE-4.5-21B.
+    return s.narrow(moe_num_experts=s.experts, moe_k=s.used, moe_intermediate_size=32, intermediate_size=32 * max(1, shared) * s.kv,
+                    use_bias=False, moe_num_shared_experts=shared, moe_layer_start_index=s.draw.choice((0, 1)),
+                    moe_layer_interval=s.draw.choice((1, 2)), rope_parameters=rope())
+
+
+def hunyuan(s, **more):
+    return s.config(num_experts=s.experts, moe_topk=s.used, rope_parameters=rope()) | more
+
+
+def hunyuan_names(given):
+    """Of Hunyuan-A13B's own config, which has a number for each layer."""
+    n = given["num_hidden_layers"]
+    return {"moe_intermediate_size": [given["intermediate_size"]] * n, "num_shared_expert": [1] * n, "moe_topk": [given["moe_topk"]] * n}
+
+
+# Members of published configs that transformers does not write, or writes in another way; None: does not stand there.
+ADDED = {"HunYuanMoEV1": hunyuan_names,
+         "Gemma4": lambda given: {"global_head_dim": given["global_head_dim"]},
+         "NemotronH/dense": lambda given: {"num_experts_per_tok": None, "n_routed_experts": None, "layers_block_type": None,
+                                           "num_hidden_layers": len(given["layers_block_type"]),
+                                           "hybrid_override_pattern": "".join({"m": "-", "l": "M", "f": "*"}[kind[0]]
+                                                                              for kind in given["layers_block_type"])},
+         "Cohere2": lambda given: {"rotary_pct": 1.0},
          "MiniMaxM2": lambda given: {"scoring_func": "sigmoid", "use_routing_bias": True},
          "GraniteMoeHybrid": lambda given: {"layer_types": given["layer_types"]}}
 
-# A family: the prefix of its classes, and the members of its config.
+# Of families that the converter knows by another class.
+CONVERTED_AS = {"Mistral/3": "Mistral3ForConditionalGeneration"}
+
+# A family: the prefix of its classes, the form behind a slash, and the members of its config.
 FAMILIES = {
     "Llama": lambda s: s.config(rope_parameters=s.draw.choice((rope(), rope("linear", factor=3.0), yarn(s.draw))), attention_bias=False),
     "Mistral": lambda s: s.config(rope_parameters=yarn(s.draw), sliding_window=None),
@@ -157,6 +222,27 @@ FAMILIES = {
                                            num_experts_per_tok=s.used, shared_intermediate_size=48, attention_multiplier=0.3,
                                            embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0,
                                            position_embedding_type="nope"),
+    "Gemma4": lambda s: gemma4(s),
+    "Gemma4/per-layer": gemma4_per_layer,
+    "Gemma4/experts": lambda s: gemma4(s, enable_moe_block=True, num_experts=s.experts, top_k_experts=s.used, moe_intermediate_size=32),
+    "Gemma4/K=V": lambda s: gemma4(s, attention_k_eq_v=True, num_global_key_value_heads=1),
+    "Gemma4/experts,K=V": lambda s: gemma4(s, attention_k_eq_v=True, num_global_key_value_heads=s.draw.choice((1, s.kv)), enable_moe_block=True,
+                                           num_experts=s.experts, top_k_experts=s.used, moe_intermediate_size=32),
+    "Llama4": lambda s: llama4(s, interleave_moe_layer_step=s.draw.choice((1, 2)), num_hidden_layers=5),
+    "Llama4/long": lambda s: llama4(s, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16384, interleave_moe_layer_step=1,
+                                    num_hidden_layers=5),
+    "Llama4/128": lambda s: llama4(s, num_local_experts=128, num_experts_per_tok=1, interleave_moe_layer_step=2, use_qk_norm=False),
+    "Llama4/dense": lambda s: llama4(s, num_local_experts=0, num_experts_per_tok=0, interleave_moe_layer_step=0, moe_layers=[],
+                                     no_rope_layers=[1] * s.layers, layer_types=["full_attention"] * s.layers),
+    "NemotronH/dense": lambda s: nemotron(s, "mlp"),
+    "NemotronH/experts": lambda s: nemotron(s, "moe"),
+    "Ernie4_5_Moe": ernie_moe,
+    "HunYuanMoEV1": lambda s: hunyuan(s),
+    "HunYuanMoEV1/dynamic": lambda s: hunyuan(s, head_dim=128, hidden_size=s.heads * 128, max_position_embeddings=32768,
+                                              rope_parameters=rope("dynamic", alpha=1000.0, factor=1.0)),
+    "Ministral3": lambda s: s.config(rope_parameters=yarn(s.draw) | {"mscale": 1.0, "mscale_all_dim": 1.0,
+                                                                     "llama_4_scaling_beta": s.draw.choice((0.1, 0.3))}),
+    "Mistral/3": lambda s: s.config(rope_parameters=rope(base=1e9), sliding_window=None),
     "Mamba2": lambda s: dict(vocab_size=VOCABULARY, hidden_size=s.hidden, num_hidden_layers=s.layers, expand=2,
                              num_heads=2 * s.hidden // 16, head_dim=16, state_size=s.draw.choice((16, 40, 128)), n_groups=1,
                              conv_kernel=s.draw.choice((2, 3, 4)), tie_word_embeddings=s.tied, bos_token_id=None, eos_token_id=None,
@@ -167,14 +253,14 @@ FAMILIES = {
 def randomise(model, seed):
     """Weights that a half holds exactly; norms around 1. Recurrences keep what transformers gives them."""
     numbers = np.random.default_rng(seed)
-    tensors = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction_bias" in n]
+    tensors = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if n.endswith(("correction_bias", "layer_scalar"))]
     for name, tensor in tensors:
         if name.endswith(("A_log", "dt_bias", ".D")):
             continue
         x = numbers.standard_normal(tuple(tensor.shape))
         if tensor.ndim > 1:
             x *= 1.0 if "embed" in name or "conv" in name else 1.3 / tensor.shape[-1] ** 0.5
-        elif "norm" in name and not name.endswith("bias"):
+        elif "norm" in name and not name.endswith("bias") or name.endswith(("scale", "scalar")):
             x = np.clip(tensor.numpy() + 0.25 * x, -2, 2)
         else:
             x *= 0.2
@@ -186,13 +272,17 @@ def write_gguf(name, model, given, folder, path):
     """By llama.cpp's converter, with a vocabulary that no text needs."""
     model.save_pretrained(folder)
     config = Path(folder, "config.json")
-    if name in ADDED:
-        config.write_text(json.dumps(json.loads(config.read_text()) | ADDED[name](given)))
+    members = None  # the converter asks transformers, which leaves out or fills in what it does not know
+    if added := ADDED.get(name) or ADDED.get(name.split("/")[0]):
+        own = added(given)
+        members = {k: v for k, v in (json.loads(config.read_text()) | own).items() if v is not None or k not in own}
+        config.write_text(json.dumps(members))
     # Gemma's converter counts its entries.
     Path(folder, "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCABULARY)}}, "added_tokens": []}))
-    converter = get_model_class(type(model).__name__)
+    converter = get_model_class(CONVERTED_AS.get(name, type(model).__name__))
     converter.no_mtp = True
-    converter = converter(Path(folder), gguf.LlamaFileType.ALL_F32, Path(path))
+    converter = converter(Path(folder), gguf.LlamaFileType.ALL_F32, Path(path), hparams=members)
+    converter = getattr(converter, "impl", converter)
 
     def set_vocab():
         writer = converter.gguf_writer
@@ -222,34 +312,45 @@ def compare(name, seed, folder):
     """The largest difference over all lengths."""
     shape = Shape(random.Random(f"{name} {seed}"))
     # Of models that also see, the part for text.
-    kind = getattr(transformers, name + "TextConfig", None) or getattr(transformers, name + "Config")
+    family = name.split("/")[0]
+    kind = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
     given = FAMILIES[name](shape)
     config = kind(**given)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = getattr(transformers, name + "ForCausalLM")(config).float().eval()
+    model = getattr(transformers, family + "ForCausalLM")(config).float().eval()
+    # Of NemotronH transformers bounds the steps of a scan from below, by what its training began with; other engines do not.
+    for part in model.modules():
+        if hasattr(part, "time_step_limit"):
+            part.time_step_limit = (0.0, float("inf"))
     randomise(model, seed)
     path = folder + "/model.gguf"
     write_gguf(name, model, given, folder + "/model", path)
-    ids = np.random.default_rng(seed).integers(1, VOCABULARY, max(LENGTHS)).tolist()
+    lengths = LENGTHS + MORE_LENGTHS.get(name, ())
+    ids = np.random.default_rng(seed).integers(1, VOCABULARY, max(lengths)).tolist()
     # Each length on its own: a rope may depend on it.
     return max(float(np.abs(logits_of(path, ids[:n], folder)[:VOCABULARY] - model(torch.tensor([ids[:n]])).logits[0, -1].numpy()).max())
-               for n in LENGTHS)
+               for n in lengths)
 
 
 def main():
     wrong = 0
-    for name in sys.argv[4:] or FAMILIES:
+    wanted = sys.argv[4:]
+    if unknown := set(wanted) - {*FAMILIES} - {name.split("/")[0] for name in FAMILIES}:
+        sys.exit(f"no such families: {' '.join(sorted(unknown))}")
+    for name in FAMILIES:
+        if wanted and name not in wanted and name.split("/")[0] not in wanted:
+            continue
         for seed in range(SEED, SEED + 2):
             folder = tempfile.mkdtemp()
             try:
                 difference = compare(name, seed, folder)
                 wrong += not difference <= TOLERANCE
-                print(f"{name:12} seed {seed}: {difference:.1e}{'' if difference <= TOLERANCE else '  WRONG'}", flush=True)
+                print(f"{name:20} seed {seed}: {difference:.1e}{'' if difference <= TOLERANCE else '  WRONG'}", flush=True)
             except Exception as error:
                 wrong += 1
                 traceback.print_exc()
-                print(f"{name:12} seed {seed}: {type(error).__name__}: {error}", flush=True)
+                print(f"{name:20} seed {seed}: {type(error).__name__}: {error}", flush=True)
             finally:
                 shutil.rmtree(folder)
     sys.exit(wrong > 0)
