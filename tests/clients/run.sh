@@ -1,7 +1,7 @@
 #!/bin/sh
 # Independent clients against ./server: the packages openai, anthropic and ollama, pydantic-ai, litellm, langchain, llama-index, instructor,
 # curl; Open Responses; schemathesis; recorded answers and a probe of canitoolcall; a router before two servers, an indexer of KV events, another constraint engine; a model
-# hub, beside huggingface_hub; then load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
+# hub, beside huggingface_hub; hybrid models; then load and misbehaving clients. Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build
@@ -47,5 +47,6 @@ if [ "${QUIRE_CLIENTS:-all}" = all ]; then
     if installed build/hub tests/clients/hub_requirements.txt; then hub_python=build/hub/bin/python; fi
     $hub_python tests/clients/hub_client.py
 fi
+python3 tests/clients/hybrids.py
 python3 tests/clients/load.py 20
 python3 tests/clients/chaos.py 15
