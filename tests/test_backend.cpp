@@ -533,6 +533,27 @@ TEST_CASE("a state is read and written through the blocks of its unit") {
     CHECK(state.piece(unit, 200, 500).n == 56);
 }
 
+TEST_CASE("rope frequencies: gpt-oss does not round the bounds of YaRN's ramp") {
+    ModelConfig c; // of gpt-oss 20B; its ramp goes from pair 8.09278 to pair 17.39802
+    c.rope_dim              = 64;
+    c.rope_base             = 150000;
+    c.rope_scaling          = RopeScaling::yarn;
+    c.rope_factor           = 32;
+    c.rope_original_context = 4096;
+    float      scale        = 0;
+    const auto part         = [&](int pair) { // how much of the pair's frequency is left
+        return double(rope_frequencies(c, false, {}, scale)[std::size_t(pair)]) * std::pow(150000.0, pair / 32.0);
+    };
+    const auto expected = [](double ramp) { return Catch::Approx(1 - ramp + ramp / 32).epsilon(1e-5); };
+    CHECK(part(9) == expected(0.1));
+    CHECK(part(17) == expected(0.9));
+    c.yarn_rounds = false;
+    CHECK(part(8) == expected(0));
+    CHECK(part(9) == expected((9 - 8.092779) / (17.398025 - 8.092779)));
+    CHECK(part(17) == expected((17 - 8.092779) / (17.398025 - 8.092779)));
+    CHECK(part(18) == expected(1));
+}
+
 TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {
     ModelConfig c;
     c.rope_dim  = 4;

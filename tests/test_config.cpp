@@ -351,11 +351,19 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
     CHECK(yarn.config->rope_scaling == RopeScaling::yarn);
     CHECK(yarn.config->rope_original_context == 32);
     CHECK(yarn.config->rope_attn_factor == 0.5f);
+    CHECK(yarn.config->yarn_rounds);
     CHECK(yarn.config->yarn_beta_fast == 16);
     CHECK(yarn.config->yarn_beta_slow == 2);
     CHECK(yarn.config->yarn_attn_factor == 1.5f);
     CHECK(load("llama", {.keys = scaled("yarn")}).config->rope_original_context ==
           128); // the context it was trained with
+
+    const Loaded exact = load("gpt-oss", {.keys = [](GgufWriter& w) {
+                                  w.set("gpt-oss.rope.scaling.type", "yarn");
+                                  w.set("gpt-oss.rope.scaling.factor", 32.f);
+                              }});
+    REQUIRE(exact.config);
+    CHECK_FALSE(exact.config->yarn_rounds);
 
     const Loaded old = load("llama", {.keys = [](GgufWriter& w) { w.set("llama.rope.scale_linear", 2.f); }});
     REQUIRE(old.config);

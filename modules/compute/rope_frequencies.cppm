@@ -31,8 +31,14 @@ std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::
             return config.rope_dim * std::log(config.rope_original_context / (rotations * 2 * 3.14159265358979323846)) /
                    (2 * std::log(base));
         };
-        low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
-        high = std::min(std::ceil(pair_of(double(config.yarn_beta_slow))), double(config.rope_dim - 1));
+        low  = pair_of(double(config.yarn_beta_fast));
+        high = pair_of(double(config.yarn_beta_slow));
+        if (config.yarn_rounds) {
+            low  = std::floor(low);
+            high = std::ceil(high);
+        }
+        low  = std::max(low, 0.0);
+        high = std::min(high, double(config.rope_dim - 1));
         if (high <= low) high = low + 0.001;
         if (config.yarn_attn_factor > 0) scale *= config.yarn_attn_factor;
         else if (config.yarn_scales_rope && config.rope_factor > 1)

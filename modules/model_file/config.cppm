@@ -114,6 +114,7 @@ struct ModelConfig {
     int           rope_original_context = 0; // yarn, longrope
     float         rope_attn_factor      = 1; // multiplies cosine and sine, in addition to YaRN's own factor
     bool          yarn_scales_rope      = true;
+    bool          yarn_rounds           = true; // the bounds of YaRN's ramp are whole pairs
     float         yarn_beta_fast = 32, yarn_beta_slow = 1;
     float         yarn_attn_factor  = 0; // in place of YaRN's own factor; 0: none
     int           position_offset   = 0; // row of position 0 in the learned vectors
@@ -197,6 +198,7 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
     c.rope_factor =
         keys.number(old ? "rope.scale_linear" : "rope.scaling.factor", old ? std::nullopt : std::optional(1.0), 0);
     if (c.rope_scaling != RopeScaling::yarn) return;
+    c.yarn_rounds    = c.family->yarn_rounds;
     c.yarn_beta_fast = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
     c.yarn_beta_slow = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
     if (keys.has("rope.scaling.yarn_attn_factor"))

@@ -83,6 +83,7 @@ struct Family {
     float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
     bool  softcaps       = false;                   // a file's keys of soft-caps count
     int   no_rope_period = 0;                       // the last of so many layers has no RoPE
+    bool  yarn_rounds    = true;                    // the bounds of YaRN's ramp are whole pairs; no key says so
     bool  window_rope    = false;                   // in a file with a window only the layers that have it have RoPE
     // Layers with RoPE see only their own chunk of so many positions. A file whose sliding window is 0 has no chunks, no temperature, and RoPE
     // in all layers.
@@ -157,7 +158,7 @@ constexpr std::array table{
     Family{.name = "glm4", .rope = interleaved, .residual = sandwich},
     Family{.name = "glm4moe", .gating = Gating::sigmoid},
     Family{.name = "gpt-oss", .activation = clamped_swiglu, .biases = Biases::all, .window_period = 2,
-           .gating = Gating::softmax_chosen, .sinks = true},
+           .yarn_rounds = false, .gating = Gating::softmax_chosen, .sinks = true},
     Family{.name = "gpt2", .rope = RopePairs::none, .norm = layer, .activation = gelu_tanh, .gated = false,
            .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true, .rope_by_key = true},
