@@ -159,6 +159,7 @@ def hunyuan_names(given):
 
 # Members of published configs that transformers does not write, or writes in another way; None: does not stand there.
 ADDED = {"HunYuanMoEV1": hunyuan_names,
+         "GPT2": lambda given: {"n_ctx": CONTEXT},
          "Gemma4": lambda given: {"global_head_dim": given["global_head_dim"]},
          "NemotronH/dense": lambda given: {"num_experts_per_tok": None, "n_routed_experts": None, "layers_block_type": None,
                                            "num_hidden_layers": len(given["layers_block_type"]),
@@ -242,6 +243,24 @@ FAMILIES = {
                                               rope_parameters=rope("dynamic", alpha=1000.0, factor=1.0)),
     "Ministral3": lambda s: s.config(rope_parameters=yarn(s.draw) | {"mscale": 1.0, "mscale_all_dim": 1.0,
                                                                      "llama_4_scaling_beta": s.draw.choice((0.1, 0.3))}),
+    "Llama/llama3": lambda s: s.config(rope_parameters=rope("llama3", 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                            original_max_position_embeddings=128)),
+    "DeepseekV3/yarn": lambda s: latent(s, rope_parameters=yarn(s.draw) | dict.fromkeys(("mscale", "mscale_all_dim"), s.draw.choice((0.7, 1.0)))),
+    "Glm4MoeLite": lambda s: latent(s),
+    "GptOss": lambda s: s.config(num_local_experts=s.experts, num_experts_per_tok=s.used, sliding_window=s.window,
+                                 layer_types=s.kinds(s.layers, period=2), rope_parameters=yarn(s.draw) | {"truncate": False},
+                                 tie_word_embeddings=False),
+    "Olmo3": lambda s: s.narrow(sliding_window=s.window, layer_types=s.kinds(s.layers, period=4), rope_parameters=rope(base=5e5)),
+    "Phi": lambda s: s.narrow(intermediate_size=4 * s.heads * s.head, num_key_value_heads=s.heads, tie_word_embeddings=False,
+                              rope_parameters=rope(partial_rotary_factor=0.5)),
+    "Phi3": lambda s: s.narrow(rope_parameters=rope(), sliding_window=None),
+    "Starcoder2": lambda s: s.narrow(rope_parameters=rope(), sliding_window=None, use_bias=True),
+    "StableLm": lambda s: s.narrow(rope_parameters=rope(partial_rotary_factor=0.25), use_qkv_bias=s.draw.random() < 0.5,
+                                   use_parallel_residual=s.draw.random() < 0.5, qk_layernorm=False),
+    "Cohere": lambda s: s.narrow(logit_scale=0.25, tie_word_embeddings=True, use_qk_norm=False, rope_parameters=rope()),
+    "Glm4": lambda s: s.config(rope_parameters=rope(partial_rotary_factor=0.5)),
+    "GPT2": lambda s: dict(vocab_size=VOCABULARY, n_embd=s.heads * s.head, n_layer=s.layers, n_head=s.heads, n_positions=CONTEXT,
+                           bos_token_id=None, eos_token_id=None),
     "Mistral/3": lambda s: s.config(rope_parameters=rope(base=1e9), sliding_window=None),
     "Mamba2": lambda s: dict(vocab_size=VOCABULARY, hidden_size=s.hidden, num_hidden_layers=s.layers, expand=2,
                              num_heads=2 * s.hidden // 16, head_dim=16, state_size=s.draw.choice((16, 40, 128)), n_groups=1,
@@ -318,7 +337,7 @@ def compare(name, seed, folder):
     config = kind(**given)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
-    model = getattr(transformers, family + "ForCausalLM")(config).float().eval()
+    model = (getattr(transformers, family + "ForCausalLM", None) or getattr(transformers, family + "LMHeadModel"))(config).float().eval()
     # Of NemotronH transformers bounds the steps of a scan from below, by what its training began with; other engines do not.
     for part in model.modules():
         if hasattr(part, "time_step_limit"):
