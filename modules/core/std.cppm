@@ -130,9 +130,9 @@ using std::lock_guard, std::unique_lock, std::shared_lock, std::scoped_lock, std
     std::condition_variable_any;
 using std::counting_semaphore, std::binary_semaphore, std::cv_status;
 
-// operators are names too: without these, an importer cannot compare or concatenate. `<=` and `>=` are made from `<=>`;
-// exported, they clash with the friends of that name that libstdc++ 14 declares in std::variant.
-using std::operator==, std::operator!=, std::operator<, std::operator>, std::operator<=>;
+// operators are names too: without these, an importer cannot compare or concatenate. The others are made from `==` and `<=>`; exported, they
+// clash with the friends of that name that libstdc++ 14 declares in std::variant.
+using std::operator==, std::operator<=>;
 using std::operator+, std::operator-, std::operator|, std::operator&;
 
 } // namespace std
