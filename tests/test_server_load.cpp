@@ -104,8 +104,8 @@ TEST_CASE("a full queue says so", "[server]") {
 }
 
 TEST_CASE("a request of many prompts leaves room and turns to others", "[server]") {
-    const Server server({"--parallel", "4", "--max-queue", "8"});
-    Json         many{{"prompt", Json::array()}, {"max_tokens", 300}, {"ignore_eos", true}};
+    const Server server({"--parallel", "4", "--max-queue", "8", "--context-shift"});
+    Json many{{"prompt", Json::array()}, {"max_tokens", 100'000}, {"ignore_eos", true}, {"stream", true}}; // endless
     for (int i = 0; i < 12; i++) many["prompt"].push_back("story " + std::to_string(i));
     const auto begin = [&](int n) {
         Client c = server.client();
