@@ -36,7 +36,7 @@ for library; do
 done
 
 printf '\nThe folder lib/ has libraries as Debian distributes them. Their sources are those of the packages and versions below, which\n'
-printf 'deb.debian.org and snapshot.debian.org have.\n'
+printf 'the archive of Debian has.\n'
 for notice in "$folder"/*.notice; do
     printf '\n-- library, package, source ---------------------------------------------------------------------------------------\n'
     sort -u "${notice%.notice}.libraries"

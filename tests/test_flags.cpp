@@ -579,7 +579,7 @@ TEST_CASE("a variable QUIRE_... that names no flag is said, one of other program
     CHECK(said("server", {"QUIRE_PROT", "QUIRE_NOTHING"}) ==
           begin + "QUIRE_NOTHING, QUIRE_PROT (did you mean QUIRE_PORT?)" + end);
     CHECK(said("chat", {"QUIRE_NOTHING"}) == ""); // it may be the server's
-    // It is a line of the log.
+    // The sentence is a line of the log.
     setenv("QUIRE_PROT", "1", 1);
     const Finished json = run_program("server", {"-m", nowhere, "--log-json"});
     unsetenv("QUIRE_PROT");

@@ -1,6 +1,7 @@
 // nlohmann's JSON value, which can be destroyed where there is no memory. Its destructor takes memory: for a list of what is in an array or an
 // object, by std::allocator of the value itself. A destructor must not throw, so this allocator waits for memory where others of its thread
-// throw. The arrays of the values have an allocator of their own, which throws as all others do.
+// throw. The arrays of the values have an allocator of their own, which throws as all others do. (A header: before `export module` stand
+// directives alone.)
 #pragma once
 
 #include <cstddef>

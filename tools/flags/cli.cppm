@@ -117,7 +117,7 @@ std::vector<std::string> flag_names(const CLI::App& app) {
     return names;
 }
 
-// What a word that `app` does not know was probably meant to be: a flag, or a subcommand where none is named.
+// The flag that a word unknown to `app` was probably meant to be; a subcommand where none is named.
 std::string likely_word(const CLI::App& app, const std::string& word, const MeantFlag& meant) {
     std::vector<KnownName> known;
     if (word.starts_with('-')) {
