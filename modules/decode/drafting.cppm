@@ -248,7 +248,7 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
             if (model_) wanted_.push_back({group.get(), s.get(), most});
             else if (most > 0 && on()) guess(*group, *s, most);
         }
-    if (skips) n_unguessed_--, n_idle_ += model_ != nullptr;
+    if (skips) n_unguessed_--, n_idle_ += model_ && n_idle_ < rest_; // the model's next try is not skipped
     else if (model_) guess_by_model(n_rows);
     for (const auto& group : running) {
         // The sequences of a group have one length: all go on, or none.
@@ -267,6 +267,7 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
     for (const auto& group : running) {
         int n = most_drafts;
         for (const auto& s : group->sequences) n = std::min(n, s->n_drafts);
+        if (n < least_for(group->request)) n = 0; // of its guess fewer pay
         for (const auto& s : group->sequences) s->n_drafts = n, any = any || n > 0;
     }
     const bool tries = n_idle_ > rest_; // the model, for a few steps
@@ -309,7 +310,8 @@ void Drafting::want_paying(int n_rows) {
         }
     }
     if (n_best > 0) n_idle_ = 0, rest_ = least_rest;
-    else if (++n_idle_ > rest_ && room(n_rows) > 0) n_best = k_best = 1;
+    else if (++n_idle_ > rest_ && room(n_rows) > 0)
+        n_best = 1, k_best = std::max(least_for(wanted_[0].group->request), 1);
     if (n_idle_ >= rest_ + n_tried) n_idle_ = 0, rest_ = std::min(2 * rest_, 1024);
     while (n_best > 0 && n_best < n && wanted_[std::size_t(n_best)].group == wanted_[std::size_t(n_best - 1)].group)
         n_best++; // no group in part

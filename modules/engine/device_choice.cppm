@@ -69,8 +69,9 @@ int usual_logit_rows(const EngineOptions& o) {
     constexpr std::int64_t least = 64, most = 512;
     std::int64_t           drafts = 0;
     if (o.drafts.on && wants_gpu(o))
-        drafts = std::min(
-            {most, o.max_sequences * std::int64_t(1 + o.drafts.most), std::int64_t(memory_of(o) / bytes_of_row)});
+        drafts = std::min({most, o.max_sequences * std::int64_t(1 + o.drafts.most),
+                           std::int64_t(memory_of(o) / bytes_of_row),
+                           std::int64_t(o.max_batch_tokens > 0 ? o.max_batch_tokens : most)});
     return int(std::max({std::int64_t(o.max_sequences), least, drafts}));
 }
 

@@ -325,6 +325,10 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
             ProcessGroup::rendezvous(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
         if (!group) return std::unexpected(group.error());
         processes = std::move(*group);
+        // A step has the rows that each process has memory for: flags of draft tokens and GPUs may differ.
+        const Result<std::uint64_t> rows = processes->all_reduce_min(std::uint64_t(logit_rows));
+        if (!rows) return std::unexpected(rows.error());
+        logit_rows = int(*rows);
     }
     std::unique_ptr<DraftModel> draft_model; // its memory first: the model takes what is left
     if (o.drafts.by_model) {

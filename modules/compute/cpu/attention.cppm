@@ -98,7 +98,8 @@ void CpuAttention::run(const Attention& op, const float* sinks, const Tensor& q,
     const GroupPlan& tables = plan_->groups[std::size_t(cache.group)];
     const bool       apart  = op.first > 0; // each tile has a window of its own, which ends at position `first`
     std::int64_t     work   = 0;            // multiply-adds of q·k and of the weighted sum
-    for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * op.n_heads * D;
+    for (std::int32_t length : plan_->context_lens)
+        work += 2 * std::int64_t(op.window > 0 ? std::min(length, op.window) : length) * op.n_heads * D;
     const auto rows_of = [&](const void* array, DType type, const std::byte* scales, int h) {
         const std::size_t first = std::size_t(h) * std::size_t(cache.block_size);
         return KvRows{static_cast<const std::byte*>(array) + first * row_bytes(type, D), type,

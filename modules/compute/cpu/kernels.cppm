@@ -57,7 +57,7 @@ const CpuKernels* cpu_kernels(std::string_view name) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni"), gfni = vnni && __builtin_cpu_supports("gfni");
-    // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two. Those of AMD with VNNI have GFNI.
+    // AMD's processors add in four units and multiply in two of them; Intel's do both in the same two. Every AMD processor with VNNI has GFNI.
     if (gfni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd")))) return &tables.gfni_pairs;
     if (gfni && (name.empty() || name == "amx")) {
         static const bool granted = amx_granted();

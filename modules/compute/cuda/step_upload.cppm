@@ -283,7 +283,8 @@ bool StepUpload::send(const StepPlan& plan) {
     if (decoding && rounded_rows(T) <= limits_.max_tokens && rounded_rows(T) <= limits_.max_logit_rows)
         shape_.tokens = shape_.logit_rows = rounded_rows(T);
     else decoding = false;
-    check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
+    check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences &&
+              shape_.logit_rows <= std::max(limits_.max_logit_rows, 8), // as many as Model::create() takes
           "a step larger than announced");
     check(plan.groups.size() == tables_.first.size(), "a plan for other cache groups");
 

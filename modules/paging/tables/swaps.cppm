@@ -148,8 +148,8 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
     if (blocks_to_swap_in(tables, {}) + keep_free > tables_.pool.n_free()) return false;
     PrefixCache& cache = tables_.cache;
     // Evicted while its text stayed in host memory, an entry keeps its serial when another sequence enters it once more. Until that sequence
-    // has written it, nothing is cached behind it.
-    const auto is_written = [&](BlockId block) {
+    // writes it, nothing is cached behind it. A block in flight is cached by the commit that caches the blocks behind it.
+    const auto will_be_cached = [&](BlockId block) {
         return block >= 0 && tables_.pool.state(block) >= HashState::in_flight;
     };
     // Blocks that are still on the device come first, before a fresh block can take their place; the first lane comes before the lanes
@@ -171,9 +171,10 @@ bool TableSwaps::swap_in(std::span<const TableId> tables, int keep_free) {
         if (entry.state != HashState::cached || entry.n_tokens < pool_.block_size()) return;
         if (l > 0) {
             const BlockId owner = cache.block_of({entry.hash, entry.serial});
-            if (is_written(owner) && cache.attached(owner, int(l)) < 0) cache.attach(owner, to, HashState::in_flight);
+            if (will_be_cached(owner) && cache.attached(owner, int(l)) < 0)
+                cache.attach(owner, to, HashState::in_flight);
         } else if (cache.find(entry.hash) < 0 &&
-                   (entry.parent.serial == 0 || is_written(cache.block_of(entry.parent)))) {
+                   (entry.parent.serial == 0 || will_be_cached(cache.block_of(entry.parent)))) {
             entry.state = HashState::in_flight;
             cache.insert(to, entry, pool_.tokens(from));
         }
