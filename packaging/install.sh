@@ -23,7 +23,7 @@ page=$(mktemp)
 list=$(mktemp)
 trap 'rm -f "$page" "$page.gz" "$list"' EXIT
 manifest=$prefix/share/quire/installed
-# What an earlier run placed counts, too: uninstall.sh passes over what is not there any more.
+# Files of an earlier run count, too: uninstall.sh passes over what is not there any more.
 if [ -f "$destdir$manifest" ]; then cat "$destdir$manifest" >"$list"; fi
 
 [ -z "$destdir" ] || mkdir -p "$destdir"

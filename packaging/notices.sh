@@ -35,7 +35,7 @@ for library; do
         >>"$folder/$sum.libraries"
 done
 
-printf '\nThe folder lib/ has libraries as Debian distributes them. Their sources are those of the packages and versions below, which\n'
+printf '\nThe folder lib/ has libraries as Debian distributes them. The sources are those of the packages and versions below, which\n'
 printf 'the archive of Debian has.\n'
 for notice in "$folder"/*.notice; do
     printf '\n-- library, package, source ---------------------------------------------------------------------------------------\n'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Removes what packaging/install.sh has placed, by the list that it left: packaging/uninstall.sh PREFIX [DESTDIR]
-# What was changed since stays, and is named: a file of flags that somebody edited, a program of somebody else. A folder goes if the
+# A file that was changed since stays, and is named: a file of flags that somebody edited, a program of somebody else. A folder goes if the
 # installation made it and nothing else is in it.
 set -eu
 prefix=$1 destdir=${2:-}
@@ -24,8 +24,9 @@ fits() { # KIND PATH
         l) [ -L "$destdir$2" ] && now=$(readlink "$destdir$2") ;;
     esac && grep -q -x -F -e "$1 $2 $now" "$list"
 }
-while read -r kind path _; do
+while read -r kind path; do # the path may have blanks, the last word of a line has none
     [ "$kind" != d ] || continue
+    path=${path% *}
     if fits "$kind" "$path"; then rm -f "$destdir$path"
     elif [ -e "$destdir$path" ] || [ -L "$destdir$path" ]; then echo "uninstall: $destdir$path was changed, and stays"
     fi

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Checks the library of kernels without linking the programs: tests/kernel_library.sh LIBRARY
-# It defines each function that its stand-in, cuda/none.cpp, defines, and needs nothing but the CUDA run time. CXX and CUDA_HOME name the
+# The library defines each function that its stand-in, cuda/none.cpp, defines, and needs nothing but the CUDA run time. CXX and CUDA_HOME name the
 # compiler (clang++-19) and the toolkit (/usr/local/cuda).
 set -eu
 cd "$(dirname "$0")/.."

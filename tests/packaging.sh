@@ -1,5 +1,5 @@
 #!/bin/bash
-# What is installed is whole, and goes again: tests/packaging.sh FOLDER_OF_THE_TOOLS
+# An installation is whole, and goes again: tests/packaging.sh FOLDER_OF_THE_TOOLS
 #   make uninstall removes what make install has placed, and nothing else
 #   the links and pictures of installed pages lead to installed files
 #   the notices of what quire carries are there, and those of libraries in the archive
@@ -15,7 +15,7 @@ stage=$folder/stage
 state() { (cd "$stage" && find . -printf '%y %p %l\n' -type f -exec sha256sum {} + | sort); }
 
 # -- install and uninstall: what was there before is there again
-for prefix in /usr /opt/quire; do
+for prefix in /usr /opt/quire "/opt/my programs"; do
     rm -rf "$stage"
     mkdir -p "$stage/usr/bin" "$stage/usr/share/doc/other"
     echo own >"$stage/usr/bin/own"
@@ -28,7 +28,7 @@ for prefix in /usr /opt/quire; do
     if packaging/uninstall.sh "$prefix" "$stage" 2>"$folder/said"; then wrong "$prefix: a second uninstall passed"; fi
     grep -q 'there is no .*/share/quire/installed' "$folder/said" || wrong "$prefix: a second uninstall does not say why"
 done
-# What somebody changed or added since stays.
+# A file that somebody changed or added since stays.
 packaging/install.sh /usr "$stage" "$tools"
 echo '# edited' >>"$stage/etc/quire/server.conf"
 ln -sfn /elsewhere "$stage/usr/bin/quire-chat"

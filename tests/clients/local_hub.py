@@ -6,7 +6,7 @@ Files are answered by a redirect to another port (as the hub's storage is anothe
 What a repository's name holds makes it misbehave, each a fixed number of times, so that a client that is patient gets the file:
 "gated" and "private" want the token "good-token"; "cut" ends each body after a third; "stall" sends a third and is silent; "busy" answers
 429 with Retry-After once, "broken" 503; "wrong" sends a byte that is not the file's, "refuses" answers 429 always, "norange" knows no
-ranges, "slow" takes half a second for each third, "short" says another size than the list; "outside" lists names that lead out of a folder.
+ranges, "slow" takes half a second for each third and "slower" two, "short" says another size than the list; "outside" lists names that lead out of a folder.
 """
 
 import hashlib
@@ -197,7 +197,7 @@ class Storage(Handler):
                     self.wfile.write(body[at : at + third])
                     self.wfile.flush()
                     if "slow" in repo:
-                        time.sleep(0.5)
+                        time.sleep(2 if "slower" in repo else 0.5)
         except OSError:
             self.close_connection = True  # the client has gone
 

@@ -24,6 +24,7 @@ void add_chats_flags(CLI::App* c, ChatsArguments& a) {
     add_number(*c, "-t,--threads", a.engine.threads, 0, 1024, "threads; 0: one per physical core");
     c->add_option("--working-set", a.sizes, "tokens of all open chats, as multiples of the device's pool")
         ->delimiter(',')
+        ->allow_extra_args(false) // the word behind it may be the file
         ->check(within(0.1, 1000.0))
         ->capture_default_str();
     add_number(*c, "--pool", a.pool, 256, 1 << 28, "tokens that the device's pool has room for");

@@ -130,7 +130,8 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
 
 std::string unknown_variables(Program program, const OwnFlag& own) {
     constexpr std::string_view prefix     = "QUIRE_";
-    constexpr std::string_view no_flags[] = {"QUIRE_CONFIG", "QUIRE_NCCL_FROM"};
+    constexpr std::string_view no_flags[] = {"QUIRE_CONFIG", "QUIRE_NCCL_FROM", "QUIRE_LONG", "QUIRE_CLIENTS",
+                                             "QUIRE_SERVER"}; // the last three are those of the tests
     constexpr std::string_view of_chat[]  = {"--color",           "--escape",       "--file",   "--grammar",
                                              "--ignore-eos",      "--models",       "--prompt", "--regex",
                                              "--no-show-timings", "--show-timings", "--schema", "--no-trim-chats",
