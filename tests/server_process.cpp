@@ -101,6 +101,8 @@ Server& common() {
 
 nlohmann::json user(const std::string& text) { return nlohmann::json::array({{{"role", "user"}, {"content", text}}}); }
 
+const nlohmann::json endless{
+    {"prompt", "Hello"}, {"max_tokens", 1'000'000}, {"ignore_eos", true}, {"temperature", 0}, {"stream", true}};
 const nlohmann::json long_one{{"prompt", "Hello"}, {"max_tokens", 900}, {"ignore_eos", true}, {"temperature", 0}};
 
 } // namespace quire::testing

@@ -57,7 +57,7 @@ Server& common();
 // The messages of a chat with one question.
 nlohmann::json user(const std::string& text);
 
-// A request that runs for long.
-extern const nlohmann::json long_one;
+// A request that runs for long; and one without an end, for a server with --context-shift: however fast the machine is, it still runs.
+extern const nlohmann::json long_one, endless;
 
 } // namespace quire::testing
