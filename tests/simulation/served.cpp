@@ -200,7 +200,7 @@ private:
     std::string                          path_;
     std::vector<std::unique_ptr<Reader>> readers_;
     Reached                              reached_;
-    int                                  step_ = 0, n_failed_ = 0, last_left_ = 0;
+    int                                  step_ = 0, n_failed_ = 0;
     bool                                 broke_ = false;
 };
 
@@ -286,7 +286,6 @@ void Served::hang_up(Reader& reader) {
     // An answer is over for the server a little before it is for its client: only when both agree does the server's count show the client.
     until("the server and its clients disagree", [&] { return http_->n_answering() == n_reading(); });
     reader.left = true;
-    last_left_  = step_;
     reached_["clients that hung up"]++;
     shutdown(reader.client->fd(), SHUT_RDWR);
     until("a client that hung up goes on", [&] { return bool(reader.over); });
@@ -356,8 +355,8 @@ Verdict Served::run() {
         for (const Task& t : s_.tasks)
             most_steps = std::max(most_steps, t.at) + 4 * s_.context * (1 + std::max({t.n, t.best_of, t.beams}));
         const auto  n_tasks    = std::size_t(std::ranges::count_if(s_.tasks, [](const Task& t) { return t.on; }));
-        std::size_t next_fault = 0;
-        int         n_behind   = 0; // steps in a row
+        std::size_t next_fault = 0, ended = 0; // ended: clients
+        int         n_behind = 0;              // steps in a row
         for (; readers_.size() < n_tasks || n_reading() > 0; step_++) {
             if (step_ > most_steps) throw std::runtime_error("it does not end");
             for (std::size_t i = 0; i < s_.tasks.size(); i++)
@@ -379,11 +378,13 @@ Verdict Served::run() {
             settle();
             if (service_->in_flight() == 0)
                 until("a client waits for an answer that is over", [&] { return n_reading() == 0; });
-            // A request is over for its client a little before it is for the service, which may take the next step. Where the machine is
-            // busy, the server may not have come to a client that hung up.
+            // A request is over for its client a little before it is for the service, which may take the next two steps; so steps are counted
+            // from the last client that ended. Where the machine is busy, the server may not have come to a client that hung up.
             const bool is_behind = service_->in_flight() > n_reading() && http_->n_answering() <= n_reading();
-            n_behind             = is_behind ? n_behind + 1 : 0;
-            if (n_behind > 3 && step_ > last_left_ + 3 && !broke_)
+            const auto n_over    = readers_.size() - std::size_t(n_reading());
+            n_behind             = is_behind && n_over == ended ? n_behind + 1 : 0;
+            ended                = n_over;
+            if (n_behind > 3 && !broke_)
                 until("a client has hung up, and its request goes on",
                       [&] { return service_->in_flight() <= n_reading(); });
             if (!executor_->broken().empty()) throw std::runtime_error(executor_->broken());
