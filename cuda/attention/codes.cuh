@@ -14,9 +14,8 @@
 namespace quire::cuda {
 
 // Four codes without their scale: two pairs of fp16, which hold each code exactly. A byte b in the low bits of the fp16 1024 makes 1024 + b of
-// it; int8 codes are stored with 128 added. Raised: int8 codes stay so, 1152 too large.
-constexpr float raised_by = 1152;
-template <KvType Type, bool Raised = false>
+// it; int8 codes are stored with 128 added.
+template <KvType Type>
 __device__ inline uint2 as_fp16(std::uint32_t codes) {
     uint2 pairs;
     if constexpr (Type == KvType::e4m3) {
@@ -25,11 +24,10 @@ __device__ inline uint2 as_fp16(std::uint32_t codes) {
         pairs                  = {low.x | std::uint32_t(low.y) << 16, high.x | std::uint32_t(high.y) << 16};
     } else {
         pairs = {__byte_perm(codes, 0x64646464u, 0x4140), __byte_perm(codes, 0x64646464u, 0x4342)};
-        if constexpr (!Raised)
-            for (std::uint32_t* pair : {&pairs.x, &pairs.y}) {
-                auto& numbers = *reinterpret_cast<__half2*>(pair);
-                numbers       = __hsub2(numbers, __float2half2_rn(raised_by));
-            }
+        for (std::uint32_t* pair : {&pairs.x, &pairs.y}) {
+            auto& numbers = *reinterpret_cast<__half2*>(pair);
+            numbers       = __hsub2(numbers, __float2half2_rn(1152));
+        }
     }
     return pairs;
 }
@@ -37,17 +35,15 @@ __device__ inline uint2 as_fp16(std::uint32_t codes, KvType type) {
     return type == KvType::e4m3 ? as_fp16<KvType::e4m3>(codes) : as_fp16<KvType::i8>(codes);
 }
 
-// A scale's unit: the largest code.
-__device__ constexpr float top_code(KvType type) { return type == KvType::e4m3 ? 448.0f : 127.0f; }
-
-// Sixteen codes as two words of fp16, for MmaHeads::softmax(): int8 codes raised.
+// Four codes as fp16, of int8 those that are stored, from 0 to 255, times 2^-24.
 template <KvType Type>
-__device__ inline void put_fp16(const uint4& codes, uint4& first, uint4& second) {
-    const uint2 a = as_fp16<Type, true>(codes.x), b = as_fp16<Type, true>(codes.y), c = as_fp16<Type, true>(codes.z),
-                d = as_fp16<Type, true>(codes.w);
-    first         = {a.x, a.y, b.x, b.y};
-    second        = {c.x, c.y, d.x, d.y};
+__device__ inline uint2 tiny_fp16(std::uint32_t codes) {
+    if constexpr (Type == KvType::i8) return {__byte_perm(codes, 0, 0x4140), __byte_perm(codes, 0, 0x4342)};
+    else return as_fp16<Type>(codes);
 }
+
+// A scale's unit: the largest code.
+__host__ __device__ constexpr float top_code(KvType type) { return type == KvType::e4m3 ? 448.0f : 127.0f; }
 
 // How numbers of a row become codes, by their largest magnitude, which becomes the largest code. A row with an infinity or NaN becomes NaN.
 struct RowCode {

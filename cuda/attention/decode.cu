@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
     const int begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    TableSegment  segment(plan.block_tables + item.table, begin, end, a);
-    std::uint32_t q[D / 8];
-    MmaHeads<D>::template load_q<false>(query_of<D>(a, item, head0), n_heads, q);
+    TableSegment               segment(plan.block_tables + item.table, begin, end, a);
+    QueryHeads<D, KvType::f16> q;
+    q.load(query_of<D>(a, item, head0), n_heads);
     const BlockOf block_of{a.block_size};
     const auto    row_of = [&](int position, bool v) { // of this KV head
         const int block = block_of(position);
@@ -253,9 +253,10 @@ __device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int cta, i
 template <int D, bool Coded>
 struct KvTiles {
     static constexpr int row_bytes = Coded ? D : 2 * D;
-    static constexpr int v_at = 16 * row_bytes, scales_at = 2 * v_at; // K, then V, of 16 positions; then their scales
-    static constexpr int tile_bytes  = scales_at + (Coded ? 2 * 16 * int(sizeof(float)) : 0);
-    static constexpr int stages      = Coded ? 4 : 2;
+    static constexpr int parts = Coded ? 2 : 1, positions = 16 * parts;      // of a tile; a part: what an mma takes
+    static constexpr int v_at = positions * row_bytes, scales_at = 2 * v_at; // K, then V, then their scales
+    static constexpr int tile_bytes  = scales_at + (Coded ? 2 * positions * int(sizeof(float)) : 0);
+    static constexpr int stages      = 2;
     static constexpr int ctas_per_sm = D <= 64 ? 5 : D <= 128 ? 3 : 1; // CTAs per SM
     static constexpr int warp_bytes  = stages * tile_bytes;            // at the end, the outputs of the warp's heads
 };
@@ -268,7 +269,8 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
 #if __CUDA_ARCH__ >= 900
     constexpr bool Coded = Type != KvType::f16;
     using Tiles          = KvTiles<D, Coded>;
-    constexpr int     G = max_heads, step = OneWarp ? 16 : decode_warps * 16; // from a tile of a warp to its next one
+    constexpr int G = max_heads, P = Tiles::positions,
+                  step = OneWarp ? P : decode_warps * P; // from a tile of a warp to its next one
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
     __shared__ float         row_maxes[decode_warps][G], row_sums[decode_warps][G];
@@ -294,17 +296,19 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int kv_head = work.slot / per_kv, head0 = kv_head * group_size + work.slot % per_kv * G;
     const int n_heads = min(G, kv_head * group_size + group_size - head0);
-    const int start   = item.begin / 16 * 16 + (OneWarp ? 0 : warp * 16);
+    const int start   = item.begin / P * P + (OneWarp ? 0 : warp * P);
     const int n_tiles = max(0, item.end - start + step - 1) / step;
 
     const BlockOf block_of{a.block_size};
     const auto seen = [&](int position) { return unsigned(position - item.begin) < unsigned(item.end - item.begin); };
-    // Half a warp holds the block ids of an even tile, the other half the ids of the odd tile after it.
-    const auto id_of = [&](int t) {
-        const int position = start + (t + lane / 16) * step + lane % 16;
+    // A warp holds the block ids of one tile of codes. Of fp16 half a warp holds the ids of an even tile, the other half the ids of the odd tile
+    // after it.
+    constexpr int at_once = 32 / P;
+    const auto    id_of   = [&](int t) {
+        const int position = start + (t + lane / P) * step + lane % P;
         return seen(position) ? plan.block_tables[item.table + block_of(position)] : 0;
     };
-    std::int32_t block = id_of(0), next_block = id_of(2);
+    std::int32_t block = id_of(0), next_block = id_of(at_once);
     if (lane == 0) {
         for (int s = 0; s < Tiles::stages; s++) mbarrier_init(&ready[warp][s], Coded ? 1 + 32 : 1);
         mbarrier_init_fence();
@@ -322,51 +326,49 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
     const std::uint64_t policy    = l2_evict_first();
     const auto          load_tile = [&](int t) {
         if (t >= n_tiles) return;
-        const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
+        const int      from = start + t * step, low = max(from, item.begin), high = min(from + P, item.end);
         std::uint64_t* b = &ready[warp][t % Tiles::stages];
         if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * Tiles::row_bytes * 2);
         __syncwarp();
-        const int      position = from + lane % 16, offset = block_of.offset(position);
+        const int      position = from + lane % P, offset = block_of.offset(position);
         unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
-        const bool     mine = lane / 16 == t % 2 && seen(position);
+        const bool     mine = lane / P == t % at_once && seen(position);
         // Few layers have V in other blocks than K: registers do not hold its ids ahead.
         const std::int32_t v_block =
             a.v_tables != 0 && mine ? plan.block_tables[item.table + a.v_tables + block_of(position)] : block;
         if constexpr (Coded) { // by each lane: a bulk copy of 64 bytes costs as much as one of 2 KB
-            auto* scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + lane % 16;
+            auto* scale = reinterpret_cast<float*>(tile + Tiles::scales_at) + lane % P;
             if (mine)
                 cp_async_word(scale, k_scales.at(block, offset)),
-                    cp_async_word(scale + 16, v_scales.at(v_block, offset));
+                    cp_async_word(scale + P, v_scales.at(v_block, offset));
             cp_async_mbarrier_arrive(b);
         }
         if (mine && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * Tiles::row_bytes;
-            unsigned char* to    = tile + lane % 16 * Tiles::row_bytes;
+            unsigned char* to    = tile + lane % P * Tiles::row_bytes;
             tma_copy_bulk(to, k_rows.at(block, offset), bytes, b, policy);
             tma_copy_bulk(to + Tiles::v_at, v_rows.at(v_block, offset), bytes, b, policy);
         }
-        if (t % 2 == 1) block = next_block, next_block = id_of(t + 3);
+        if (t % at_once == at_once - 1) block = next_block, next_block = id_of(t + 1 + at_once);
     };
     int loaded = 0;
-    while (loaded < Tiles::stages && min(start + loaded * step + 16, item.end) <= item.readable) load_tile(loaded++);
+    while (loaded < Tiles::stages && min(start + loaded * step + P, item.end) <= item.readable) load_tile(loaded++);
     wait_for_inputs();
     for (; loaded < Tiles::stages; loaded++) load_tile(loaded);
-    std::uint32_t q[D / 8];
-    MmaHeads<D>::template load_q<Coded>(query_of<D>(a, item, head0), n_heads, q);
-    MmaHeads<D> heads;
-    if constexpr (Type == KvType::i8) heads.expect_offset(q);
+    constexpr int       parts = Tiles::parts;
+    QueryHeads<D, Type> q;
+    q.load(query_of<D>(a, item, head0), n_heads);
+    MmaHeads<D, Type> heads;
     for (int t = 0; t < n_tiles; t++) {
-        const int            from = start + t * step;
-        const unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
-        uint4                k[2][MmaHeads<D>::k_words];
-        const unsigned char* row[4]; // where this lane's part of V begins in its four rows
-#pragma unroll
-        for (int h = 0; h < 4; h++)
-            row[h] = tile + Tiles::v_at + (2 * j + h % 2 + h / 2 * 8) * Tiles::row_bytes + i * (Tiles::row_bytes / 8);
-        const auto sees_row = [&](int h) { return seen(from + 2 * j + h % 2 + h / 2 * 8); };
+        const int            from       = start + t * step;
+        const unsigned char* tile       = tiles + t % Tiles::stages * Tiles::tile_bytes;
+        const auto           v_position = [&](int n, int h) { return 16 * n + 2 * j + h % 2 + h / 2 * 8; };
+        const auto v_row = [&](int n, int h) { // where this lane's part of V begins in its four rows of a part
+            return tile + Tiles::v_at + v_position(n, h) * Tiles::row_bytes + i * (Tiles::row_bytes / 8);
+        };
         mbarrier_wait(&ready[warp][t % Tiles::stages], unsigned(t / Tiles::stages) & 1);
         if constexpr (Type == KvType::f16) {
-            uint4 v[4][MmaHeads<D>::v_words];
+            uint4 k[2][MmaHeads<D>::k_words], v[4][MmaHeads<D>::v_words];
 #pragma unroll
             for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -376,36 +378,49 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D, Type != KvType::
             for (int h = 0; h < 4; h++)
 #pragma unroll
                 for (int w = 0; w < MmaHeads<D>::v_words; w++)
-                    v[h][w] = sees_row(h) ? *reinterpret_cast<const uint4*>(row[h] + w * 16) : make_uint4(0, 0, 0, 0);
+                    v[h][w] = seen(from + v_position(0, h)) ? *reinterpret_cast<const uint4*>(v_row(0, h) + w * 16)
+                                                            : make_uint4(0, 0, 0, 0);
             heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
         } else {
-            KvScales      scales;
-            uint2         v[4][MmaHeads<D>::v_words];
-            std::uint32_t p[2];
+            KvScales      scales[parts];
+            std::uint32_t p[parts][2];
+            float         score[parts][4];
+            bool          visible[parts][2];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const auto* at = reinterpret_cast<const float*>(tile + Tiles::scales_at) + i + 8 * h;
-                scales.k[h]    = at[0];
-                scales.v[h]    = seen(from + i + 8 * h) ? at[16] * top_code(Type) : 0.0f; // else not written
+            for (int n = 0; n < parts; n++) {
+                uint4 k[2][MmaHeads<D, Type>::k_words];
 #pragma unroll
-                for (int w = 0; w < MmaHeads<D>::k_words; w += 2) { // a word of 16 codes is two of fp16
-                    put_fp16<Type>(*reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D + (j + 2 * w) * 16), k[h][w],
-                                   k[h][w + 1]);
+                for (int h = 0; h < 2; h++) {
+                    const int   row   = 16 * n + 8 * h + i;
+                    const auto* scale = reinterpret_cast<const float*>(tile + Tiles::scales_at) + row;
+                    visible[n][h]     = seen(from + row);
+                    scales[n].k[h]    = scale[0];
+                    scales[n].v[h]    = visible[n][h] ? scale[P] * top_code(Type) : 0.0f; // else not written
+#pragma unroll
+                    for (int w = 0; w < MmaHeads<D, Type>::k_words; w++)
+                        k[h][w] = *reinterpret_cast<const uint4*>(tile + row * D + (j + 4 * w) * 16);
                 }
+                q.scores(k, score[n]);
             }
+            heads.template softmax<parts>(a, score, visible, p, scales);
 #pragma unroll
-            for (int h = 0; h < 4; h++)
+            for (int n = 0; n < parts; n++) {
+                uint2 v[4][MmaHeads<D>::v_words];
 #pragma unroll
-                for (int w = 0; w < MmaHeads<D>::v_words; w++)
-                    v[h][w] = sees_row(h) ? *reinterpret_cast<const uint2*>(row[h] + w * 8) : uint2{};
-            heads.softmax(a, q, k, seen(from + i), seen(from + i + 8), p, scales);
-            heads.template accumulate_codes<Type>(p, v);
+                for (int h = 0; h < 4; h++) {
+                    // Of other positions there may be anything: an int8 code is finite, and its weight 0.
+                    const bool there = Type == KvType::i8 || seen(from + v_position(n, h));
+#pragma unroll
+                    for (int w = 0; w < MmaHeads<D>::v_words; w++)
+                        v[h][w] = there ? *reinterpret_cast<const uint2*>(v_row(n, h) + w * 8) : uint2{};
+                }
+                heads.accumulate_codes(p[n], v);
+            }
         }
         __syncwarp(); // all have read the tile
         load_tile(t + Tiles::stages);
     }
-    heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles),
-                Coded ? 1 / top_code(Type) : 1);
+    heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles));
     if constexpr (OneWarp) {
         __syncwarp();
         float* const to = partial + ((std::int64_t(work.item) + item.moved) * a.n_heads + head0) * (D + 2);

@@ -168,86 +168,179 @@ struct KvScales {
     float k[2] = {1, 1}, v[2] = {1, 1};
 };
 
+// Up to eight query heads of fp16, as a lane has them: head i, in the order of K's words. A lane has 16 codes of K side by side.
+// Type: of K and V.
+template <int D, KvType Type>
+struct QueryHeads {
+    static constexpr bool coded = Type != KvType::f16;
+    std::uint32_t         words[D / 8];
+
+    // heads: [n_heads][D].
+    __device__ void load(const __half* heads, int n_heads) {
+        const int i = threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int w = 0; w < D / 32; w++) {
+            const uint4 v    = i < n_heads ? *reinterpret_cast<const uint4*>(heads + i * D + place(w)) : uint4{};
+            words[4 * w]     = v.x;
+            words[4 * w + 1] = v.y;
+            words[4 * w + 2] = v.z;
+            words[4 * w + 3] = v.w;
+        }
+    }
+    // Where a lane's eight numbers w stand in a row.
+    static __device__ int place(int w) {
+        const int j = threadIdx.x % 4;
+        return 8 * (coded ? (j + 4 * (w / 2)) * 2 + w % 2 : j + 4 * w);
+    }
+
+    // Scores of positions i and i + 8, [position][head] of heads 2j and 2j + 1, without the scales of K.
+    __device__ void scores(const uint4 (&k)[2][D / (coded ? 64 : 32)], float (&score)[4]) const {
+#pragma unroll
+        for (float& s : score) s = 0;
+#pragma unroll
+        for (int w = 0; w < D / 32; w++) {
+            uint4 a[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if constexpr (coded) {
+                    const uint4& codes = k[h][w / 2];
+                    const uint2  low   = as_fp16<Type>(w % 2 == 0 ? codes.x : codes.z),
+                                high   = as_fp16<Type>(w % 2 == 0 ? codes.y : codes.w);
+                    a[h]               = {low.x, low.y, high.x, high.y};
+                } else {
+                    a[h] = k[h][w];
+                }
+            mma_m16n8k16(score, a[0].x, a[1].x, a[0].y, a[1].y, words[4 * w], words[4 * w + 1]);
+            mma_m16n8k16(score, a[0].z, a[1].z, a[0].w, a[1].w, words[4 * w + 2], words[4 * w + 3]);
+        }
+    }
+};
+
+// Beside int8 codes the query is int16 with a scale for each head, as two bytes: codes of K are multiplied as they are stored, and sums are exact.
 template <int D>
+struct QueryHeads<D, KvType::i8> {
+    std::uint32_t high[D / 16], low[D / 16]; // 256 · high + low
+    std::int32_t  offset[2];                 // of heads 2j and 2j + 1: stored codes are 128 too large
+    float         scale[2];
+
+    __device__ void load(const __half* heads, int n_heads) {
+        constexpr float             top = 32512; // its high byte is 127
+        QueryHeads<D, KvType::e4m3> fp16;
+        float                       most = 0;
+        std::int32_t                sum  = 0;
+        fp16.load(heads, n_heads);
+#pragma unroll
+        for (std::uint32_t pair : fp16.words) {
+            const float2 f = as_float2(pair);
+            most           = max_or_nan(max_or_nan(most, fabsf(f.x)), fabsf(f.y));
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
+        const float inverse = most > 0 ? top / most : 0.0f;
+#pragma unroll
+        for (int w = 0; w < D / 16; w++) {
+            high[w] = low[w] = 0;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float2       f = as_float2(fp16.words[2 * w + k / 2]);
+                const std::int32_t n = __float2int_rn((k % 2 == 0 ? f.x : f.y) * inverse);
+                sum += n;
+                high[w] |= std::uint32_t((n + 128) >> 8 & 0xff) << 8 * k;
+                low[w] |= std::uint32_t(n & 0xff) << 8 * k; // as int8 it is n - 256 · high
+            }
+        }
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int lane = (2 * int(threadIdx.x % 4) + h) * 4; // it has that head
+            offset[h]      = -128 * __shfl_sync(~0u, sum, lane);
+            scale[h]       = __shfl_sync(~0u, most, lane) * (1 / top); // NaN and infinity: so are the scores
+        }
+    }
+    __device__ void scores(const uint4 (&k)[2][D / 64], float (&score)[4]) const {
+        std::int32_t highs[4] = {}, lows[4] = {offset[0], offset[1], offset[0], offset[1]};
+#pragma unroll
+        for (int w = 0; w < D / 64; w++) {
+            const uint4 &a = k[0][w], &b = k[1][w];
+            mma_m16n8k32(highs, a.x, b.x, a.y, b.y, high[4 * w], high[4 * w + 1]);
+            mma_m16n8k32(lows, a.x, b.x, a.y, b.y, low[4 * w], low[4 * w + 1]);
+            mma_m16n8k32(highs, a.z, b.z, a.w, b.w, high[4 * w + 2], high[4 * w + 3]);
+            mma_m16n8k32(lows, a.z, b.z, a.w, b.w, low[4 * w + 2], low[4 * w + 3]);
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) score[r] = float(highs[r] * 256 + lows[r]) * scale[r % 2];
+    }
+};
+
+template <int D, KvType Type = KvType::f16>
 struct MmaHeads {
-    static constexpr int k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
+    // 16-byte words a lane has of a position of K; of V: of 16 bytes of fp16, or of eight of codes.
+    static constexpr int k_words = D / (Type == KvType::f16 ? 32 : 64), v_words = D / 64;
     float                out[D / 16][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
-    float                offset[2] = {}; // where the scores of heads 2j and 2j + 1 begin
+    float                raised[4] = {}; // the part of `out` by which stored int8 codes of V, 128 too large, raise it
 
-    // K will be raised codes (as_fp16() in codes.cuh).
-    __device__ void expect_offset(const std::uint32_t (&q)[D / 8]) {
-        constexpr std::uint32_t one     = 0x3c003c00;
-        const std::uint32_t     ones[4] = {one, one, one, one};
-        float                   sums[4] = {}; // of q
-#pragma unroll
-        for (int w = 0; w < D / 16; w++) mma_m16n8k16(sums, ones, q[2 * w], q[2 * w + 1]);
-        offset[0] = -raised_by * sums[0], offset[1] = -raised_by * sums[1];
+    // Attends to 16 more positions of fp16. visible0, visible8: whether positions i and i + 8 are visible; V of others is zeros.
+    __device__ void add(const Attention& a, const QueryHeads<D, Type>& q, const uint4 (&k)[2][k_words],
+                        const uint4 (&v)[4][v_words], bool visible0, bool visible8) {
+        float         score[1][4];
+        std::uint32_t p[1][2];
+        q.scores(k, score[0]);
+        softmax<1>(a, score, {{visible0, visible8}}, p, {KvScales{}});
+        accumulate_values(p[0], v);
     }
 
-    // heads: [n_heads][D]. Words of head i, in the order of K's; Coded: where a lane has 16 codes of K side by side.
-    template <bool Coded>
-    static __device__ void load_q(const __half* heads, int n_heads, std::uint32_t (&q)[D / 8]) {
-        const int   i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
-        const auto* from = heads + i * D;
+    // A step of the online softmax with N times 16 positions.
+    template <int N>
+    __device__ void softmax(const Attention& a, const float (&score)[N][4], const bool (&visible)[N][2],
+                            std::uint32_t (&p)[N][2], const KvScales (&scales)[N]) {
+        constexpr float log2e = 1.4426950408889634f; // exp2 instead of exp
+        float           e[N][4], rescales[2];
+        const auto      scale_scores = [&](const auto& scaled) {
 #pragma unroll
-        for (int w = 0; w < k_words; w++) {
-            const int   word = Coded ? (j + 4 * (w / 2)) * 2 + w % 2 : j + 4 * w;
-            const uint4 v    = i < n_heads ? *reinterpret_cast<const uint4*>(from + word * 8) : make_uint4(0, 0, 0, 0);
-            q[4 * w] = v.x, q[4 * w + 1] = v.y, q[4 * w + 2] = v.z, q[4 * w + 3] = v.w;
-        }
-    }
-
-    // Attends to 16 more positions. visible0, visible8: whether positions i and i + 8 are visible; K and V of others are zeros.
-    __device__ void add(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
-                        const uint4 (&v)[4][v_words], bool visible0, bool visible8, const KvScales& scales = {}) {
-        std::uint32_t p[2];
-        softmax(a, q, k, visible0, visible8, p, scales);
-        accumulate_values(p, v);
-    }
-
-    // The first half of add(): scores and one step of the online softmax; p gets the weights of the positions.
-    __device__ void softmax(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
-                            bool visible0, bool visible8, std::uint32_t (&p)[2], const KvScales& scales = {}) {
-        const float scale = a.scale * 1.4426950408889634f;
-        float score[4]    = {offset[0], offset[1], offset[0], offset[1]}; // positions i and i + 8: heads 2j and 2j + 1
+            for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int w = 0; w < k_words; w++) {
-            const std::uint32_t first[4]  = {k[0][w].x, k[1][w].x, k[0][w].y, k[1][w].y};
-            const std::uint32_t second[4] = {k[0][w].z, k[1][w].z, k[0][w].w, k[1][w].w};
-            mma_m16n8k16(score, first, q[4 * w], q[4 * w + 1]);
-            mma_m16n8k16(score, second, q[4 * w + 2], q[4 * w + 3]);
-        }
-        float e[4], rescales[2];
+                for (int k = 0; k < 4; k++) {
+                    const float s = scaled(score[n][k] * scales[n].k[k / 2]);
+                    e[n][k]       = visible[n][k / 2] ? s : -INFINITY;
+                }
+        };
+        if (a.softcap > 0) scale_scores([&](float s) { return a.softcap * log2e * tanhf(s * a.scale / a.softcap); });
+        else scale_scores([scale = a.scale * log2e](float s) { return s * scale; });
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float new_max = row_max[h];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const float s = score[2 * r + h] * scales.k[r];
-                float       x = s * scale;
-                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(s * a.scale / a.softcap);
-                e[2 * r + h] = (r == 0 ? visible0 : visible8) ? x : -INFINITY;
-                new_max      = fmaxf(new_max, e[2 * r + h]);
-            }
+            for (int n = 0; n < N; n++) new_max = fmaxf(new_max, fmaxf(e[n][h], e[n][2 + h]));
 #pragma unroll
             for (int step = 4; step < 32; step *= 2) new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, step));
             const float base    = new_max == -INFINITY ? 0.0f : new_max;
             const float rescale = exp2f(row_max[h] - base);
             row_max[h]          = new_max;
-            e[h]                = exp2f(e[h] - base);
-            e[2 + h]            = exp2f(e[2 + h] - base);
-            row_sum[h]          = row_sum[h] * rescale + (e[h] + e[2 + h]);
-            rescales[h]         = rescale;
+            float sum           = 0;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                e[n][h]     = exp2f(e[n][h] - base);
+                e[n][2 + h] = exp2f(e[n][2 + h] - base);
+                sum         = n == 0 ? e[n][h] + e[n][2 + h] : sum + (e[n][h] + e[n][2 + h]);
+            }
+            row_sum[h]  = row_sum[h] * rescale + sum;
+            rescales[h] = rescale;
         }
         // The maximum seldom changes.
         if (__any_sync(~0u, rescales[0] != 1 || rescales[1] != 1))
 #pragma unroll
-            for (int m = 0; m < D / 16; m++)
+            for (int h = 0; h < 2; h++) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) out[m][h] *= rescales[h], out[m][2 + h] *= rescales[h];
+                for (int m = 0; m < D / 16; m++) out[m][h] *= rescales[h], out[m][2 + h] *= rescales[h];
+                if constexpr (Type == KvType::i8) raised[h] *= rescales[h];
+            }
         // Pᵀ has positions in its rows; the mma with V wants heads there.
 #pragma unroll
-        for (int r = 0; r < 2; r++) p[r] = movmatrix(pack(e[2 * r] * scales.v[r], e[2 * r + 1] * scales.v[r]));
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                p[n][r] = movmatrix(pack(e[n][2 * r] * scales[n].v[r], e[n][2 * r + 1] * scales[n].v[r]));
     }
 
     __device__ void accumulate_values(const std::uint32_t (&p)[2], const uint4 (&v)[4][v_words]) {
@@ -267,8 +360,8 @@ struct MmaHeads {
         }
     }
 
-    // The same of codes, v: eight of a row in a word. Bytes of two rows become neighbours first, and then pairs of fp16.
-    template <KvType Type>
+    // The same of codes, v: eight of a row in a word. Bytes of two rows become neighbours first, and then pairs of fp16. A stored int8 code alone in
+    // the low bits is the fp16 code · 2^-24, which is exact: `out` gets 2^24 too small, and store() the factor.
     __device__ void accumulate_codes(const std::uint32_t (&p)[2], const uint2 (&v)[4][v_words]) {
 #pragma unroll
         for (int w = 0; w < v_words; w++)
@@ -278,16 +371,23 @@ struct MmaHeads {
                 for (int e = 0; e < 2; e++) { // two dimensions of four
                     const auto  of               = [&](int h) { return half == 0 ? v[h][w].x : v[h][w].y; };
                     const int   two              = e == 0 ? 0x5140 : 0x7362;
-                    const uint2 first            = as_fp16<Type>(__byte_perm(of(0), of(1), two)),
-                                last             = as_fp16<Type>(__byte_perm(of(2), of(3), two));
+                    const uint2 first            = tiny_fp16<Type>(__byte_perm(of(0), of(1), two)),
+                                last             = tiny_fp16<Type>(__byte_perm(of(2), of(3), two));
                     const std::uint32_t pairs[4] = {first.x, first.y, last.x, last.y};
                     mma_m16n8k16(out[4 * w + 2 * half + e], pairs, p[0], p[1]);
                 }
+        if constexpr (Type == KvType::i8) {
+            constexpr std::uint32_t c = 0x00800080; // 128 · 2^-24, twice
+            mma_m16n8k16(raised, c, c, c, c, p[0], p[1]);
+        }
     }
 
-    // row_maxes and row_sums: [max_heads], values: [n_heads][D], times `factor`, in shared memory.
-    __device__ void store(int n_heads, float* row_maxes, float* row_sums, float* values, float factor = 1) {
-        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    // row_maxes and row_sums: [max_heads], values: [n_heads][D], in shared memory.
+    __device__ void store(int n_heads, float* row_maxes, float* row_sums, float* values) {
+        constexpr float factor = Type == KvType::f16    ? 1
+                                 : Type == KvType::e4m3 ? 1 / top_code(Type)
+                                                        : 16777216.0f / top_code(Type);
+        const int       i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
@@ -299,8 +399,9 @@ struct MmaHeads {
             if (2 * j + h >= n_heads) continue;
 #pragma unroll
             for (int m = 0; m < D / 16; m++) {
-                values[(2 * j + h) * D + i * (D / 8) + 2 * m]     = out[m][h] * factor;
-                values[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = out[m][2 + h] * factor;
+                const float less = Type == KvType::i8 ? raised[h] : 0; // of f16: x - 0 is x
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m]     = (out[m][h] - less) * factor;
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = (out[m][2 + h] - less) * factor;
             }
         }
     }

@@ -22,7 +22,7 @@ namespace {
 template <int D, KvType Type>
 struct KvOfLane {
     static constexpr bool coded   = Type != KvType::f16;
-    static constexpr int  k_words = MmaHeads<D>::k_words / (coded ? 2 : 1), v_words = MmaHeads<D>::v_words;
+    static constexpr int  k_words = MmaHeads<D, Type>::k_words, v_words = MmaHeads<D, Type>::v_words;
     using VWord = std::conditional_t<coded, uint2, uint4>;
 
     uint4    k[2][k_words];
@@ -45,22 +45,15 @@ struct KvOfLane {
         if constexpr (coded) scales.k[h] = of_k ? *of_k : 0, scales.v[h] = of_v ? *of_v * top_code(Type) : 0;
     }
     // Scores, and a step of the online softmax: p gets the weights of the positions.
-    __device__ void softmax(const Attention& a, MmaHeads<D>& heads, const std::uint32_t (&q)[D / 8], bool visible0,
-                            bool visible8, std::uint32_t (&p)[2]) const {
-        if constexpr (coded) {
-            uint4 fp16[2][MmaHeads<D>::k_words];
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-#pragma unroll
-                for (int w = 0; w < k_words; w++) put_fp16<Type>(k[h][w], fp16[h][2 * w], fp16[h][2 * w + 1]);
-            heads.softmax(a, q, fp16, visible0, visible8, p, scales);
-        } else {
-            heads.softmax(a, q, k, visible0, visible8, p);
-        }
+    __device__ void softmax(const Attention& a, MmaHeads<D, Type>& heads, const QueryHeads<D, Type>& q, bool visible0,
+                            bool visible8, std::uint32_t (&p)[1][2]) const {
+        float score[1][4];
+        q.scores(k, score[0]);
+        heads.template softmax<1>(a, score, {{visible0, visible8}}, p, {scales});
     }
-    __device__ void accumulate(MmaHeads<D>& heads, const std::uint32_t (&p)[2]) const {
-        if constexpr (coded) heads.template accumulate_codes<Type>(p, v);
-        else heads.accumulate_values(p, v);
+    __device__ void accumulate(MmaHeads<D, Type>& heads, const std::uint32_t (&p)[1][2]) const {
+        if constexpr (coded) heads.accumulate_codes(p[0], v);
+        else heads.accumulate_values(p[0], v);
     }
 };
 
@@ -340,10 +333,10 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
         if constexpr (Type == KvType::f16) rotate_and_store(op, program, step, unit, has_newest, s);
         else rotate_and_encode(op, program, step, unit, has_newest, s), Team::sync();
         if (warp < n_parts) {
-            std::uint32_t q[D / 8], weights[2];
-            MmaHeads<D>::template load_q<Type != KvType::f16>(s.q[0], unit.n_heads, q);
-            MmaHeads<D> heads;
-            if constexpr (Type == KvType::i8) heads.expect_offset(q);
+            std::uint32_t       weights[1][2];
+            QueryHeads<D, Type> q;
+            MmaHeads<D, Type>   heads;
+            q.load(s.q[0], unit.n_heads);
             const int  step_size = program.attention_warps * 16;
             const auto weigh     = [&] {
                 if (has_newest) cache.put_k(from, s, kv);
@@ -371,8 +364,7 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
                     from = next;
                 }
             }
-            heads.store(unit.n_heads, s.row_maxes[warp], s.sums[warp], s.values + warp * unit.n_heads * D,
-                        Type == KvType::f16 ? 1 : 1 / top_code(Type));
+            heads.store(unit.n_heads, s.row_maxes[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
         if (item.n_splits == 1) reduce_parts<D>(a, unit, n_parts, s);
         else

@@ -19,6 +19,14 @@ __device__ inline void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4], 
     mma_m16n8k16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+// c += a · b: [16 × 32] unsigned · [32 × 8] signed int8, sums in int32, laid out as the PTX ISA shows (mma.m16n8k32).
+__device__ inline void mma_m16n8k32(std::int32_t (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+                                    std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // Four 8 × 8 matrices of fp16 from shared memory; each lane gives the address of a row: lanes 0 to 7 of the first matrix, and
 // so on.
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], unsigned shared_address) {
