@@ -84,11 +84,10 @@ void carry(const Carry& op, const CarryStep& step, std::int64_t n_tokens, Contex
 }
 
 void put_columns(const void* x, bool x_is_float, std::int64_t rows, std::int64_t cols, void* out, bool out_is_float,
-                 std::int64_t out_cols, std::int64_t first, Context& gpu) {
+                 std::int64_t out_cols, Context& gpu) {
     if (rows == 0) return;
     const auto run = [&]<class X, class Out>(const X* from, Out* to) {
-        run_kernel(put_columns_kernel<X, Out>, grid_of(rows, cols), copy_threads, 0, gpu, from, to + first, cols,
-                   out_cols);
+        run_kernel(put_columns_kernel<X, Out>, grid_of(rows, cols), copy_threads, 0, gpu, from, to, cols, out_cols);
     };
     auto* const       to   = static_cast<__half*>(out);
     const auto* const from = static_cast<const __half*>(x);

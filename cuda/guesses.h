@@ -27,9 +27,10 @@ struct CarryStep {
 // this step, memory is that of the first launch.
 void carry(const Carry& op, const CarryStep& step, std::int64_t n_tokens, Context& gpu);
 
-// Columns first .. of out = x; each of both is fp16 or float32. A float32 that fp16 does not hold becomes the largest that it holds.
+// The first columns of out, whose rows have out_cols columns, = x; each of both is fp16 or float32. A float32 that fp16 does not hold becomes the
+// largest that it holds.
 void put_columns(const void* x, bool x_is_float, std::int64_t rows, std::int64_t cols, void* out, bool out_is_float,
-                 std::int64_t out_cols, std::int64_t first, Context& gpu);
+                 std::int64_t out_cols, Context& gpu);
 // out [rows × out_cols] = x [rows × cols], its column columns[i] for each i, or -infinity where that is -1.
 void gather_columns(const float* x, std::int64_t rows, std::int64_t cols, const std::int32_t* columns, float* out,
                     std::int64_t out_cols, Context& gpu);

@@ -573,7 +573,7 @@ void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, 
 
 // One operation of a program, lowered to device addresses.
 struct Operation {
-    enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows };
+    enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows, put_columns };
     Kind         kind = embed;
     Weight       weight;                // embed
     const void*  x           = nullptr; // norm, gemm, gated_gemm: the input; add: the summand; select_rows: the source
@@ -581,7 +581,7 @@ struct Operation {
     Activation   activation  = Activation::silu; // gated_gemm
     const float* norm_weight = nullptr;
     float        eps         = 0;
-    void*        out         = nullptr;       // norm
+    void*        out         = nullptr;       // norm; put_columns: the first column that it writes
     bool         x_is_float  = false;         // norm
     std::int64_t rows = 0, cols = 0;          // of x: M, K
     Projection   projection[max_projections]; // gemm; gated_gemm: gate and up

@@ -66,7 +66,7 @@ void        recurrence(const Recurrence&, const States&, Context&) {}
 std::size_t recurrence_chunks_bytes(int, int, int, int) { return 0; }
 void        lora_add(const LoraAdd&, const LoraStep&, std::int64_t, Context&) {}
 void        carry(const Carry&, const CarryStep&, std::int64_t, Context&) {}
-void put_columns(const void*, bool, std::int64_t, std::int64_t, void*, bool, std::int64_t, std::int64_t, Context&) {}
+void        put_columns(const void*, bool, std::int64_t, std::int64_t, void*, bool, std::int64_t, Context&) {}
 void gather_columns(const float*, std::int64_t, std::int64_t, const std::int32_t*, float*, std::int64_t, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
 void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}

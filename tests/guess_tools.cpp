@@ -87,6 +87,8 @@ std::vector<float> GuessedText::run(std::span<Scheduled> items, std::vector<std:
     return {rows.begin(), rows.end()};
 }
 
+std::string GuessedText::explain() const { return executor_->explain(); }
+
 Token best(std::span<const float> row) { return Token(std::ranges::max_element(row) - row.begin()); }
 
 void check_recorded(GuessedText& text, const std::string& path, float most_error) {

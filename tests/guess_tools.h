@@ -23,6 +23,8 @@ public:
     std::vector<float> guess(int position);
     // Likewise, for the token behind the one that was guessed last.
     std::vector<float> guess_next(Token guessed);
+    // The program, and the kernels that run it.
+    std::string explain() const;
 
 private:
     std::vector<float> guess_from(int position);

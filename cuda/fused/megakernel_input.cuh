@@ -136,6 +136,13 @@ __device__ void norm_of_residual(const Instruction& op, int hidden, float4* resi
                 reinterpret_cast<float4*>(op.residual)[2 * g]     = a;
                 reinterpret_cast<float4*>(op.residual)[2 * g + 1] = b;
             }
+            if (op.columns && blockIdx.x == 0) {
+                const auto pair = [](float low, float high) {
+                    return __half_as_ushort(to_finite(low)) | std::uint32_t(__half_as_ushort(to_finite(high))) << 16;
+                };
+                reinterpret_cast<uint4*>(op.columns)[g] =
+                    make_uint4(pair(a.x, a.y), pair(a.z, a.w), pair(b.x, b.y), pair(b.z, b.w));
+            }
         }
     if constexpr (K != kind_f16) {
         sum = warp_sum(sum);

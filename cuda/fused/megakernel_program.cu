@@ -53,6 +53,7 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
     const Operation *norm = nullptr, *rope = nullptr; // the latest ones
     const Half*      pending = nullptr;               // to be added at the next norm
     bool             fresh   = false;                 // no GEMV has read that norm yet
+    Half*            columns = nullptr;               // the residual is wanted there
     const auto array_of = [](const KvArray& a) { return CacheArray{static_cast<unsigned char*>(a.rows), a.scales}; };
     const auto same     = [](const KvArray& a, const KvArray& b) {
         return a.type == b.type && a.block_rows == b.block_rows && a.block_scales == b.block_scales;
@@ -70,6 +71,10 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
             case Operation::add:
                 if (op.residual != residual || pending) return false;
                 pending = fp16(op.x);
+                break;
+            case Operation::put_columns: // of the residual that the next norm reads
+                if (op.x != residual || op.cols != program.hidden || columns || !(fresh || pending)) return false;
+                columns = static_cast<Half*>(op.out);
                 break;
             case Operation::select_rows:
                 if (op.x != residual) return false;
@@ -134,9 +139,11 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                         to.norm = norm->norm_weight;
                         to.eps  = norm->eps;
                         if (fresh) {
-                            to.add  = pending;
-                            pending = nullptr;
-                            fresh   = false;
+                            to.add     = pending;
+                            to.columns = columns;
+                            pending    = nullptr;
+                            columns    = nullptr;
+                            fresh      = false;
                         }
                         if (norm->x == selected && selected)
                             to.residual = static_cast<float*>(const_cast<void*>(selected));
@@ -157,7 +164,7 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
             }
         }
     }
-    return !ops.empty() && rope && std::has_single_bit(unsigned(program.attend.block_size)) &&
+    return !ops.empty() && !columns && rope && std::has_single_bit(unsigned(program.attend.block_size)) &&
            program.attend.softcap == 0 && (program.attend.head_dim == 64 || program.attend.head_dim == 128);
 }
 

@@ -37,6 +37,7 @@ struct Instruction {
     float        eps      = 0;
     const Half*  add      = nullptr; // .. after this was added to the residual
     float*       residual = nullptr; // .. which is written here, if it is wanted
+    Half*        columns  = nullptr; // .. and here
     const Half*  x        = nullptr; // else x
     Projections  all{};
     // A stage of the weight pipeline has `rows` rows: first the data of all, then their scales, then their minima.

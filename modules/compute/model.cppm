@@ -543,17 +543,18 @@ private:
         const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true});
         p_.selected            = selected;
         if (w_.mtp) mtp_keys();
+        p_.keys = p_.operations.size();
         if (eagle_) eagle_keys();
         p_.head = p_.operations.size();
         if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
         emit(SelectRows{x_, selected});
-        if (eagle_) eagle_->keep_states();
         if (c_.family->encoder) return; // an encoder's result is its hidden states
         if (last_ == none) last_ = value("last", c_.hidden_size, {.logit_rows = true});
         p_.logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
         emit(Norm{selected, none, last_, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
                   c_.family->norm});
         logits_of(last_, w_.output);
+        if (eagle_) eagle_->keep_states();
     }
 
     void logits_of(ValueId x, const PreparedLinear& output) {
@@ -603,6 +604,7 @@ private:
         p_.layers.push_back(p_.operations.size());
         if (waiting_ != none) emit(Add{x_, std::exchange(waiting_, none)});
         eagle_->read_target(c_.n_layers, x_);
+        p_.keys = p_.operations.size();
         eagle_->keys();
     }
 

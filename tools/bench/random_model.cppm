@@ -194,6 +194,8 @@ bool type_is_known(DType type) {
     return std::ranges::find(known, type) != std::end(known);
 }
 
+int head_dim_of(const ModelShape& s) { return s.head_dim > 0 ? s.head_dim : s.hidden_size / s.n_heads; }
+
 Result<void> write_random_model(const std::string& path, ModelShape s, DType type,
                                 const std::function<void(double)>& progress, const std::string& vocabulary,
                                 bool counts) {
@@ -210,7 +212,7 @@ Result<void> write_random_model(const std::string& path, ModelShape s, DType typ
         if (!n) return std::unexpected(n.error());
         s.vocab_size = *n;
     }
-    const int  head_dim = s.head_dim > 0 ? s.head_dim : s.hidden_size / s.n_heads;
+    const int  head_dim = head_dim_of(s);
     const auto key      = [&](const char* name) { return cat(s.family, ".", name); };
     const auto number   = [&](const char* name, int value) { w.set(key(name), std::uint32_t(value)); };
     w.set("general.architecture", std::string(s.family));
@@ -489,7 +491,8 @@ Result<void> write_random_draft(const std::string& path, ModelShape s, DType typ
     if (vocabulary.empty()) add_vocabulary(w, s.vocab_size);
     else if (const Result<int> n = copy_vocabulary(w, vocabulary); !n) return std::unexpected(n.error());
     else s.vocab_size = *n;
-    const int hidden = s.hidden_size, dim = std::min(128, 1 << std::countr_zero(unsigned(hidden))), ff = s.ff_size;
+    // Heads as the model's, as published drafts have them: so both share blocks of one size.
+    const int hidden = s.hidden_size, ff = s.ff_size, dim = head_dim_of(s), group = s.n_heads / s.n_kv_heads;
     if (const int items = dtype_info(type).items; !type_is_known(type) || ff % items != 0 || hidden % items != 0)
         return fail("a draft of type ", dtype_info(type).name, " cannot be made for the shape ", s.name);
     const auto number = [&](const char* name, int value) { w.set(cat("eagle3.", name), std::uint32_t(value)); };
@@ -499,7 +502,8 @@ Result<void> write_random_draft(const std::string& path, ModelShape s, DType typ
     number("embedding_length", hidden);
     number("block_count", 1);
     number("feed_forward_length", ff);
-    number("attention.head_count", hidden / dim);
+    number("attention.head_count", s.n_heads);
+    number("attention.head_count_kv", s.n_kv_heads);
     number("attention.key_length", dim);
     number("attention.value_length", dim);
     number("rope.dimension_count", dim);
@@ -514,17 +518,27 @@ Result<void> write_random_draft(const std::string& path, ModelShape s, DType typ
     const std::vector<float> ones(std::size_t(hidden), 1.0f);
     for (const char* name : {"blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm", "output_norm"})
         w.add_tensor(cat(name, ".weight"), DType::F32, {hidden}, std::as_bytes(std::span(ones)));
-    // `factor` times its first columns.
-    const auto copies = [&](const char* name, int cols, float factor) {
-        std::vector<std::uint16_t> values(std::size_t(hidden) * std::size_t(cols));
-        for (int i = 0; i < hidden; i++) values[std::size_t(i) * std::size_t(cols + 1)] = f32_to_f16(factor);
-        w.add_tensor(cat(name, ".weight"), DType::F16, {cols, hidden}, std::as_bytes(std::span(values)));
+    // Row i is `factor` times column from(i), if there is one.
+    const auto copies = [&](const char* name, int rows, int cols, float factor, const auto& from) {
+        std::vector<std::uint16_t> values(std::size_t(rows) * std::size_t(cols));
+        for (int i = 0; i < rows; i++)
+            if (const int column = from(i); column >= 0 && column < cols)
+                values[std::size_t(i) * std::size_t(cols) + std::size_t(column)] = f32_to_f16(factor);
+        w.add_tensor(cat("blk.0.", name, ".weight"), DType::F16, {cols, rows}, std::as_bytes(std::span(values)));
     };
-    copies("fc", 3 * hidden, 0); // the states say nothing: the embedding of the last token counts
-    copies("blk.0.attn_q", 2 * hidden, 2);
-    copies("blk.0.attn_k", 2 * hidden, 2);
-    copies("blk.0.attn_v", 2 * hidden, 1);
-    copies("blk.0.attn_output", hidden, 1000); // outweighs the feed-forward network
+    // A KV head has its part of the embedding of the last token; a query head has that of its KV head. The first query head of each group brings
+    // it back to its place.
+    const int  q = s.n_heads * dim, kv = s.n_kv_heads * dim;
+    const auto part_of = [&](int i) { return i < hidden ? i : -1; };
+    const auto of_head = [&](int i) { return part_of(i / dim / group * dim + i % dim); };
+    const auto back    = [&](int i) { return i < kv ? i / dim * group * dim + i % dim : -1; };
+    copies("attn_q", q, 2 * hidden, 2, of_head);
+    copies("attn_k", kv, 2 * hidden, 2, part_of);
+    copies("attn_v", kv, 2 * hidden, 1, part_of);
+    copies("attn_output", hidden, q, 1000, back); // outweighs the feed-forward network
+    const std::vector<std::uint16_t> nothing(std::size_t(hidden) * std::size_t(3 * hidden));
+    w.add_tensor("fc.weight", DType::F16, {3 * hidden, hidden},
+                 std::as_bytes(std::span(nothing))); // the states say nothing
     const std::vector<std::byte> pattern = random_blocks(type);
     for (const auto& [name, rows, cols] : {std::tuple("gate", ff, hidden), {"up", ff, hidden}, {"down", hidden, ff}})
         w.add_tensor(cat("blk.0.ffn_", name, ".weight"), type, {cols, rows},

@@ -164,7 +164,10 @@ private:
     std::vector<cuda::Operation>  operations_; // LoweredOperation::device of each, side by side as kernels read them
     std::vector<FusionGroup>      plain_, few_rows_, some_rows_, many_rows_;
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
+    int                           argmax_     = 0;       // the operation; there is one if there is a megakernel
+    void                          make_megakernel();
     void                          run_operations(bool guesses);
+    void                          run_groups(int first, int end); // of the operations [first, end)
     void                          run_group(const FusionGroup& group);
     // For a fused kernel: the plan of its RopeAndStore. No group has several, because attention stands between them.
     const cuda::Plan& plan_of(const FusionGroup& group) const {
@@ -377,9 +380,10 @@ void CudaBackend::run(const StepPlan& plan) {
     const GraphKey key{step_.key(), adapters_.in_use(), plan.guesses, launches.alone};
     if (!decoding) {
         run_operations(plan.guesses);
-    } else if (step_.shape().tokens == 1 && megakernel_ != nullptr &&
+    } else if (step_.shape().tokens == 1 && !plan.guesses && megakernel_ != nullptr &&
                cuda::run_decode_megakernel(megakernel_, step_.plan(), partial_, arrivals_, *gpu_)) {
-        run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
+        run_groups(int(program_->keys), int(program_->head));
+        run_groups(argmax_, int(program_->guesses));
     } else if (void** const graph = graphs_.find(key); graph == nullptr) {
         graphs_.add(key, nullptr, forget_graph); // kernels are loaded the first time; the second is captured
         run_operations(plan.guesses);
@@ -417,6 +421,10 @@ void CudaBackend::run_operations(bool guesses) {
                                                                   : step_.shape().logit_rows > 0
                                                                       ? int(program_->guesses)
                                                                       : int(program_->head);
+    run_groups(first, end);
+}
+
+void CudaBackend::run_groups(int first, int end) {
     for (const FusionGroup& group : groups_of(kind_of_step()))
         if (group.first >= first && group.first < end) run_group(group);
 }
@@ -504,10 +512,23 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
         join_beside_norms(*groups, program);
     }
     join_gemvs(plain_, program, lowered_);
-    // Argmax comes after the megakernel, which runs no operation that only plain kernels know.
-    if (step_.n_tables() == 1 &&
-        std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
-        megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
+    make_megakernel();
+}
+
+// The megakernel runs no operation that only plain kernels know: Argmax and the operations behind it come after it, and the keys of a layer that
+// guesses.
+void CudaBackend::make_megakernel() {
+    const auto  is_argmax = [](const Operation& op) { return std::holds_alternative<Argmax>(op); };
+    const auto& all       = program_->operations;
+    argmax_               = int(std::ranges::find_if(all, is_argmax) - all.begin());
+    std::vector<cuda::Operation> operations;
+    for (int i = 0; i < argmax_; i++) {
+        if (i >= int(program_->keys) && i < int(program_->head)) continue;
+        if (!lowered_[std::size_t(i)].known) return;
+        operations.push_back(operations_[std::size_t(i)]);
+    }
+    if (step_.n_tables() > 1 || argmax_ == int(all.size())) return;
+    megakernel_ = cuda::make_decode_megakernel(operations.data(), int(operations.size()), *gpu_);
     if (megakernel_ != nullptr) step_.use_megakernel();
 }
 
@@ -562,8 +583,9 @@ std::string CudaBackend::explain() const {
                                        : std::string("plain");
             }
         if (kind.kind == StepKind::one_token && megakernel_ != nullptr)
-            for (std::size_t i = 0; i + 1 < labels.size(); i++)
-                labels[i] = cat(i == 0 ? "" : "+ ", name_of(FusedKernel::decode_megakernel));
+            for (std::size_t i = 0; i < std::size_t(argmax_); i++)
+                if (i < program_->keys || i >= program_->head)
+                    labels[i] = cat(i == 0 ? "" : "+ ", name_of(FusedKernel::decode_megakernel));
         std::size_t width = 0;
         for (const std::string& label : labels) width = std::max(width, label.size());
         text += cat(kind.title, ":\n", list(*program_, [&](std::size_t i) {
@@ -675,7 +697,7 @@ void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
 
 void CudaBackend::execute(const PutColumns& put, const LoweredOperation& op) {
     const cuda::Operation& o = op.device;
-    cuda::put_columns(o.x, o.x_is_float, o.rows, o.cols, o.out, op.f32, (*program_)[put.out].cols, put.first, *gpu_);
+    cuda::put_columns(o.x, o.x_is_float, o.rows, o.cols, o.out, op.f32, (*program_)[put.out].cols, *gpu_);
 }
 
 void CudaBackend::execute(const ScatterColumns& scatter, const LoweredOperation& op) {

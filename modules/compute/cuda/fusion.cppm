@@ -56,7 +56,7 @@ enum class FusedKernel : std::uint8_t {
     none,              // the operation's plain kernel
     layer_kernel,      // persistent: GEMMs with their norms, SwiGLU, RoPE and KV store, between two attentions
     prefill_gemm,      // a GEMM with SwiGLU, or with RoPE and KV store, as its epilogue
-    decode_megakernel, // persistent: the whole program but Argmax
+    decode_megakernel, // persistent: all up to the logits, but the keys of a layer that guesses
     bias_in_next,      // a GEMM, and the operation that adds its biases where the library's kernel does not
     norm_in_fp8,       // a norm that makes e4m3 of its result, and the prefill_gemm that reads it
     joined_gemvs,      // two GEMMs of one input, of a step with one row
@@ -188,7 +188,8 @@ static void join(std::vector<FusionGroup>& groups, const Program& program, Fused
                  const std::function<int(std::size_t i, int n)>& fits) {
     const auto alone  = [](const FusionGroup& g) { return g.kernel == FusedKernel::none && g.n == 1; };
     const auto begins = [&](const FusionGroup& g) {
-        return std::size_t(g.first) == program.head || std::size_t(g.first) == program.guesses;
+        const auto first = std::size_t(g.first);
+        return first == program.keys || first == program.head || first == program.guesses;
     };
     std::vector<FusionGroup> joined;
     for (std::size_t g = 0; g < groups.size(); g++) {

@@ -353,12 +353,14 @@ public:
     }
 
     LoweredOperation lower(const PutColumns& op) {
-        LoweredOperation to  = of_one_row(false);
+        const Value &    x = program_[op.x], &out = program_[op.out];
+        LoweredOperation to  = of_one_row(x.f32 && !out.f32 && !out.logit_rows);
+        to.device.kind       = cuda::Operation::put_columns;
         to.device.x          = device_of(op.x);
-        to.device.x_is_float = program_[op.x].f32;
-        to.device.out        = device_of(op.out);
-        to.device.cols       = program_[op.x].cols;
-        to.f32               = program_[op.out].f32;
+        to.device.x_is_float = x.f32;
+        to.device.out        = static_cast<std::byte*>(device_of(op.out)) + op.first * (out.f32 ? 4 : 2);
+        to.device.cols       = x.cols;
+        to.f32               = out.f32;
         return to;
     }
 

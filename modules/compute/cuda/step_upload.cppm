@@ -118,7 +118,7 @@ private:
         shape.n_heads = limits_.n_heads, shape.n_kv_heads = kind.n_kv_heads;
         shape.block_size = block_size_, shape.window = kind.window, shape.chunked = kind.chunked;
         shape.deterministic = deterministic_, shape.rounded = rounded;
-        shape.alone    = megakernel_ && rounded && shape_.tokens == 1;
+        shape.alone    = megakernel_ && rounded && shape_.tokens == 1 && first == 0; // guesses run in plain kernels
         shape.unpacked = unpacked_, shape.entry = limits_.block_size;
         return shape;
     }
