@@ -185,6 +185,10 @@ MARKDOWN_SAYS = [
 ]
 
 
+# Texts that are something else for a moment while they grow.
+GROWING = ["- [ ] [ ]", "- a\n\n- - -", "- a\n  - b\n\n    c\n  - d\n\ne", "> - a\n>   b\n> c\n\n> d", "|a|b|\n|-|-|:-:|\n|1|2|\n|3\n4", "1. a\n10. b\n\n```\nc\n``` d\n```", "- ```\n  a\n  ```\n- b"]
+
+
 FOO = "https://example.org/Foo_(bar)"
 MARKDOWN_LINKS = [
     ("[`a[0]` b](https://example.org/a) [c](<https://example.org/c d>)", ["https://example.org/a", "https://example.org/c%20d"]),
@@ -213,6 +217,13 @@ def markdown_becomes_elements(browser, server):
     sides = page.run(r"(() => { const e = document.createElement('div'); e.className = 'text'; document.body.append(e); drawMarkdown(e, '|a|b|c|\n|:-|:-:|-:|\n|1|2|3|'); "
                      "const sides = [...e.querySelectorAll('td')].map(c => getComputedStyle(c).textAlign); e.remove(); return sides; })()")
     check(sides == ["left", "center", "right"], "columns stand", sides)
+    # Long lists and tables stand in parts.
+    parts = page.run(r"(() => { const e = document.createElement('div'); drawMarkdown(e, '0. a\n'.repeat(250) + '\n|a|b|\n|-|-|\n' + '|1|2|\n'.repeat(250)); "
+                     "return [[...e.querySelectorAll('ol')].map(o => o.start), [...e.querySelectorAll('tbody')].map(b => b.childElementCount), new Set([...e.querySelectorAll('.part')].map(p => p.style.width)).size]; })()")
+    check(parts == [[0, 100, 200], [100, 100, 51], 1], "long blocks have the parts", parts)
+    wide = page.run(r"(() => { const e = document.createElement('div'); e.className = 'text'; e.style.width = '300px'; document.body.append(e); drawMarkdown(e, '|a|b|\n|-|-|\n' + ('|' + 'word '.repeat(9) + '|b|\n').repeat(150)); "
+                    "const widths = ['.wide', 'table'].map(name => e.querySelector(name).scrollWidth); e.remove(); return widths; })()")
+    check(wide[0] >= wide[1] > 300, "a wide table is cut:", wide)
     # As it grows it is what it is at once, and nothing takes long.
     text = "\n\n".join(text for text, _ in MARKDOWN) + ATTACKS
     same = page.run(f"""(() => {{ const text = {json.dumps(text)}, a = document.createElement('div'), b = document.createElement('div');
@@ -220,9 +231,15 @@ def markdown_becomes_elements(browser, server):
         drawMarkdown(a, text); drawMarkdown(b, text);
         return a.isEqualNode(b); }})()""")
     check(same, "a text that grew looks otherwise")
+    same = page.run(f"""{json.dumps([text for text, _ in MARKDOWN] + GROWING)}.filter(text => [1, 2, 3, 4].some(step => {{
+        const a = document.createElement('div'), b = document.createElement('div');
+        for (let n = 1; n <= text.length; n += step) drawMarkdown(a, text.slice(0, n));
+        for (const e of [a, a, b]) drawMarkdown(e, text); // once more: its end has come
+        return !a.isEqualNode(b); }}))""")
+    check(not same, "these look otherwise when they grow:", same)
     # A long one, too, in uneven steps: what is settled is not looked at again.
     same = page.run(f"""(() => {{ const part = {json.dumps(text)}, code = "x = 1  # a line\\n".repeat(900);
-        for (const text of ["[a][late] b[^late]\\n\\n".repeat(300) + "[late]: https://example.org/\\n[^late]: Note.\\n\\n" + "c\\n\\n".repeat(300), "one\\n\\n".repeat(300) + part + "\\n\\n" + "- a\\n".repeat(250) + "\\n" + part, "```\\n" + code, "```python\\n" + code + "```\\n" + part, "  ```\\n  " + code,
+        for (const text of ["[a][late] b[^late]\\n\\n".repeat(300) + "[late]: https://example.org/\\n[^late]: Note.\\n\\n" + "c\\n\\n".repeat(300), "one\\n\\n".repeat(300) + part + "\\n\\n" + "- a\\n".repeat(250) + "\\n" + part, "```\\n" + code, "> - a\\n".repeat(250) + part, "1. a\\n   - b\\n\\n   c\\n".repeat(250) + part, "|a|b|\\n|-|-|\\n" + "|1|2|3|\\n".repeat(350) + part, "```python\\n" + code + "```\\n" + part, "  ```\\n  " + code,
                           "\\\\[\\n" + "a\\n".repeat(190) + "\\\\]\\n" + "b\\n\\n".repeat(300)]) {{
             const a = document.createElement('div'), b = document.createElement('div');
             for (let n = 0; n <= text.length; n += 1 + (n * 7919) % 1400) drawMarkdown(a, text.slice(0, n));
@@ -298,53 +315,64 @@ def total(n: int) -> int:
 - [ ] wrong"""
 
 
-LONG = """(() => {
-    const words = "a block table maps the logical blocks of a sequence to physical ones ".split(" "), lines = [];
-    for (let i = 0; lines.length < 10000; i++) {
-        lines.push(`### Part ${i}`, "", ...Array.from({length: 4}, (_, k) => words.slice(k).join(" ") + "*" + i + "*"), "", "- one", "- **two**", "  - three", "");
-        if (i % 8 === 0) lines.push("|a|b|", "|-|-|", "|1|2|", "");
-        if (i % 10 === 0) lines.push("```python", ...Array.from({length: 40}, (_, k) => `x${k} = f(${k})  # ${words[k % 9]}`), "```", "");
-        if (i === 300) lines.push("```", ...Array.from({length: 3000}, (_, k) => `line ${k} of a long listing`), "```", "");
-    }
-    return lines;
-})()"""
+# Answers of 10,000 lines: of many blocks, and each a single one.
+LONG = {
+    "many blocks": """(() => {
+        const words = "a block table maps the logical blocks of a sequence to physical ones ".split(" "), lines = [];
+        for (let i = 0; lines.length < 10000; i++) {
+            lines.push(`### Part ${i}`, "", ...Array.from({length: 4}, (_, k) => words.slice(k).join(" ") + "*" + i + "*"), "", "- one", "- **two**", "  - three", "");
+            if (i % 8 === 0) lines.push("|a|b|", "|-|-|", "|1|2|", "");
+            if (i % 10 === 0) lines.push("```python", ...Array.from({length: 40}, (_, k) => `x${k} = f(${k})  # ${words[k % 9]}`), "```", "");
+            if (i === 300) lines.push("```", ...Array.from({length: 3000}, (_, k) => `line ${k} of a long listing`), "```", "");
+        }
+        return lines;
+    })()""",
+    "code": "['```python', ...Array.from({length: 9998}, (_, k) => `x${k} = f(${k})  # a line`), '```']",
+    "a list": "Array.from({length: 10000}, (_, k) => k % 4 === 3 ? `   - in *it*` : `${k + 1}. item ${k} of a **long** list`)",
+    "a table": "['|a|b|c|', '|-|-|-:|', ...Array.from({length: 9998}, (_, k) => `|row ${k}|*b*|some words|`)]",
+}
 
 
 def a_long_answer_streams_smoothly(browser, server):
     page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    best = None
-    for _ in range(4):  # the machine may be busy with something else
-        reload(page, server)
-        page.click(".new")
-        # Each frame's work: scripts, and the layout that they ask for.
-        page.run("""window.work = []; { const real = window.requestAnimationFrame;
-            window.requestAnimationFrame = run => real(at => { const begin = performance.now(); run(at); work.push(performance.now() - begin); }); }""")
-        # As many lines as a fast server may send: 25 in 10 ms.
-        page.run(f"""{{ const lines = {LONG}, real = window.fetch, text = new TextEncoder();
-            window.lines = lines;
-            window.fetch = async (path, options) => /completions/.test(path) ? new Response(new ReadableStream({{async start(c) {{
-                const event = (delta, reason = null) => c.enqueue(text.encode("data: " + JSON.stringify({{choices: [{{index: 0, delta, finish_reason: reason}}]}}) + "\\n\\n"));
-                for (let i = 0; i < lines.length; i += 25) {{
-                    event({{content: lines.slice(i, i + 25).join("\\n") + "\\n"}});
-                    await new Promise(done => setTimeout(done, 10));
-                }}
-                event({{}}, "stop");
-                c.close();
-            }}}})) : real(path, options); }}""")
-        page.type("Go on.")
-        page.press("Enter")
-        page.until(f"{TURNS} === 2")
-        page.until(f"!{BUSY}", 180)
-        check(page.run("turns.at(-1).content === lines.join('\\n') + '\\n'"), "something is lost")
-        work = sorted(page.run("work"))
-        p95 = work[len(work) * 95 // 100]
-        best = min(best or p95, p95)
-        if best <= 16:
-            break
-    print(f"  a frame of 10,000 lines: {work[len(work) // 2]:.1f} ms, p95 {best:.1f} ms, {len(work)} frames")
-    check(best <= 16, "a frame takes", best, "ms")
+    for what, lines in LONG.items():
+        best = None
+        for _ in range(4):  # the machine may be busy with something else
+            work = frames_of(page, server, lines)
+            p95 = work[len(work) * 95 // 100]
+            best = min(best or p95, p95)
+            if best <= 16:
+                break
+        print(f"  a frame of 10,000 lines, {what}: {work[len(work) // 2]:.1f} ms, p95 {best:.1f} ms, {len(work)} frames")
+        check(best <= 16, "a frame of", what, "takes", best, "ms")
     clean(page, server, "a long answer")
+
+
+def frames_of(page, server, lines):
+    """The milliseconds of each frame of an answer of these lines, sorted: scripts, and the layout that they ask for."""
+    reload(page, server)
+    page.click(".new")
+    page.run("""window.work = []; { const real = window.requestAnimationFrame;
+        window.requestAnimationFrame = run => real(at => { const begin = performance.now(); run(at); work.push(performance.now() - begin); }); }""")
+    # As many lines as a fast server may send: 25 in 10 ms.
+    page.run(f"""{{ const lines = {lines}, real = window.fetch, text = new TextEncoder();
+        window.lines = lines;
+        window.fetch = async (path, options) => /completions/.test(path) ? new Response(new ReadableStream({{async start(c) {{
+            const event = (delta, reason = null) => c.enqueue(text.encode("data: " + JSON.stringify({{choices: [{{index: 0, delta, finish_reason: reason}}]}}) + "\\n\\n"));
+            for (let i = 0; i < lines.length; i += 25) {{
+                event({{content: lines.slice(i, i + 25).join("\\n") + "\\n"}});
+                await new Promise(done => setTimeout(done, 10));
+            }}
+            event({{}}, "stop");
+            c.close();
+        }}}})) : real(path, options); }}""")
+    page.type("Go on.")
+    page.press("Enter")
+    page.until(f"{TURNS} === 2")
+    page.until(f"!{BUSY}", 180)
+    check(page.run("turns.at(-1).content === lines.join('\\n') + '\\n'"), "something is lost")
+    return sorted(page.run("work"))
 
 
 SHOWN = """PagedAttention keeps the **KV cache** in blocks of fixed size. A *block table* maps the logical blocks of a sequence to physical ones:

@@ -201,9 +201,8 @@ function appendLines(code, text) {
 
 // Adds what is new to a block of code whose end has not come. False: it has to be drawn.
 function growCode(block, old, now) {
-  const code = block?.querySelector?.("code");
-  if (!code?.firstChild?.classList?.contains("part") || old?.kind !== "fence" || now.kind !== "fence" || indentOf(now.text)) return false;
-  if (!now.text.startsWith(old.text) || isClosed(old.text) || isClosed(now.text)) return false;
+  const code = block.querySelector("code");
+  if (!code?.firstChild?.classList?.contains("part") || indentOf(now.text) || isClosed(old.text) || isClosed(now.text)) return false;
   appendLines(code, now.text.slice(old.text.length));
   return true;
 }
@@ -234,7 +233,8 @@ const MATH = /^ {0,3}(\\\[|\$\$)/, MATH_END = {"\\[": "\\]", "$$": "$$"};
 const indentOf = line => line.length - line.trimStart().length;
 const kindOf = item => item.at(-1); // of a list, by the mark of an item: - * + . )
 
-function split(lines) {
+// `known`: a line that the first block reaches, if it is code or a list.
+function split(lines, known = 0) {
   const blocks = [], n = lines.length;
   for (let i = 0; i < n;) {
     const line = lines[i], from = i++;
@@ -243,6 +243,7 @@ function split(lines) {
     const end = math ? endOfMath(lines, from, math[1]) : 0;
     if (end) blocks.push(["math", from, i = end]);
     else if (fence) {
+      if (!from) i = Math.max(i, known);
       while (i < n && !(lines[i].trim().startsWith(fence[1]) && !lines[i].trim().replaceAll(fence[1][0], ""))) i++;
       blocks.push(["fence", from, i = Math.min(n, i + 1)]);
     } else if (INDENTED.test(line) && !line.trimStart().includes("|") && !ITEM.test(line.trimStart())) {
@@ -256,6 +257,7 @@ function split(lines) {
     } else if (ITEM.test(line)) {
       const base = indentOf(line), kind = kindOf(ITEM.exec(line)[2]);
       const another = at => { const found = ITEM.exec(lines[at]); return found && found[1].length <= base + 1 && kindOf(found[2]) !== kind; };
+      if (!from) i = Math.max(i, known);
       // As long as items of this list follow, or what belongs to them: indented, or going on without a blank line.
       while (i < n) {
         if (!lines[i].trim()) {
@@ -349,67 +351,159 @@ function draw(kind, lines, depth) {
 }
 
 function drawList(lines, depth) {
-  const [, , first] = ITEM.exec(lines[0]), base = indentOf(lines[0]), ordered = /\d/.test(first);
-  const list = element(ordered ? "ol" : "ul");
+  const [, , first] = ITEM.exec(lines[0]), ordered = /\d/.test(first), list = element(ordered ? "ol" : "ul");
   if (ordered) list.start = parseInt(first, 10);
-  let item = [], edge = 0; // its lines, and the column where its text begins
-  const finish = () => {
-    if (!item.length) return;
-    const li = element("li"), task = /^\[([ xX])\]\s+(?=\S)/.exec(item[0]);
-    if (task) {
-      const box = element("span", "box", task[1] === " " ? "☐" : "☑");
+  return addItems(list, lines, 0, depth);
+}
+
+// The line behind the item that begins in a line.
+function endOfItem(lines, from, base) {
+  for (let i = from + 1; i < lines.length; i++) if (ITEM.exec(lines[i])?.[1].length <= base + 1) return i;
+  return lines.length;
+}
+
+// The items from a line on. Of a long list, the parts stand in a box, so that a browser lays out those alone that change or are seen.
+function addItems(list, lines, from, depth) {
+  const base = indentOf(lines[0]);
+  let part = list.tagName === "DIV" ? list.lastChild : list, last;
+  for (let to; from < lines.length; from = to) {
+    to = endOfItem(lines, from, base);
+    const item = itemOf(lines.slice(from, to), base), li = element("li", item.task ? "task" : "");
+    if (item.task) {
+      const box = element("span", "box", item.task === " " ? "☐" : "☑");
       box.role = "img";
-      box.ariaLabel = task[1] === " " ? "to do" : "done";
-      li.className = "task";
+      box.ariaLabel = item.task === " " ? "to do" : "done";
       li.append(box);
-      item[0] = item[0].slice(task[0].length);
     }
-    const [head, ...rest] = item;
-    const least = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 16), text = rest.find(l => l.trim());
-    // A line four columns behind the item's text, with a blank line before it, is code.
-    const cut = text && !rest[0].trim() && indentOf(text) >= edge + 4 && !starts(text.trim()) ? Math.min(least, edge) : Math.min(least, base + 8);
-    drawAll(li, [head, ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))], depth + 1);
-    list.append(li);
-  };
-  for (const line of lines) {
-    const found = ITEM.exec(line);
-    if (found && found[1].length <= base + 1) {
-      finish();
-      item = [found[3] ?? ""];
-      edge = found[3] ? line.length - found[3].length : found[1].length + found[2].length + 1;
+    drawAll(li, item.lines, depth + 1);
+    if (part.childElementCount === PART) {
+      if (part === list) {
+        list = element("div", "parts");
+        part.replaceWith(list);
+        list.append(part);
+      }
+      const more = element(part.tagName);
+      if (part.tagName === "OL") more.start = part.start + PART;
+      list.append(part = more);
     }
-    else item.push(line);
+    part.append(li);
+    last = {from, task: item.task};
   }
-  finish();
+  list.last = last ?? list.last;
   return list;
 }
 
+// The lines of an item without its mark and its indentation; the sign in its box.
+function itemOf(lines, base) {
+  const [, indent, mark, first = ""] = ITEM.exec(lines[0]), rest = lines.slice(1), task = /^\[([ xX])\]\s+(?=\S)/.exec(first);
+  const edge = first ? lines[0].length - first.length : indent.length + mark.length + 1; // the column where its text begins
+  const least = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 16), text = rest.find(l => l.trim());
+  // A line four columns behind the item's text, with a blank line before it, is code.
+  const cut = text && !rest[0].trim() && indentOf(text) >= edge + 4 && !starts(text.trim()) ? Math.min(least, edge) : Math.min(least, base + 8);
+  return {task: task?.[1], lines: [first.slice(task?.[0].length), ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))]};
+}
+
+function growList(list, lines, depth) {
+  const {from, task} = list.last, base = indentOf(lines[0]), to = endOfItem(lines, from, base), item = itemOf(lines.slice(from, to), base);
+  const li = (list.tagName === "DIV" ? list.lastChild : list).lastChild, grown = item.task === task && growAll(li, item.lines, depth + 1);
+  if (!grown) li.remove();
+  addItems(list, lines, grown ? to : from, depth);
+  return true;
+}
+
+// A bar behind a backslash is one of the text.
+const cellsOf = line => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).slice(0, 64).map(c => c.trim().replaceAll("\\|", "|"));
+
 function drawTable(lines) {
-  // A bar behind a backslash is one of the text.
-  const cells = line => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).slice(0, 64).map(c => c.trim().replaceAll("\\|", "|"));
-  const sides = cells(lines[1]).map(c => c.endsWith(":") ? c.startsWith(":") ? "middle" : "right" : "");
-  const table = element("table"), box = element("div", "wide");
-  lines.forEach((line, i) => {
-    if (i === 1) return;
-    const row = table.insertRow();
-    cells(line).forEach((text, column) => {
+  const box = element("div", "wide");
+  addRows(box, lines, 0);
+  box.tabIndex = 0;
+  return box;
+}
+
+// The rows from a line on. A long table is several below each other, with columns of the same width.
+function addRows(box, lines, from) {
+  const sides = cellsOf(lines[1]).map(c => c.endsWith(":") ? c.startsWith(":") ? "middle" : "right" : "");
+  let body = lastBody(box);
+  for (let i = from; i < lines.length; i++) {
+    if (i === 1) continue;
+    if (!body || body.childElementCount === PART) {
+      const table = element("table"), first = box.firstChild;
+      table.append(body = element("tbody"));
+      box.append(table);
+      if (first?.tagName === "TABLE") setColumns(first, lines);
+      if (first) setColumns(table, lines);
+    }
+    const row = element("tr");
+    cellsOf(lines[i]).forEach((text, column) => {
       const cell = element(i ? "td" : "th", sides[column]);
       inline(cell, text);
       row.append(cell);
     });
-  });
-  box.tabIndex = 0;
-  box.append(table);
-  return box;
+    body.append(row);
+  }
 }
+
+const lastBody = box => [...box.querySelectorAll("tbody")].at(-1);
+
+// As wide as the longest text in the first part, within limits.
+function setColumns(table, lines) {
+  const rows = lines.slice(0, PART).map(cellsOf), columns = element("colgroup");
+  let all = 0;
+  for (let i = 0; i < Math.max(...rows.map(row => row.length)); i++) {
+    const column = element("col"), wide = 3 + Math.min(60, Math.max(...rows.map(row => row[i]?.length ?? 0)));
+    column.style.width = wide + "ch";
+    columns.append(column);
+    all += wide;
+  }
+  const part = element("div", "part");
+  table.replaceWith(part);
+  part.append(table);
+  part.style.width = all + "ch";
+  table.prepend(columns);
+}
+
+function growTable(box, old, lines) {
+  const known = old.to - old.from - 1; // complete lines
+  if (known < 2) return false;
+  lastBody(box).lastChild.remove();
+  addRows(box, lines, known);
+  return true;
+}
+
+const blocksOf = (lines, at = 0, known = 0) => split(at ? lines.slice(at) : lines, known).map(([kind, from, to]) => ({kind, from: from + at, to: to + at, text: lines.slice(from + at, to + at).join("\n")}));
 
 function drawAll(root, lines, depth) {
   if (depth > DEEPEST) { root.append(lines.join("\n")); return; }
-  const blocks = split(lines), tight = root.tagName === "LI" && blocks.length <= 2 && blocks.filter(([kind]) => kind === "text").length === 1;
-  for (const [kind, from, to] of blocks) {
+  const blocks = blocksOf(lines), tight = root.tagName === "LI" && blocks.length <= 2 && blocks.filter(({kind}) => kind === "text").length === 1;
+  for (const {kind, from, to} of blocks) {
     if (kind === "text" && tight) inline(root, paragraph(lines.slice(from, to)));
     else root.append(draw(kind, lines.slice(from, to), depth));
   }
+  root.blocks = blocks;
+}
+
+// Adds what is new to a quote or an item of a list. False: it has to be drawn.
+function growAll(root, lines, depth) {
+  const before = root.blocks;
+  if (!before?.length) return false;
+  const blocks = blocksOf(lines), last = before.length - 1, now = blocks[last];
+  if (!now || blocks.length > before.length && root.tagName === "LI") return false; // what stands in a paragraph may change
+  for (let i = 0; i < last; i++) if (blocks[i].kind !== before[i].kind || blocks[i].text !== before[i].text) return false;
+  if (!grow(root.lastChild, before[last], now, lines.slice(now.from, now.to), depth)) return false;
+  for (const {kind, from, to} of blocks.slice(last + 1)) root.append(draw(kind, lines.slice(from, to), depth));
+  root.blocks = blocks;
+  return true;
+}
+
+// Adds what is new to the last block of a text. False: it has to be drawn.
+function grow(node, old, now, lines, depth) {
+  if (old.kind !== now.kind || !now.text.startsWith(old.text)) return false;
+  if (old.text === now.text) return true;
+  if (now.kind === "fence") return growCode(node, old, now);
+  if (now.kind === "table") return growTable(node, old, lines);
+  if (now.kind === "list") return growList(node, lines, depth);
+  return now.kind === "quote" && growAll(node, lines.map(l => QUOTE.exec(l)[1]), depth + 1);
 }
 
 // So many lines may pass until it is known what one of them begins: a formula (endOfMath).
@@ -441,18 +535,18 @@ function drawBlocks(root, text) {
   const lines = text.replace(/\r\n?/g, "\n").split("\n"), before = root.drawn ?? {text: "", lines: 0, blocks: [], defined: new Map()};
   let settled = 0; // blocks that what was added cannot change
   if (text.startsWith(before.text)) while (before.blocks[settled + 1]?.from < before.lines - FORESIGHT) settled++;
-  const from = before.blocks[settled]?.from ?? 0;
-  const rest = split(lines.slice(from)).map(([kind, a, b]) => ({kind, from: a + from, to: b + from, text: lines.slice(a + from, b + from).join("\n")}));
-  const blocks = [...before.blocks.slice(0, settled), ...rest];
+  const {from = 0, to = 0} = before.blocks[settled] ?? {};
+  const known = text.startsWith(before.text) ? Math.min(to, before.lines - 1) - 1 : 0; // the last complete line of the first block that is looked at
+  const blocks = [...before.blocks.slice(0, settled), ...blocksOf(lines, from, known - from)];
   defined = definitionsIn(blocks, lines.length, root.drawn && text !== before.text);
   // Labels that are defined now, or no longer, may stand in earlier blocks.
   const changed = [...new Set([...defined.keys(), ...before.defined.keys()])].filter(label => defined.get(label) !== before.defined.get(label));
   let same = settled;
   while (same < blocks.length && blocks[same].kind === before.blocks[same]?.kind && blocks[same].text === before.blocks[same].text) same++;
-  if (!(blocks.length === same + 1 && growCode(root.childNodes[same], before.blocks[same], blocks[same]))) {
-    while (root.childNodes.length > same) root.lastChild.remove();
-    for (const {kind, from, to} of blocks.slice(same)) root.append(draw(kind, lines.slice(from, to), 0));
-  }
+  const next = blocks[same];
+  if (next && before.blocks.length === same + 1 && grow(root.lastChild, before.blocks[same], next, lines.slice(next.from, next.to), 0)) same++;
+  while (root.childNodes.length > same) root.lastChild.remove();
+  for (const {kind, from, to} of blocks.slice(same)) root.append(draw(kind, lines.slice(from, to), 0));
   if (changed.length) blocks.slice(0, same).forEach(({kind, from, to, text}, i) => {
     const low = text.includes("[") ? labelOf(text) : "";
     if (low && changed.some(label => low.includes(`[${label}]`))) root.childNodes[i].replaceWith(draw(kind, lines.slice(from, to), 0));
