@@ -76,7 +76,8 @@ test-real: programs
 	@$(SETUP) real || true
 	@tests/real/run.sh
 
-# Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
+# Tests the server's pages in a headless Chromium, in four looks (wide and narrow, light and dark), then pages of other origins;
+# screenshots go to build/pages.
 test-pages: programs
 	@$(SETUP) pages
 	@tests/clients/pages.sh $(bin)/server

@@ -8,9 +8,7 @@ import threading
 
 import chat_texts
 from chat_tools import ask, exchange, opened
-from page_tools import BLOCK_VIZ, ROOT, SHOTS, TURNS, Server, check, clean, settle
-
-LOOKS = ((1400, False), (1400, True), (420, False), (420, True))
+from page_tools import BLOCK_VIZ, LOOKS, ROOT, SHOTS, TURNS, Server, check, clean, once, settle
 
 
 def axe_source():
@@ -54,6 +52,7 @@ class Examiner:
         check(not grave, "\n    ".join([""] + [f"{impact} {rule} ({sentence}): {place}" for impact, rule, sentence, place in grave[:40]]))
 
 
+@once  # the looks change at each state: this takes less time than to come to the state in each look
 def the_chat_is_accessible(browser, server):
     source = axe_source()
     if not source:
@@ -143,6 +142,7 @@ def the_chat_is_accessible(browser, server):
     clean(page, server, "the chat")
 
 
+@once
 def the_block_pages_are_accessible(browser):
     source = axe_source()
     if not source:
@@ -187,6 +187,7 @@ def the_block_pages_are_accessible(browser):
             server.close()
 
 
+@once
 def what_block_viz_writes_is_accessible(browser):
     source = axe_source()
     if not source:

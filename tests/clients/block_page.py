@@ -4,9 +4,9 @@ import os
 import re
 import subprocess
 import threading
-import time
 
-from page_tools import BLOCK_VIZ, ROOT, SHOTS, Server, check, watch_shifts, no_shift, readable, no_overflow, clean, load
+from browser import name_of
+from page_tools import BLOCK_VIZ, ROOT, SHOTS, Server, check, shot, presentable, watch_shifts, no_shift, readable, no_overflow, clean, load
 
 
 def blocks_are_seen_changing(browser):
@@ -35,13 +35,7 @@ def blocks_are_seen_changing(browser):
         x, y = page.middle(".pool canvas")
         page.move(x, y)
         page.until("/^Block \\d+/.test(document.querySelector('.details').textContent)")
-        for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
-            page.look(width, height, dark)
-            page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
-            time.sleep(0.4)
-            page.screenshot(os.path.join(SHOTS, f"blocks-{width}-{'dark' if dark else 'light'}.png"))
-            no_overflow(page, "the block page")
-            readable(page, "the block page")
+        presentable(page, "blocks", "the block page")
         for t in threads:
             t.join()
         check(not faults, faults)
@@ -53,7 +47,8 @@ def blocks_are_seen_changing(browser):
         legend = page.run("[...document.querySelectorAll('.legend span')].map(e => [getComputedStyle(e.querySelector('.ring') ?? e).borderColor, e.textContent])")
         named = {color for color, text in legend if re.search("copy on write|swapped|found again", text)}
         check(rings and rings <= named, "rings that the legend does not name:", rings - named, legend)
-        # Once more by the keyboard.
+        # Once more by the keyboard, from the first block on.
+        page.move(1, 1)
         page.run("document.querySelector('.pool canvas').focus()")
         page.press("ArrowRight")
         check(page.run("document.querySelector('.details').textContent").startswith("Block 0"), page.run("document.querySelector('.details').textContent"))
@@ -94,7 +89,7 @@ def pause_freezes_all_that_is_seen(browser):
         page.move(1, 1)
         after = page.run(SEEN)
         check(after == before, "it goes on while paused:", [(a, b) for a, b in zip(json.loads(before)[0], json.loads(after)[0]) if a != b][:3])
-        page.look(1000, 900, False)
+        page.look(1000, 900, page.own[2])
         page.until("drawing.pool.box.clientWidth === drawing.pool.width && innerWidth === 1000")
         check(json.loads(page.run(SEEN))[0] == json.loads(before)[0], "another width shows another moment")
         page.click(".pause")
@@ -108,26 +103,25 @@ def pause_freezes_all_that_is_seen(browser):
 
 
 def the_block_page_does_not_shift(browser):
-    for width, height in ((1280, 900), (390, 844)):
-        server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
-        try:
-            page = browser.page(width, height)
-            watch_shifts(page)
-            page.go(server.url + "/blocks.html")
-            page.until("drawn")
-            threads, faults = load(server)
-            for t in threads:
-                t.start()
-            page.until("totalsOf(snapshot).used > 60")
-            page.run("drawing.pool.box.scrollIntoView(); 0")
-            for t in threads:
-                t.join()
-            page.until("drawn.sequences.every(q => q.status === 'pinned')")
-            check(not faults, faults)
-            no_shift(page, f"the block page at {width}")
-            clean(page, server, "the block page")
-        finally:
-            server.close()
+    server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+    try:
+        page = browser.page()
+        watch_shifts(page)
+        page.go(server.url + "/blocks.html")
+        page.until("drawn")
+        threads, faults = load(server)
+        for t in threads:
+            t.start()
+        page.until("totalsOf(snapshot).used > 60")
+        page.run("drawing.pool.box.scrollIntoView(); 0")
+        for t in threads:
+            t.join()
+        page.until("drawn.sequences.every(q => q.status === 'pinned')")
+        check(not faults, faults)
+        no_shift(page, "the block page")
+        clean(page, server, "the block page")
+    finally:
+        server.close()
 
 
 def marks_and_numbers_of_a_block_stand_apart(browser):
@@ -170,7 +164,7 @@ def marks_and_numbers_of_a_block_stand_apart(browser):
             texts, contrasts = texts
             least = 3 if n == 800 else 4.5  # in small cells a line of the hatching may lie under a figure
             check(all(c >= least for _, c in contrasts), f"of {n} blocks: hard to read:", [c for c in contrasts if c[1] < least][:5])
-            page.screenshot(os.path.join(SHOTS, f"marks-{n}.png"))
+            shot(page, f"marks-{n}")
             cells = {}
             for text, cell, *box in texts:
                 cells.setdefault(cell, []).append((text, *box))
@@ -196,7 +190,7 @@ def a_large_pool_stays_fluid(browser):
         for t in threads:
             t.start()
         page.until("totalsOf(snapshot).used > 3000")
-        page.screenshot(os.path.join(SHOTS, "blocks-100000.png"))
+        shot(page, "blocks-100000")
         for t in threads:
             t.join()
         gaps = sorted(page.run("gaps"))
@@ -219,18 +213,11 @@ def a_default_pool_can_be_read(browser):
         page.until("snapshot.sequences.length > 6 && totalsOf(snapshot).used > 20")
         page.click(".pause")
         thread.join()
-        for width, height, dark in ((1400, 900, False), (1400, 900, True), (420, 900, False)):
-            page.look(width, height, dark)
-            page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
-            check(page.run("drawing.pool.cell") >= 20, "specks of", page.run("drawing.pool.cell"))
-            check(page.run("drawing.pool.box.scrollHeight <= drawing.pool.box.clientHeight"), "not all of the pool is seen")
-            if width > 900:
-                check(page.run("document.querySelector('.sequence .chip').getBoundingClientRect().bottom") < height, "the block tables are below the fold")
-            page.screenshot(os.path.join(SHOTS, f"blocks-17141-{width}-{'dark' if dark else 'light'}.png"))
-            no_overflow(page, "the block page")
-            readable(page, "the block page")
-        page.look(1400, 900, False)
-        page.until("innerWidth === 1400 && drawing.pool.box.clientWidth === drawing.pool.width")
+        check(page.run("drawing.pool.cell") >= 20, "specks of", page.run("drawing.pool.cell"))
+        check(page.run("drawing.pool.box.scrollHeight <= drawing.pool.box.clientHeight"), "not all of the pool is seen")
+        if page.own[0] > 900:
+            check(page.run("document.querySelector('.sequence .chip').getBoundingClientRect().bottom < innerHeight"), "the block tables are below the fold")
+        presentable(page, "blocks-17141", "the block page")
         # Pointed at, a square tells of its blocks; looked into, it shows each.
         seen = page.run("(() => { const id = drawn.blocks.findIndex(b => b.refs), [from, to] = drawing.pool.idsOf(drawing.pool.cellOf(id)); drawing.point(from, to); return [from, to, document.querySelector('.details').textContent]; })()")
         check(re.match(rf"Blocks {seen[0]} to {seen[1] - 1} · \d+ used.* request 1", seen[2]), seen)
@@ -240,7 +227,7 @@ def a_default_pool_can_be_read(browser):
             page.call("Input.dispatchMouseEvent", type=kind, x=spot[0], y=spot[1], button="left", clickCount=1)
         page.until("drawing.pool.per === 1 && !document.querySelector('.back').hidden")
         check(page.run("drawing.pool.n") == seen[1] - seen[0], "other blocks are shown")
-        page.screenshot(os.path.join(SHOTS, "blocks-17141-into.png"))
+        shot(page, "blocks-17141-into")
         page.click(".back")
         page.until("drawing.pool.per > 1 && document.querySelector('.back').hidden")
         page.run("drawing.pool.canvas.focus()")
@@ -274,9 +261,6 @@ def what_is_cached_stands_on_what_is_used(browser, server):
     check(colors[1][0] == used and colors[1][1] == cached and colors[1][2] != cached and colors[1][3] == "50,30", colors)
 
 
-LOOKS = ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True))
-
-
 def a_paused_page_takes_another_theme(browser, server):
     server.post("/v1/completions", prompt="Hello", max_tokens=40)
     page, chat = browser.page(), browser.page()
@@ -287,23 +271,16 @@ def a_paused_page_takes_another_theme(browser, server):
              "p.drawImage(canvas, Math.round(x * devicePixelRatio), Math.round(y * devicePixelRatio), 1, 1, 0, 0, 1, 1); return [...p.getImageData(0, 0, 1, 1).data].slice(0, 3); }; 0")
     free = "(() => { const p = drawing.pool, [x, y] = p.place(p.cellOf(drawn.blocks.findLastIndex(b => !b.refs && !b.hash))); return colour(p.canvas, x + p.cell / 2, y + p.cell * .85); })()"
     line = "colour(timeline.canvas, timeline.canvas.clientWidth / 4, 24)"
-    light = page.run(f"[{free}, {line}]")
+    first = page.run(f"[{free}, {line}]")
     chat.go(server.url + "/")
-    chat.run("remember(localStorage, 'theme', 'dark'); 0")
-    page.until("document.documentElement.style.colorScheme === 'dark'")
-    dark = page.run(f"[{free}, {line}]")
+    theme = "light" if page.own[2] else "dark"
+    chat.run(f"remember(localStorage, 'theme', '{theme}'); 0")
+    page.until(f"document.documentElement.style.colorScheme === '{theme}'")
+    second = page.run(f"[{free}, {line}]")
+    light, dark = (second, first) if page.own[2] else (first, second)
     check(all(sum(b) < sum(a) / 2 for a, b in zip(light, dark)), "light:", light, "dark:", dark)
     chat.run("localStorage.clear(); 0")
     clean(page, server, "another theme")
-
-
-def look_all_ways(page, name):
-    for width, height, dark in LOOKS:
-        page.look(width, height, dark)
-        page.until(f"innerWidth === {width} && drawing.pool.box.clientWidth === drawing.pool.width")
-        page.screenshot(os.path.join(SHOTS, f"{name}-{width}-{'dark' if dark else 'light'}.png"))
-        no_overflow(page, name)
-        readable(page, name)
 
 
 def demonstrate(page, number):
@@ -342,7 +319,7 @@ def the_demonstrations_show_what_they_say(browser):
         # It is played again, slowly, from where it began; and the pool stands where one looks first.
         page.click(".said button")
         page.until("still && timeline.timer && timeline.at > 0")
-        check(page.run("document.querySelector('.pool canvas').getBoundingClientRect().y") < 400, "the pool is not on the first screen")
+        check(page.run("document.querySelector('.pool canvas').getBoundingClientRect().y") < (400 if page.own[0] > 900 else 500), "the pool is not on the first screen")
         page.click(".pause")
         page.until("!still")
         demonstrate(page, 3)
@@ -362,10 +339,11 @@ def the_demonstrations_show_what_they_say(browser):
         check(re.match(r"#[0-9a-f]{6}$", page.run("document.querySelector('.chip .mark').textContent")), "a full block without its hash")
         # Rings do not stay where their cells were: a narrow window could be scrolled sideways for a second.
         check(page.run(f"timeline.choose({at}); document.querySelectorAll('.pool .flash').length") > 0, "nothing flashes")
-        page.look(420, 900, True)
-        page.until("innerWidth === 420 && drawing.pool.box.clientWidth === drawing.pool.width")
-        check(page.run("document.querySelectorAll('.pool .flash').length") == 0, "rings stay where their cells were")
-        look_all_ways(page, "demonstration")
+        for look in ((700, 900, page.own[2]), page.own):
+            page.look(*look)
+            page.until(f"innerWidth === {look[0]} && drawing.pool.box.clientWidth === drawing.pool.width")
+            check(page.run("document.querySelectorAll('.pool .flash').length") == 0, "rings stay where their cells were")
+        presentable(page, "demonstration", "a demonstration")
         check(page.run("!!document.querySelector('.pool .arrows')"), "another size of the window takes the arrows away")
         # Each step again is what it was, and the end is what the server says.
         early = page.run("points.map((m, i) => { rewind(i); return still.history.at(-1) === m; }).filter(same => !same).length")
@@ -392,7 +370,7 @@ def what_a_server_cannot_show_is_said_on_the_button(browser):
             check(reason and word in reason, reasons)
         page.click(".demos button")
         check(not page.run("demonstrations.running"), "it runs nevertheless")
-        look_all_ways(page, "not-here")
+        presentable(page, "not-here", "the block page")
         check(not page.run("snapshot?.sequences.some(q => q.texts)"), "words without --blocks-text")
         clean(page, server, "the buttons")
     finally:
@@ -402,7 +380,7 @@ def what_a_server_cannot_show_is_said_on_the_button(browser):
 def states_and_windows_are_seen_as_what_they_are(browser):
     for model, who, item in (("nemotron_h", r"a state of 78 tokens in \d+ round blocks", "recurrent state"),
                              ("gemma2", r"group 1: 8 blocks, 12 left its window", "cache group 1"), ("mistral-swa", "", "")):
-        html = os.path.join(SHOTS, f"{model}.html")
+        html = os.path.join(SHOTS, f"{model}-{name_of(browser.look)}.html")  # looks run at the same time
         subprocess.run([BLOCK_VIZ, "-m", os.path.join(ROOT, "tests/data/models", f"{model}-Q8_0.gguf"), "-p", "Tell me a story of a long road and of the sea.",
                         "-n", "60", "--ignore-eos", "--raw", "--block-size", "4", "--html", html], check=True, stderr=subprocess.DEVNULL)
         page = browser.page()
@@ -415,27 +393,26 @@ def states_and_windows_are_seen_as_what_they_are(browser):
         check(model != "mistral-swa" or "12 left the window" in page.run("document.querySelector('.table').innerText"), "no block left the window")
         # Each used block has an owner, and so a colour, or the legend says what it is.
         check("grey" in legend or page.run("JSON.parse(trace.textContent).steps[58].blocks.every((b, id) => !b.refs || ownersOf(JSON.parse(trace.textContent).steps[58])[id])"), model, "has blocks of nobody")
-        page.screenshot(os.path.join(SHOTS, f"{model}.png"))
+        shot(page, model)
         readable(page, model)
         check(not page.complaints, page.complaints)
 
 
 def the_walkthroughs_are_readable(browser):
-    html = os.path.join(SHOTS, "block-viz.html")
+    html = os.path.join(SHOTS, f"block-viz-{name_of(browser.look)}.html")
     subprocess.run([BLOCK_VIZ, "--demo", "--html", html], check=True)
-    for width, height, dark in ((1280, 800, False), (1280, 800, True), (390, 844, False), (390, 844, True)):
-        page = browser.page(width, height, dark)
-        page.go("file://" + os.path.abspath(html))
-        steps = page.run("JSON.parse(document.getElementById('trace').textContent).steps.map(s => s.label)")
-        for step, label in enumerate(steps):
-            page.press("ArrowRight") if step else None
-            check(page.run("document.querySelector('.caption').textContent") == (label or page.run("document.querySelector('.caption').textContent")), "no caption")
-            if label or not steps[step - 1]:
-                readable(page, f"step {step + 1}")
-            if "copied" in label:
-                page.screenshot(os.path.join(SHOTS, f"block-viz-{width}-{'dark' if dark else 'light'}.png"))
-        no_overflow(page, "block-viz")
-        check(not page.complaints, page.complaints)
+    page = browser.page()
+    page.go("file://" + os.path.abspath(html))
+    steps = page.run("JSON.parse(document.getElementById('trace').textContent).steps.map(s => s.label)")
+    for step, label in enumerate(steps):
+        page.press("ArrowRight") if step else None
+        check(page.run("document.querySelector('.caption').textContent") == (label or page.run("document.querySelector('.caption').textContent")), "no caption")
+        if label or not steps[step - 1]:
+            readable(page, f"step {step + 1}")
+        if "copied" in label:
+            shot(page, "block-viz")
+    no_overflow(page, "block-viz")
+    check(not page.complaints, page.complaints)
 
 
 TESTS = [

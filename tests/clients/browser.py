@@ -17,8 +17,13 @@ def find_browser():
     return None
 
 
+def name_of(look):
+    return f"{look[0]}-{'dark' if look[-1] else 'light'}"
+
+
 class Browser:
-    def __init__(self, *more):
+    def __init__(self, *more, look=(1400, False)):
+        self.look = look  # of its pages: their width, and whether they are dark
         self.profile = tempfile.mkdtemp(prefix="quire-browser-")
         to_read, self.out = os.pipe()
         self.into, to_write = os.pipe()
@@ -81,13 +86,14 @@ class Browser:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
 
-    def page(self, width=1400, height=900, dark=False):
+    def page(self, width=None, height=900, dark=None):
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self.pages[session] = Page(self, session, target)
         for domain in ("Runtime", "Log", "Page", "Network", "Audits"):
             page.call(domain + ".enable")
-        page.look(width, height, dark)
+        page.own = width or self.look[0], height, self.look[1] if dark is None else dark
+        page.look()
         return page
 
     def close(self):
@@ -124,7 +130,9 @@ class Page:
     def call(self, method, **params):
         return self.browser.call(method, self.session, **params)
 
-    def look(self, width, height, dark):
+    def look(self, *other):  # width, height and whether it is dark; without them the look in which the page was opened
+        width, height, dark = other or self.own
+        self.name = name_of((width, dark))
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 
@@ -167,6 +175,8 @@ class Page:
 
     def click(self, selector):
         x, y = self.middle(selector)
+        if not self.run(f"document.querySelector({json.dumps(selector)}).contains(document.elementFromPoint({x}, {y}))"):
+            raise RuntimeError(f"{selector} is hidden or covered: a click does not reach it")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

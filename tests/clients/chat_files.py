@@ -1,10 +1,9 @@
 """Claims about the page of the chat, for pages.py: the text of PDF files, made here or printed by the browser."""
 import base64
 import json
-import os
 import zlib
 
-from page_tools import SHOTS, check, clean, no_overflow, readable
+from page_tools import check, clean, presentable
 from chat_tools import SCRIPTED, exchange, reload
 
 
@@ -86,7 +85,7 @@ PRINTED = """<h1>The title of it</h1><p>A paragraph with <b>bold</b> and <i>slan
 
 
 def a_pdf_becomes_text(browser, server):
-    page = browser.page(420, 900)
+    page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     other = browser.page()
     other.go("data:text/html;charset=utf-8;base64," + base64.b64encode(PRINTED.encode()).decode())
@@ -114,9 +113,7 @@ def a_pdf_becomes_text(browser, server):
         data.items.add(new File([bytes], 'notes.pdf'));
         document.body.dispatchEvent(new DragEvent('drop', {{bubbles: true, cancelable: true, dataTransfer: data}})); }})()""")
     page.until("attached.length")
-    page.screenshot(os.path.join(SHOTS, "pdf-420.png"))
-    readable(page, "a PDF")
-    no_overflow(page, "a PDF")
+    presentable(page, "pdf", "a PDF")
     exchange(page, "What is it?", [["content", "Notes."]], "stop", 10)
     check(page.run("asked.at(-1).messages[0].content") == f"notes.pdf:\n```\n{PLAIN_SAYS}\n```\n\nWhat is it?", page.run("asked.at(-1).messages"))
     clean(page, server, "a PDF")

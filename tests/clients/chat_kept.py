@@ -1,12 +1,11 @@
 """Claims about the page of the chat, for pages.py: what is kept, branches, and other answers to one question."""
 import json
-import os
 import re
 import tempfile
 import time
 
-from chat_tools import LISTED, SCRIPTED, act, ask, exchange, forget_all, leave, opened, reload, script
-from page_tools import SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, both_looks, clean
+from chat_tools import LISTED, SCRIPTED, act, ask, exchange, forget_all, is_narrow, leave, open_list, opened, reload, script
+from page_tools import Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, shot, presentable, readable, no_overflow, clean
 
 
 def a_token_has_alternatives(browser, server):
@@ -28,8 +27,9 @@ def a_token_has_alternatives(browser, server):
     check(shown == tops, "shown:", shown, "the API's:", tops)
     cached, all_of_it = map(int, re.search(r"(\d+) of (\d+) tokens came from the cache", page.run("document.querySelector('.alternatives').innerText")).groups())
     check(cached == all_of_it - 1, "the prompt is read again:", cached, all_of_it)
-    page.screenshot(os.path.join(SHOTS, "alternatives-1400.png"))
+    shot(page, "alternatives")
     readable(page, "alternatives")
+    no_overflow(page, "alternatives")
     page.press("Enter")
     page.until("turns.length === 2 && !document.querySelector('.alternatives:popover-open')")
     settle(page)
@@ -45,17 +45,6 @@ def a_token_has_alternatives(browser, server):
     page.until("document.querySelector('.tokens')")
     page.click(".token:nth-child(2)")
     page.until("document.querySelector('.alternatives .percent')")
-    page.press("Escape")
-    # On a phone.
-    page.look(420, 900, True)
-    page.click("[aria-label='Previous branch']")
-    page.until(f"turns.at(-1).content === {json.dumps(whole)}")
-    act(page, "Tokens")
-    page.until("document.querySelector('.tokens')")
-    page.click(".token:nth-child(9)")
-    page.until("document.querySelector('.alternatives .percent')")
-    page.screenshot(os.path.join(SHOTS, "alternatives-420.png"))
-    no_overflow(page, "alternatives")
     page.press("Escape")
     clean(page, server, "tokens")
 
@@ -93,7 +82,7 @@ def show_the_border(browser, server):
     page.until("document.querySelector('.origin')")
     second = {"role": "user", "content": "a.txt:\n```\nSome lines, of a file.\n```\n\nWas ist ein Größenverhältnis?"}
     check_origins(page, server, [*first, second])
-    both_looks(page, "cached", "what was cached")
+    presentable(page, "cached", "what was cached")
     # An edit that is not sent does not change it. The key that shows it takes it away.
     page.run("edit(turns[0], views.get(turns[0].id).root); 0")
     page.press("Escape")
@@ -202,7 +191,7 @@ def settings_stand_beside_each_other(browser, server):
     check(page.run(LAST) == alone["choices"][0]["message"]["content"], "another answer than the API's")
     note = re.search(r"(\d+) prompt tokens \((\d+) cached\)", page.run("[...document.querySelectorAll('.pair .note')].at(-1).innerText"))
     check(note and int(note[2]) == int(note[1]) - 1, "the prompt is not shared")
-    both_looks(page, "beside", "a pair")
+    presentable(page, "beside", "a pair")
     page.run("[...document.querySelectorAll('.pair button')].find(b => b.textContent === 'Go on with this').click()")
     exchange(page, "Why?")
     check(page.run("turns[1].made.temperature") == 1.5, "it went on with the other")
@@ -224,7 +213,7 @@ def a_reload_loses_neither_question_nor_answer(browser, server):
         kept = page.run("turns.at(-1).content")
         check(kept.startswith(there), "the answer is gone:", kept)
         check("interrupted" in page.run(NOTE), page.run(NOTE))
-        page.screenshot(os.path.join(SHOTS, "interrupted-1400.png"))
+        shot(page, "interrupted")
         act(page, "Continue")
         page.until(f"turns.at(-1).content.length > {len(kept) + 20}")
         check(page.run("turns.at(-1).content").startswith(kept), "it does not go on where it broke off")
@@ -267,10 +256,12 @@ def what_is_not_sent_is_kept(browser, server):
     exchange(page, "Second question", [["content", "A pear."]], "stop", 10)
     page.press("KeyE", alt=True)
     page.run("{ const area = document.querySelector('.edit textarea'); area.value = 'Second, edited'; area.oninput(); } 0")
+    open_list(page)
     page.click(".chats li:nth-child(2) .open")
     page.until("box.value === 'Of the first'")
     page.go(server.url + "/")
     page.until("box.value === 'Of the first'")
+    open_list(page)
     page.click(".chats li:nth-child(1) .open")
     page.until("document.querySelector('.edit textarea')?.value === 'Second, edited'")
     page.go(server.url + "/")
@@ -282,12 +273,10 @@ def what_is_not_sent_is_kept(browser, server):
     choose(page, "A draft", "Delete")
     choose(page, "Second", "Delete")
     check(page.run("document.querySelectorAll('.toast button').length") == 2 and page.run(LISTED) == [], page.run("document.querySelector('.toast').innerText"))
-    page.screenshot(os.path.join(SHOTS, "undo-1400.png"))
-    page.look(420, 900, False)
+    shot(page, "undo")
     page.run("toast('x'.repeat(200), 'Undo', () => {}); 0")
-    check(page.run("document.querySelector('.toast .line:last-child button').getBoundingClientRect().right") < 420, "Undo is outside of the window")
+    check(page.run("document.querySelector('.toast .line:last-child button').getBoundingClientRect().right < innerWidth"), "Undo is outside of the window")
     page.run("document.querySelector('.toast .line:last-child').remove()")
-    page.look(1400, 900, False)
     page.click(".toast .line:first-child button")
     page.until(f"{LISTED}.join() === 'A draft' && box.value === 'Of the first'")
     page.click(".toast button")
@@ -312,7 +301,7 @@ def another_tab_follows_an_answer(browser, server):
     other.until("turns.length === 2 && /answering in another tab/.test(document.querySelector('.talk').innerText)")
     buttons = "[...document.querySelectorAll('.turn.assistant .foot > button')].map(b => b.textContent).join()"
     check(other.run(buttons) == "" and other.run("send.textContent") == "Stop", "another tab offers", other.run(buttons))
-    other.screenshot(os.path.join(SHOTS, "elsewhere-1400.png"))
+    shot(other, "elsewhere")
     page.run("window.held = 0; 0")
     settle(page)
     other.until("turns.at(-1).content === 'Some words more.' && !document.querySelector('.turn.busy') && send.textContent === 'Send'")
@@ -348,6 +337,7 @@ def many_answers_wait_for_each_other(browser, server):
     check(page.run("asked.length") == 5, "the seventh was sent")
     page.press("Escape")
     settle(page)
+    open_list(page)
     page.click(".chats li:nth-child(2) .open")
     page.run("window.held = 0; 0")
     page.until("runs.size === 0")
@@ -357,6 +347,7 @@ def many_answers_wait_for_each_other(browser, server):
 
 def choose(page, title, name):
     """What the menu of a listed conversation offers."""
+    open_list(page)
     page.run(f"[...document.querySelectorAll('.chats li')].find(e => e.innerText.startsWith({json.dumps(title)})).querySelector('.more').click()")
     page.run(f"[...document.querySelectorAll('.menu button')].find(b => b.textContent === {json.dumps(name)}).click()")
 
@@ -375,13 +366,13 @@ def conversations_are_kept(browser, server):
     page.press("Enter")
     page.until(f"{LISTED}.includes('Of fruit')")
     # They are there in another tab, and after a reload.
-    other = opened(browser, server, 420, 900)
+    other = opened(browser, server)
     check(other.run(LISTED) == ["First question", "Third question", "Of fruit"] and other.run(TURNS) == 0, "another tab lists", other.run(LISTED))
-    other.click(".toggle")
-    other.screenshot(os.path.join(SHOTS, "chats-420.png"))
+    open_list(other)
+    shot(other, "chats")
     readable(other, "the list")
     other.click(".chats .open")
-    other.until(f"{TURNS} === 2 && !document.body.classList.contains('with-chats')")
+    other.until(f"{TURNS} === 2 && document.body.classList.contains('with-chats') !== {json.dumps(is_narrow(other))}")
     # Search looks at titles and texts.
     for word, wanted in (("FRUIT", ["Of fruit"]), ("pear", ["Of fruit"]), ("question", ["First question", "Third question", "Of fruit"]), ("nowhere", [])):
         page.run(f"search.value = {json.dumps(word)}; search.oninput(); 0")
@@ -400,6 +391,7 @@ def conversations_are_kept(browser, server):
     check(page.run(LISTED) == ["First question", "Of fruit"], "after a reload:", page.run(LISTED))
     # As a file, and back; a file of another kind is refused.
     page.run("window.files = []; URL.createObjectURL = blob => { files.push(blob); return 'data:,'; }; HTMLAnchorElement.prototype.click = () => {}; 0")
+    open_list(page)
     page.click(".export")
     page.until("files.length")
     text = page.run("files[0].text()")
@@ -628,7 +620,7 @@ def answers_branch(browser, server):
     page.until("turns.length === 2 && turns[0].content === 'Uno?'")
     settle(page)
     check(page.run("asked.at(-1).messages") == [{"role": "user", "content": "Uno?"}], page.run("asked.at(-1).messages"))
-    page.screenshot(os.path.join(SHOTS, "branches-1400.png"))
+    shot(page, "branches")
     page.click("[aria-label='Previous branch']")
     check(page.run(texts)[:3] == ["One?", "A.", "Two?"], page.run(texts))
     shown = page.run(texts)

@@ -38,7 +38,8 @@ def menu(page, name):
     page.press("Enter")
 
 
-def everything(page, server, width):
+def all_is_done_by_keys_alone(browser, server):
+    page = browser.page()
     watch_shifts(page)
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     reload(page, server)
@@ -96,7 +97,7 @@ def everything(page, server, width):
     page.press("Enter")
     page.until("document.querySelectorAll('.pair .turn').length === 2")
     settle(page)
-    no_overflow(page, f"a pair at {width}")
+    no_overflow(page, "a pair")
     tab_to(page, ".pair button", "Go on with this")
     page.press("Enter")
     page.until("turns.at(-1).content === 'D.'")
@@ -108,8 +109,8 @@ def everything(page, server, width):
     tab_to(page, ".calls > button")
     page.press("Enter")
     page.until(f"!{BUSY} && {LAST} === 'It rains.'")
-    no_overflow(page, f"the chat at {width}")
-    readable(page, f"the chat at {width}")
+    no_overflow(page, "the chat")
+    readable(page, "the chat")
     # The list: pinned, renamed, deleted and had back, searched, exported.
     page.press("KeyN", alt=True)
     say(page, "Another.", [["content", "Yes."]], "stop", 10)
@@ -141,24 +142,19 @@ def everything(page, server, width):
     page.until("document.activeElement === search")
     page.type("rains")
     page.until(f"{LISTED}.length === 1")
-    readable(page, f"the list at {width}")
+    readable(page, "the list")
     page.press("Enter")
     page.until(f"{LAST} === 'It rains.'")
     check(page.run("[...document.querySelectorAll('.foot button')].some(b => b.textContent === 'Tokens')"), "an answer without its buttons")
     page.run("localStorage.clear(); 0")
-    no_shift(page, f"all keys at {width}")
-    clean(page, server, f"all keys at {width}")
-
-
-def all_is_done_by_keys_alone(browser, server):
-    for width, dark in ((1400, False), (420, True)):
-        everything(browser.page(width, 900, dark), server, width)
+    no_shift(page, "all keys")
+    clean(page, server, "all keys")
 
 
 def on_a_phone_enter_starts_a_line(browser, server):
-    page = browser.page(420, 900)
+    page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
-    page.call("Emulation.setDeviceMetricsOverride", width=420, height=900, deviceScaleFactor=1, mobile=True)
+    page.call("Emulation.setDeviceMetricsOverride", width=page.own[0], height=900, deviceScaleFactor=1, mobile=True)
     page.call("Emulation.setTouchEmulationEnabled", enabled=True)
     reload(page, server)
     check(page.run("fingers.matches"), "no phone")

@@ -5,8 +5,8 @@ import re
 import tempfile
 import time
 
-from chat_tools import LISTED, act, ask, exchange, leave, opened, reload, script
-from page_tools import ROOT, SHOTS, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, readable, no_overflow, both_looks, clean
+from chat_tools import LISTED, act, ask, exchange, is_narrow, leave, open_list, opened, reload, script
+from page_tools import ROOT, Server, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, shot, presentable, readable, no_overflow, clean
 
 
 def a_question_is_answered_and_another_turn_follows(browser, server):
@@ -65,6 +65,7 @@ def stop_it(page, server):
     page.click(".new")
     page.until("document.querySelector('.send').textContent === 'Send'")
     check(page.run(TURNS) == 0 and page.run("document.querySelectorAll('.chats .dot').length") == 1, "the old answer is still there")
+    open_list(page)
     page.click(".chats .open")
     page.until(BUSY)
     page.press("Escape")
@@ -117,7 +118,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
         check(page.run("!!document.querySelector('.fault button')"), "nothing is offered:", page.run("document.querySelector('.fault').innerText"))
         text = page.run("document.querySelector('.fault button').textContent")
         n = int(re.fullmatch(r"Go on without the (\d+) oldest messages", text)[1])
-        page.screenshot(os.path.join(SHOTS, "full-1400.png"))
+        shot(page, "full")
         # It lasts a reload, and so does what is chosen.
         page.go(server.url + "/")
         page.until("document.querySelector('.bar .model').textContent && document.querySelector('.fault button')")
@@ -133,7 +134,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
             return 256 - server.post("/tokenize", messages=[system, *turns[n:]])["count"]
         check(room(n) >= 64 > room(n - 2), "not as few as possible were left out:", n, room(n), room(n - 2))
         check(page.run("document.querySelector('.cut').previousElementSibling") is not None and page.run("document.querySelectorAll('.turn.dropped').length") == n, "it does not show what is left out")
-        page.screenshot(os.path.join(SHOTS, "cut-1400.png"))
+        shot(page, "cut")
         readable(page, "a cut talk")
         reload(page, server)
         check(page.run("document.querySelectorAll('.turn.dropped').length") == n, "what was left out comes back")
@@ -203,11 +204,7 @@ def a_context_that_is_nearly_full_is_said(browser):
         check(found and int(found[1]) + int(found[2]) == 256 and int(found[2]) < 32, told)
         check(page.run("asked.length") == 1, "it was sent")
         check(page.run("document.querySelector('.gauge').className") == "gauge full", "the gauge is not full")
-        page.screenshot(os.path.join(SHOTS, "nearly-full-1400.png"))
-        page.look(420, 900, False)
-        no_overflow(page, "a full chat")
-        readable(page, "a full chat")
-        page.look(1400, 900, False)
+        presentable(page, "nearly-full", "a full chat")
         script(page, words, "stop", 230)
         page.run("[...document.querySelectorAll('.fault button')].find(b => b.textContent === 'Answer anyway').click()")
         settle(page)
@@ -235,15 +232,17 @@ def a_context_that_is_nearly_full_is_said(browser):
 def settings_have_names_and_the_page_a_theme(browser, server):
     page = opened(browser, server, scripted=True)
     paper = "getComputedStyle(document.body).backgroundColor"
-    light = page.run(paper)
-    setting(page, temperature=0.3, system="Be brief.", more='{"repeat_penalty": 1.2}', theme="dark")
-    dark = page.run(paper)
-    check(dark != light, "no dark theme")
-    readable(page, "the dark theme")
+    width, height, is_dark = page.own
+    its, others = ("dark", "light") if is_dark else ("light", "dark")
+    first = page.run(paper)
+    setting(page, temperature=0.3, system="Be brief.", more='{"repeat_penalty": 1.2}', theme=others)
+    second = page.run(paper)
+    check(second != first, "no theme but the system's")
+    readable(page, "the other theme")
     # It holds on the other page, whatever the system has.
-    other = browser.page(dark=False)
+    other = browser.page()
     other.go(server.url + "/blocks.html")
-    check(other.run(paper) == dark, "the blocks are light")
+    check(other.run(paper) == second, "the blocks have the system's theme")
     # A preset is kept, and taken over elsewhere; a field that is no JSON is not.
     page.call("Page.bringToFront")
     page.click(".set")
@@ -255,13 +254,13 @@ def settings_have_names_and_the_page_a_theme(browser, server):
     page.run("form.elements.more.value = '{\"n\": 2}'; form.elements.more.oninput(); 0")
     check(page.run("form.elements.more.validationMessage") == "The page itself sets n.", "two answers in one")
     page.click("dialog .cancel")
-    setting(page, temperature=1, system="", more="", theme="light")
-    check(page.run(paper) == light, "no light theme")
-    page.look(1400, 900, True)
-    check(page.run(paper) == light, "the system decides")
+    setting(page, temperature=1, system="", more="", theme=its)
+    check(page.run(paper) == first, "the first theme does not come back")
+    page.look(width, height, not is_dark)
+    check(page.run(paper) == first, "the system decides")
     page.click(".set")
     page.run("presetName.value = 'Brief'; presetName.onchange(); 0")
-    page.screenshot(os.path.join(SHOTS, "preset-1400.png"))
+    shot(page, "preset")
     # A name that begins with another, or that every object knows, is only a name.
     page.run("form.elements.system.value = 'Mine'; presetName.value = ''; presetName.focus(); 0")
     for piece in ("Brief", "er"):
@@ -314,7 +313,7 @@ def several_models_are_chosen_from(browser):
             heads = page.run("[...document.querySelectorAll('.pair .head span:first-child')].map(e => e.innerText)")
             check([h.split(",")[0] for h in heads] == ["model " + toy, "model " + other] and status()[other] == "loaded", heads)
             check("8 tokens" in page.run("turns[0].id && now.tree.after(turns[0].id).at(-1).note"), "the other did not answer")
-            both_looks(page, "models", "a choice of models")
+            presentable(page, "models", "a choice of models")
             # The page of the blocks shows the model that the chat's link names.
             page.go(server.url + page.run("document.querySelector('.ways [target]').getAttribute('href')"))
             page.until("document.querySelectorAll('.demos button').length === 4 && snapshot")
@@ -328,18 +327,16 @@ def several_models_are_chosen_from(browser):
 
 
 def files_go_with_a_message(browser, server):
-    page = opened(browser, server, 420, 900, scripted=True)
+    page = opened(browser, server, scripted=True)
     page.run("attach([new File(['a ``` b\\r\\nc'], 'notes.md'), new File(['\\0\\1'], 'x.bin'), new File([''], 'empty')])")
     check(page.run("attached.length") == 1 and "notes.md · 9" in page.run("document.querySelector('.attached').innerText"), page.run("document.querySelector('.attached').innerText"))
     page.run("attach([new File(['x'], 'a.png', {type: 'image/png'})])")
     page.until("/a.png is a picture/.test(document.querySelector('.toast').innerText)")
-    # Esc closes the list of conversations, which is over the talk here.
-    page.click(".toggle")
-    page.press("Escape")
-    check(not page.run("document.body.classList.contains('with-chats')"), "the list stays open")
-    page.screenshot(os.path.join(SHOTS, "files-420.png"))
-    readable(page, "a file")
-    no_overflow(page, "a file")
+    if is_narrow(page):  # Esc closes the list of conversations, which is over the talk
+        page.click(".toggle")
+        page.press("Escape")
+        check(not page.run("document.body.classList.contains('with-chats')"), "the list stays open")
+    presentable(page, "files", "a file")
     exchange(page, "What is it?", [["content", "Notes."]], "stop", 10)
     check(page.run("asked.at(-1).messages[0].content") == "notes.md:\n````\na ``` b\nc\n````\n\nWhat is it?", page.run("asked.at(-1).messages"))
     check(page.run("attached.length") == 0 and page.run("document.querySelector('.file summary').innerText") == "notes.md · 9 characters", "it is not shown")
@@ -352,7 +349,7 @@ def tools_are_cards(browser, server):
                            ["tool_calls", [{"index": 0, "function": {"arguments": '"Ulm"}'}}]]], "tool_calls", 10)
     settle(page)
     check("Calls weather" in page.run("document.querySelector('.call').innerText") and '"city": "Ulm"' in page.run("document.querySelector('.call code').innerText"), "no card")
-    page.screenshot(os.path.join(SHOTS, "tools-1400.png"))
+    shot(page, "tools")
     readable(page, "a card")
     page.run("{ const area = document.querySelector('.call textarea'); area.value = 'dry'; area.oninput(); } 0")
     reload(page, server)
@@ -397,8 +394,8 @@ def thinking_is_ended_by_the_reader(browser):
         template.flush()
         server = Server("--chat-template-file", template.name)
         try:
-            for width, how in ((1400, "a click"), (420, "the keyboard")):
-                page = opened(browser, server, width)
+            for how in ("a click", "the keyboard"):
+                page = opened(browser, server)
                 setting(page, temperature=0, max_tokens=800, more='{"ignore_eos": true, "logit_bias": {"</think>": -100}}')
                 with Busy(server):
                     ask(page, "Think.")
@@ -419,13 +416,13 @@ def thinking_is_ended_by_the_reader(browser):
 def a_full_context_is_said_ahead(browser):
     server = Server("-c", "256")
     try:
-        page = opened(browser, server, 420, 900, scripted=True)
+        page = opened(browser, server, scripted=True)
         for n in (60, 120, 180):
             exchange(page, "word " * 20, [["content", "word "]] * 30, "stop", n)
         page.click(".gauge")
         page.until("document.querySelector('.explain button')")
         check("at most 256 tokens" in page.run("document.querySelector('.explain').innerText"), "not explained")
-        page.screenshot(os.path.join(SHOTS, "explained-420.png"))
+        shot(page, "explained")
         readable(page, "the explanation")
         page.press("Escape")
         page.run("box.focus(); 0")
@@ -456,7 +453,7 @@ def the_keyboard_does_everything(browser, server):
     page.press("KeyH", alt=True)
     page.until("document.querySelector('.keys-list').open")
     check(page.run("document.querySelectorAll('.keys-list dt').length === KEYS.length + 3"), "keys are missing")
-    page.screenshot(os.path.join(SHOTS, "keys-1400.png"))
+    shot(page, "keys")
     readable(page, "the keys")
     page.press("Escape")
     page.until("!document.querySelector('.keys-list').open")
@@ -495,7 +492,7 @@ def the_keyboard_does_everything(browser, server):
     page.press("ArrowDown", alt=True)
     page.until(f"{TURNS} === 2")
     page.press("KeyB", ctrl=True)
-    check(page.run("!document.body.classList.contains('with-chats')"), "the list stays")
+    check(page.run("document.body.classList.contains('with-chats')") == is_narrow(page), "the list stays")
     page.press("KeyK", ctrl=True)
     page.until("document.activeElement === search")
     page.type("One")
@@ -518,12 +515,12 @@ def a_key_is_asked_for(browser):
     server = Server("--api-key", "open-sesame")
     try:
         for path in ("/", "/blocks.html"):
-            page = browser.page(width=420)
+            page = browser.page()
             page.go(server.url + path)
             page.until("!document.querySelector('.key').hidden")
             check("key" in page.run("document.querySelector('.key label').textContent"), "no word of a key")
             if path == "/":
-                page.screenshot(os.path.join(SHOTS, "key-420.png"))
+                shot(page, "key")
                 no_overflow(page, "the chat")
                 page.click("#key-now")
                 page.type("wrong")
@@ -559,14 +556,14 @@ def a_key_is_asked_for(browser):
 
 
 def a_missing_template_is_said(browser, server):
-    page = opened(browser, server, 420)
+    page = opened(browser, server)
     check(page.run("document.querySelector('.notice').hidden"), "a note about a template that is there")
     bare = Server("-m", os.path.join(ROOT, "tests", "data", "models", "gpt2-F32.gguf"))
     try:
         page.go(bare.url + "/")
         page.until("!document.querySelector('.notice').hidden")
         check("no chat template" in page.run("document.querySelector('.notice').textContent"), "no word of the template")
-        page.screenshot(os.path.join(SHOTS, "no-template-420.png"))
+        shot(page, "no-template")
         no_overflow(page, "the chat")
     finally:
         bare.close()

@@ -1,11 +1,12 @@
 """Claims about the page of the chat, for pages.py: how texts look."""
+import fcntl
 import json
 import os
 import re
 import time
 
 from chat_tools import SCRIPTED, ask, exchange, forget_all, leave, opened, reload
-from page_tools import SHOTS, check, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
+from page_tools import SHOTS, check, once, shot, presentable, TURNS, BUSY, LAST, NOTE, settle, setting, Busy, watch_shifts, no_shift, readable, no_overflow, clean
 
 
 def given(page, *messages):
@@ -25,7 +26,7 @@ def thoughts_are_shown(browser, server):
     check(page.run("document.querySelector('.thought').open") and "Thinking" in page.run("document.querySelector('.thought summary').innerText"), "it does not show that it thinks")
     check(page.run("document.querySelectorAll('.thought em').length") == 8, "thoughts are not drawn as other texts")
     check("-" not in page.run(NOTE), page.run(NOTE))
-    page.screenshot(os.path.join(SHOTS, "thinking-1400.png"))
+    shot(page, "thinking")
     page.run("window.held = 0; 0")
     settle(page)
     check(page.run("document.querySelector('.turn.assistant .answer').innerText") == "The answer.", "another answer")
@@ -51,16 +52,17 @@ def thoughts_are_shown(browser, server):
     clean(page, server, "thoughts")
 
 
+@once
 def no_placeholder_is_cut(browser, server):
     page = browser.page()
     for width in (320, 375, 768, 1280):
         page.look(width, 700, False)
         reload(page, server)
-        page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
+        shot(page, "new")
         no_overflow(page, f"the chat at {width}")
         page.click(".set")
         page.until("document.querySelector('dialog.settings').open")
-        page.screenshot(os.path.join(SHOTS, f"settings-{width}.png"))
+        shot(page, "settings")
         cut = page.run("""[...document.querySelectorAll('textarea, input')].filter(e => e.placeholder && e.checkVisibility()).map(e => {
             const p = document.createElement('canvas').getContext('2d'), style = getComputedStyle(e);
             p.font = style.font;
@@ -74,22 +76,21 @@ def no_placeholder_is_cut(browser, server):
 
 
 def the_chat_does_not_shift(browser, server):
-    for width, height in ((1280, 900), (390, 844)):
-        page = browser.page(width, height)
-        watch_shifts(page)
-        page.call("Emulation.setCPUThrottlingRate", rate=20) # a slow machine could paint what no script has placed
-        reload(page, server)
-        page.call("Emulation.setCPUThrottlingRate", rate=1)
-        setting(page, temperature=1, seed=3, max_tokens=300)
-        with Busy(server):
-            for n in (2, 4, 6):
-                page.type("Tell me a story.")
-                page.press("Enter")
-                page.until(f"{TURNS} === {n}")
-                settle(page)
-        time.sleep(0.6)
-        no_shift(page, f"the chat at {width}")
-        leave(page, server, "the chat")
+    page = browser.page()
+    watch_shifts(page)
+    page.call("Emulation.setCPUThrottlingRate", rate=20) # a slow machine could paint what no script has placed
+    reload(page, server)
+    page.call("Emulation.setCPUThrottlingRate", rate=1)
+    setting(page, temperature=1, seed=3, max_tokens=300)
+    with Busy(server):
+        for n in (2, 4, 6):
+            page.type("Tell me a story.")
+            page.press("Enter")
+            page.until(f"{TURNS} === {n}")
+            settle(page)
+    time.sleep(0.6)
+    no_shift(page, "the chat")
+    leave(page, server, "the chat")
 
 
 ATTACKS = """<script>window.hit = 1</script>
@@ -122,12 +123,10 @@ def what_a_model_writes_stays_in_its_place(browser, server):
     page = opened(browser, server)
     given(page, {"role": "user", "content": UNRULY}, {"role": "assistant", "content": UNRULY, "reasoning": UNRULY})
     page.run("document.querySelector('.thought').open = true; 0")
-    for width, dark in ((1400, False), (420, True)):
-        page.look(width, 900, dark)
-        no_overflow(page, f"an unruly text at {width}")
-        wide = page.run("[...document.querySelectorAll('.turn')].map(t => t.getBoundingClientRect()).filter(r => r.left < 0 || r.right > innerWidth).length")
-        check(not wide and page.run("scroll.scrollWidth <= scroll.clientWidth"), "a message leaves the window at", width)
-        page.screenshot(os.path.join(SHOTS, f"unruly-{width}.png"))
+    no_overflow(page, "an unruly text")
+    wide = page.run("[...document.querySelectorAll('.turn')].map(t => t.getBoundingClientRect()).filter(r => r.left < 0 || r.right > innerWidth).length")
+    check(not wide and page.run("scroll.scrollWidth <= scroll.clientWidth"), "a message leaves the window")
+    shot(page, "unruly")
     clean(page, server, "an unruly text")
 
 
@@ -289,12 +288,8 @@ def formulas_are_set_and_code_is_coloured(browser, server):
     words = page.run("(() => { const at = performance.now(); drawn('```cpp\\n' + 'plain words of a text '.repeat(2700) + '\\n```'); return performance.now() - at; })()")
     check(words < 3000, "plain words take", words, "ms")
     given(page, {"role": "user", "content": "Show me."}, {"role": "assistant", "content": MATHS})
-    for width, dark in ((1400, False), (420, True)):
-        page.look(width, 900, dark)
-        page.run("document.querySelector('.scroll').scrollTop = 0")
-        page.screenshot(os.path.join(SHOTS, f"maths-{width}.png"))
-        readable(page, "formulas and code")
-        no_overflow(page, "formulas and code")
+    page.run("document.querySelector('.scroll').scrollTop = 0")
+    presentable(page, "maths", "formulas and code")
     # It can be installed as an app.
     errors = page.call("Page.getInstallabilityErrors")["installabilityErrors"]
     check(not errors, "not installable:", errors)
@@ -334,6 +329,12 @@ LONG = {
 
 
 def a_long_answer_streams_smoothly(browser, server):
+    with open(os.path.join(SHOTS, "measuring"), "w") as file:  # one look at a time measures
+        fcntl.flock(file, fcntl.LOCK_EX)
+        measure_frames(browser, server)
+
+
+def measure_frames(browser, server):
     page = browser.page()
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     for what, lines in LONG.items():
@@ -405,25 +406,20 @@ def it_can_be_shown(browser, server):
              {"role": "assistant", "content": SHOWN, "note": "23 prompt tokens (16 cached) · 214 tokens · 412.7 tokens/s · first after 0.02 s"}]
     reload(page, server)
     given(page, *turns)
-    for width, height, dark in ((1400, 1000, False), (1400, 1000, True), (420, 900, False), (420, 900, True)):
-        name = f"{width}-{'dark' if dark else 'light'}.png"
-        page.look(width, height, dark)
-        page.go(server.url + "/")
-        page.until("document.querySelector('.bar .model').textContent")
-        page.run("show([...chats.values()].find(c => c.title.startsWith('How does')).id)")
-        page.run("document.querySelector('.scroll').scrollTop = 0")
-        time.sleep(0.2)
-        page.screenshot(os.path.join(SHOTS, "chat-" + name))
-        no_overflow(page, "the chat")
-        readable(page, "the chat")
-        page.click(".set")
-        time.sleep(0.2)
-        page.screenshot(os.path.join(SHOTS, "settings-" + name))
-        page.press("Escape")
-        page.until("!document.querySelector('dialog.settings').open")
-        page.run("document.querySelector('.new').click()")
-        time.sleep(0.1)
-        page.screenshot(os.path.join(SHOTS, "new-" + name))
+    page.go(server.url + "/")
+    page.until("document.querySelector('.bar .model').textContent")
+    page.run("show([...chats.values()].find(c => c.title.startsWith('How does')).id)")
+    page.run("document.querySelector('.scroll').scrollTop = 0")
+    time.sleep(0.2)
+    presentable(page, "chat", "the chat")
+    page.click(".set")
+    time.sleep(0.2)
+    presentable(page, "settings", "the settings")
+    page.press("Escape")
+    page.until("!document.querySelector('dialog.settings').open")
+    page.click(".new")
+    time.sleep(0.1)
+    presentable(page, "new", "a new chat")
     unnamed = page.run("[...document.querySelectorAll('button, input, textarea, a')].filter(e => e.checkVisibility()).filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)")
     check(not unnamed, "without a name:", unnamed)
     clean(page, server, "the chat")

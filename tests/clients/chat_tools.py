@@ -22,14 +22,25 @@ SCRIPTED = """window.script = []; window.asked = []; { const real = window.fetch
 }; }"""
 
 
-def opened(browser, server, *look, scripted=False):
-    """The page of the chat; `look`: its width, height and whether it is dark."""
-    page = browser.page(*look)
+def opened(browser, server, scripted=False):
+    """The page of the chat."""
+    page = browser.page()
     if scripted:
         page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     page.go(server.url + "/")
     page.until(READY)
     return page
+
+
+def is_narrow(page):
+    """The list of conversations covers the talk, and is closed at first."""
+    return page.own[0] < 900
+
+
+def open_list(page):
+    """Shows the list of conversations, where it is not seen."""
+    if not page.run("document.body.classList.contains('with-chats')"):
+        page.click(".toggle")
 
 
 def reload(page, server):

@@ -17,6 +17,15 @@ CACHE = tempfile.TemporaryDirectory()  # no test sees the models that the user h
 NO_MODELS = {"HF_HOME": os.path.join(CACHE.name, "hf"), "HF_HUB_CACHE": os.path.join(CACHE.name, "hub"), "XDG_CACHE_HOME": CACHE.name}
 
 
+LOOKS = ((1400, False), (1400, True), (420, False), (420, True))  # the width of a window, and whether it is dark
+
+
+def once(test):
+    """A test that chooses its own looks, or has none, runs in the first look alone."""
+    test.once = True
+    return test
+
+
 class Server:
     def __init__(self, *arguments):
         model = [] if "--models-dir" in arguments else ["-m", os.path.join(ROOT, "models", "quire-14m-q8_0.gguf")]
@@ -147,13 +156,15 @@ def no_overflow(page, what):
     check(wide[0] <= wide[1], what, "is wider than the window:", wide)
 
 
-def both_looks(page, shot, what):
-    """Wide and light, narrow and dark: each is readable and fits, and has a screenshot."""
-    for width, dark in ((1400, False), (420, True)):
-        page.look(width, 900, dark)
-        page.screenshot(os.path.join(SHOTS, f"{shot}-{width}.png"))
-        readable(page, what)
-        no_overflow(page, what)
+def shot(page, name):
+    page.screenshot(os.path.join(SHOTS, f"{name}-{page.name}.png"))
+
+
+def presentable(page, name, what):
+    """It is readable and fits, and has a screenshot."""
+    shot(page, name)
+    readable(page, what)
+    no_overflow(page, what)
 
 
 def clean(page, server, what):

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The server's pages in a headless Chromium, then pages of other origins. axe-core comes in a Python package, of which only the file is
-# needed; without a package index the claims about accessibility are skipped, and say so.
+# The server's pages in a headless Chromium, in four looks, then pages of other origins. axe-core comes in a Python package, of which
+# only the file is needed; without a package index the claims about accessibility are skipped, and say so.
 #     tests/clients/pages.sh [SERVER]
 set -eu
 cd "$(dirname "$0")/../.."
