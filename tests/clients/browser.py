@@ -174,9 +174,13 @@ class Page:
                         "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()")
 
     def click(self, selector):
+        end = time.monotonic() + 5  # what moves, or has yet to be drawn, may cover it for a while
         x, y = self.middle(selector)
-        if not self.run(f"document.querySelector({json.dumps(selector)}).contains(document.elementFromPoint({x}, {y}))"):
-            raise RuntimeError(f"{selector} is hidden or covered: a click does not reach it")
+        while not self.run(f"document.querySelector({json.dumps(selector)}).contains(document.elementFromPoint({x}, {y}))"):
+            if time.monotonic() > end:
+                raise RuntimeError(f"{selector} is hidden or covered: a click does not reach it")
+            time.sleep(0.05)
+            x, y = self.middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

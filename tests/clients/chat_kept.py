@@ -520,6 +520,32 @@ def an_answer_takes_nothing_back_that_another_tab_does(browser, server):
     clean(other, server, "another tab")
 
 
+def a_tab_hears_of_what_is_written(browser, server):
+    page, other = two(browser, server, "Heard?")
+    page.call("Page.bringToFront")
+    # What another tab is told comes behind what it is to read.
+    page.run("(() => { const write = store.write.bind(store);"
+             " store.write = async (...all) => { await new Promise(done => setTimeout(done, 300)); return write(...all); }; })()")
+    page.run("window.held = 1; 0")
+    ask(page, "More?", [["content", "Some "], ["content", "more."]], "stop", 10)
+    page.until(f"{LAST} === 'Some'")
+    other.until("turns.length === 4", 10)
+    page.run("window.held = 0; 0")
+    settle(page)
+    other.until("turns.at(-1).content === 'Some more.'", 10)
+    # A change comes while an earlier one is being read.
+    other.run("(() => { const read = store.read.bind(store), look = lookElsewhere, later = ms => new Promise(done => setTimeout(done, ms));"
+              " let looks = 0; window.reads = 0;"
+              " store.read = async (...all) => { const values = await read(...all); if (all[0] === 'messages' && ++reads === 1) await later(1500); return values; };"
+              " lookElsewhere = async () => { if (++looks === 2) await later(3000); return look(); }; })()")
+    page.run("pin(now.chat)")
+    other.until("reads === 1", 10)
+    page.run("now.add(now.chat.leaf, 'user', {content: 'Late.'}); 0")
+    other.until("turns.at(-1).content === 'Late.'", 10)
+    clean(page, server, "what is written")
+    clean(other, server, "what is read")
+
+
 def a_draft_survives_what_another_tab_asks(browser, server):
     page, other = two(browser, server, "Drafted?")
     other.call("Page.bringToFront")
@@ -633,7 +659,7 @@ def answers_branch(browser, server):
 
 TESTS = [
     a_reload_loses_neither_question_nor_answer, what_is_not_sent_is_kept, another_tab_follows_an_answer, many_answers_wait_for_each_other,
-    what_is_deleted_can_be_had_back, an_answer_takes_nothing_back_that_another_tab_does, a_draft_survives_what_another_tab_asks, odd_files_are_opened,
+    what_is_deleted_can_be_had_back, an_answer_takes_nothing_back_that_another_tab_does, a_tab_hears_of_what_is_written, a_draft_survives_what_another_tab_asks, odd_files_are_opened,
     the_list_keeps_what_is_done_in_it, a_circle_in_a_file_is_opened, a_file_keeps_all_of_an_answer, conversations_are_kept, answers_branch, a_token_has_alternatives,
     each_message_shows_what_came_from_the_cache, the_border_lies_in_front_of_a_broken_character,
     the_same_answer_comes_again, settings_stand_beside_each_other,

@@ -61,6 +61,7 @@ function follows(turn) {
 // Another tab changed this chat.
 async function readAgain(id) {
   if (!store) return;
+  heard.set(id, (heard.get(id) ?? 0) + 1);
   await rescue(); // what a tab that was closed left
   const own = () => [...runs.values()].filter(run => run.turn.chat === id); // answers that come in this tab
   for (const {leaf, ...chat} of await store.read("chats")) {
@@ -72,12 +73,12 @@ async function readAgain(id) {
       keepDraftAgain(id, chat.draft);
     }
   }
+  await lookElsewhere();
   if (chats.has(id) && own().length) { // the messages of this tab are the newer ones
     if (now.chat.id === id) $("main .title").textContent = now.chat.title;
     return drawChats();
   }
-  talks.delete(id);
-  await lookElsewhere();
+  talks.delete(id); // behind all that takes time: what an earlier change had read is not shown for this one
   if (now.chat.id === id) show(id);
   else drawChats();
 }

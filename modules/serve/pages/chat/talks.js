@@ -24,16 +24,21 @@ class Talk {
   // Keeps the chat, and messages that are new or changed.
   save(...messages) {
     if (!chats.has(this.chat.id)) return; // nothing was said yet
-    store.write("chats", this.chat);
-    if (messages.length) store.write("messages", ...messages);
-    tabs?.postMessage(this.chat.id);
+    tell(this.chat.id, store.write("chats", this.chat), messages.length && store.write("messages", ...messages));
   }
+}
+
+// Other tabs read the chat again when this has been written: what they are told overtakes what is on its way to the database.
+async function tell(id, ...writes) {
+  await Promise.all(writes);
+  tabs?.postMessage(id);
 }
 
 let store = null;
 let newDraft; // of a conversation without a word, which is kept beside the chats under the name "new"
 const chats = new Map(); // id → chat, those without a word yet left out
 const talks = new Map(); // id → Talk, of the chats that were opened
+const heard = new Map(); // id → how often another tab has changed the chat
 let now = newTalk();     // the Talk on the page
 let turns = [];          // its messages that are shown
 // Other tabs of this page have the same chats.
@@ -107,8 +112,14 @@ let shown = 0;
 async function show(id) {
   const chat = chats.get(id), number = ++shown;
   if (shown > 1) keepDraft();
-  if (chat && !talks.has(id)) talks.set(id, new Talk(chat, await store.read("messages", id)));
+  let messages = null, change;
+  if (chat && !talks.has(id))
+    do {
+      change = heard.get(id);
+      messages = await store.read("messages", id);
+    } while (change !== heard.get(id)); // the chat may name a message that was written behind these
   if (number !== shown) return; // another was wanted meanwhile
+  if (messages && !talks.has(id)) talks.set(id, new Talk(chat, messages));
   const again = chat && now.chat.id === id, {edited, results} = now; // which another tab changed
   now = chat ? talks.get(id) : newTalk();
   if (again) Object.assign(now, {edited, results});
@@ -128,6 +139,7 @@ function leave() {
   messages.push(...[...runs.values()].map(run => run.turn));
   const {messages: more = [], chats: others = []} = recall(localStorage, "rescue", {}); // of other tabs
   if (messages.length || chats.length) remember(localStorage, "rescue", {messages: [...more, ...messages], chats: [...others, ...chats]});
+  for (const {id} of chats) tabs?.postMessage(id);
 }
 async function rescue() {
   const {messages, chats} = recall(localStorage, "rescue", {});
@@ -140,14 +152,12 @@ async function rescue() {
 async function rename(chat, title) {
   if (!title.trim() || title === chat.title) return;
   Object.assign(chat, {title: title.trim(), named: true});
-  await store.writeFields("chats", chat, "title", "named");
-  tabs?.postMessage(chat.id);
+  await tell(chat.id, store.writeFields("chats", chat, "title", "named"));
 }
 
 function pin(chat) {
   chat.pinned = !chat.pinned;
-  store.writeFields("chats", chat, "pinned");
-  tabs?.postMessage(chat.id);
+  tell(chat.id, store.writeFields("chats", chat, "pinned"));
   drawChats();
 }
 
@@ -155,18 +165,15 @@ function pin(chat) {
 function discard(chat) {
   for (const run of runs.values()) if (run.turn.chat === chat.id) run.controller.abort();
   chat.deleted = Date.now();
-  store.write("chats", chat);
+  tell(chat.id, store.write("chats", chat));
   chats.delete(chat.id);
   if (now.chat === chat) show(null);
   else drawChats();
-  tabs?.postMessage(chat.id);
   toast(`“${chat.title}” is deleted.`, "Undo", () => { // of each one that was deleted a moment ago
     delete chat.deleted;
-    store.write("chats", chat);
     const messages = talks.get(chat.id)?.tree.messages.values() ?? [];
-    store.write("messages", ...messages); // an answer that the deletion broke off was kept only in part
+    tell(chat.id, store.write("chats", chat), store.write("messages", ...messages)); // an answer that the deletion broke off was kept only in part
     chats.set(chat.id, chat);
-    tabs?.postMessage(chat.id);
     show(chat.id);
   });
 }
