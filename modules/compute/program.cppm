@@ -299,14 +299,13 @@ struct Program {
 
     std::vector<Value>       values;
     std::vector<Operation>   operations;
-    std::vector<std::size_t> layers; // the first operation of each
-    std::size_t              keys =
-        0; // operations from here to `head` make what a layer behind the model keeps of a step; the head does not read it
-    std::size_t head     = 0; // operations from here on run only in steps that want logits
-    std::size_t guesses  = 0; // operations from here on run in place of a step, where the plan says so
-    ValueId     selected = none, logits = none;  // the residual of the logit rows; their logits, if any
-    std::vector<std::vector<float>> frequencies; // Rope::inv_freq points there
-    std::vector<std::vector<Token>> tokens;      // ScatterColumns::columns likewise
+    std::vector<std::size_t> layers;       // the first operation of each
+    std::size_t              keys     = 0; // from here to `head`: for the cache of a layer behind the model alone
+    std::size_t              head     = 0; // operations from here on run only in steps that want logits
+    std::size_t              guesses  = 0; // operations from here on run in place of a step, where the plan says so
+    ValueId                  selected = none, logits = none; // the residual of the logit rows; their logits, if any
+    std::vector<std::vector<float>> frequencies;             // Rope::inv_freq points there
+    std::vector<std::vector<Token>> tokens;                  // ScatterColumns::columns likewise
 
     ValueId value(const Value& v) {
         values.push_back(v);
