@@ -85,7 +85,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--spec-type", 1, "draft-simple", Fate::renamed, "--spec draft"},
     {talkers, "--spec-type", 1, "draft-eagle3", Fate::renamed, "--spec eagle3"},
     {talkers, "--spec-type", 1, "draft-mtp", Fate::renamed, "--spec mtp"},
-    {talkers, "-md --model-draft", 1, "", Fate::renamed, "--spec-draft-model ="},
+    {all, "-md --model-draft", 1, "", Fate::renamed, "--spec-draft-model ="},
     {talkers, "--draft --draft-n --draft-max", 1, "", Fate::renamed, "--spec-draft-n-max ="},
     {talkers, "--draft-min --draft-n-min", 1, "", Fate::renamed, "--spec-draft-n-min ="},
     {sources, "-ctk", 1, "", Fate::renamed, "--cache-type-k ="},
