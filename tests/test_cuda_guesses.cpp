@@ -189,7 +189,7 @@ TEST_CASE("GPU: the decode megakernel leaves a draft of EAGLE-3 the states that 
     };
     make({"--shape", "llama-1b", "--layers", "8", "--type", "bf16", "-o", target});
     make({"--shape", "llama-1b", "--layers", "8", "--type", "bf16", "--eagle3", "-o", draft});
-    // That draft goes by the last token alone; here by the states.
+    // The draft as it is made goes by the last token alone; with these weights it goes by the states.
     std::mt19937                    random(7);
     std::normal_distribution<float> normal(0, 0.02f);
     change(draft, "fc.weight", [&](float) { return normal(random); });

@@ -360,8 +360,8 @@ struct MmaHeads {
         }
     }
 
-    // The same of codes, v: eight of a row in a word. Bytes of two rows become neighbours first, and then pairs of fp16. A stored int8 code alone in
-    // the low bits is the fp16 code · 2^-24, which is exact: `out` gets 2^24 too small, and store() the factor.
+    // accumulate_values() for codes: v has eight codes of a row in a word. Bytes of two rows become neighbours first, and then pairs of fp16. A
+    // stored int8 code alone in the low bits is the fp16 code · 2^-24, which is exact: so `out` is 2^24 too small, and store() has the factor.
     __device__ void accumulate_codes(const std::uint32_t (&p)[2], const uint2 (&v)[4][v_words]) {
 #pragma unroll
         for (int w = 0; w < v_words; w++)

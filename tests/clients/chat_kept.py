@@ -523,7 +523,7 @@ def an_answer_takes_nothing_back_that_another_tab_does(browser, server):
 def a_tab_hears_of_what_is_written(browser, server):
     page, other = two(browser, server, "Heard?")
     page.call("Page.bringToFront")
-    # What another tab is told comes behind what it is to read.
+    # A message to another tab comes behind the writes of which it tells.
     page.run("(() => { const write = store.write.bind(store);"
              " store.write = async (...all) => { await new Promise(done => setTimeout(done, 300)); return write(...all); }; })()")
     page.run("window.held = 1; 0")
