@@ -16,6 +16,7 @@ import quire.engine.engine;
 import quire.engine.load_estimate;
 import quire.engine.step_pace;
 import quire.schedule.request;
+import quire.schedule.sequence;
 
 #include "cuda_tools.h"
 #include "engine_tools.h"
@@ -539,8 +540,62 @@ TEST_CASE("the cost of steps lies on lines between what was measured") {
     cost.add_trial(4, 4);
     CHECK(cost.of(2) == 2);
     CHECK(cost.of(6) == 6);
-    cost.add(4, 400); // a single slow step
+    cost.add(4, 1, 400); // a single slow step
     CHECK(cost.of(4) < 4.3);
+    CHECK(cost.of(1) == 1);
+}
+
+TEST_CASE("long texts lengthen steps of any number of rows, draft tokens those of their number") {
+    StepCost cost;
+    cost.add_trial(64, 5);
+    cost.add_trial(128, 6);
+    for (int i = 0; i < 100; i++) cost.add(64, 0, 7); // 64 sequences that have become long
+    CHECK(std::abs(cost.of(64) - 7) < 0.01);
+    CHECK(std::abs(cost.of(128) - 8) < 0.01); // more rows never look cheaper than fewer
+    for (int i = 0; i < 100; i++) cost.add(128, 64, 9);
+    CHECK(std::abs(cost.of(128) - 9) < 0.01);
+    CHECK(std::abs(cost.of(64) - 7) < 0.01);
+    for (int i = 0; i < 100; i++) cost.add(64, 0, 0.001); // far below the trials
+    CHECK(cost.of(64) > 0);
+    CHECK(cost.of(1) > 0);
+}
+
+// Guesses the same token again and again.
+class OneToken final : public TokenGuesser {
+public:
+    explicit OneToken(Token token) : token_(token) {}
+    void guess(std::span<const Token>, int n, std::vector<Token>& guess) override {
+        guess.assign(std::size_t(n), token_);
+    }
+
+private:
+    Token token_;
+};
+
+TEST_CASE("the first guesses of many sequences do not run; those behind them run where they were right") {
+    const int n_sequences = GENERATE(15, 16);
+    for (const Token next : {7, 8}) {
+        CAPTURE(n_sequences, next);
+        Drafting drafting({.on = true, .most = 2, .guesser = [](const Request&) { return OneToken(7); }});
+        drafting.cost().add_trial(n_sequences, 1);
+        drafting.cost().add_trial(2 * n_sequences, 1.4); // pays where 6 of 10 are right, not where 3 are
+        std::vector<std::unique_ptr<SequenceGroup>> running;
+        for (int i = 0; i < n_sequences; i++) {
+            SequenceGroup& group = *running.emplace_back(std::make_unique<SequenceGroup>());
+            group.request        = greedy({1, 2}, 90);
+            group.prompt_done    = true;
+            group.sequences.push_back(std::make_unique<Sequence>());
+            group.sequences[0]->tokens = {1, 2};
+        }
+        CHECK(drafting.choose(running, 100, 1000) == (n_sequences < 16));
+        for (const auto& group : running) {
+            Sequence& s = *group->sequences[0];
+            CHECK(s.guess.size() == 2);
+            s.tokens.push_back(next);
+            judge_guess(s, 2);
+        }
+        CHECK(drafting.choose(running, 100, 1000) == (next == 7));
+    }
 }
 
 TEST_CASE("bench speculate measures decoding with draft tokens and without") {

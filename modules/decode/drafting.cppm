@@ -17,8 +17,8 @@ struct DraftOptions {
     bool always = false; // as many as there are, whether they pay or not: for tests
     // Tokens that a request's constraint or its budget of reasoning forces are guesses, even where `on` is false.
     bool forced = true;
-    // The device samples: it draws the tokens behind draft tokens before those are known to be right, so requests with a state that moves from
-    // token to token run without: constraints, forced ends of reasoning, mirostat.
+    // The device samples. It draws the token behind a draft token before the draft token is checked. So a request runs without draft tokens if a
+    // state of it changes with each token: a constraint, a forced end of reasoning, mirostat.
     bool device_samples = false;
     // Guesses come from the sequence's own text: what followed the last tokens where they occurred before. So many tokens have to be alike.
     NgramRange ngram = {};
@@ -56,7 +56,7 @@ class BatchGuesser {
 public:
     virtual ~BatchGuesser() = default;
 
-    // Appends to the guess of each sequence. What it remembers of texts that are not in `wanted` it may give up.
+    // Appends to the guess of each sequence. The guesser may forget texts that are not in `wanted`.
     virtual void guess(std::span<const WantedGuess> wanted) = 0;
     // The seconds that a guess of one token for each of n texts takes; 0: not known.
     virtual double seconds(int n_texts) const = 0;
@@ -65,17 +65,21 @@ public:
 // The cost of a step by the number of its rows, in seconds; between measured numbers on a straight line.
 class StepCost {
 public:
-    // A step of n_rows rows has taken so long. Single slow steps are forgiven.
-    void   add(int n_rows, double seconds);
-    void   add_trial(int n_rows, double seconds); // the fastest of several counts
-    double of(int n_rows) const;                  // 0: nothing is known
+    void add_trial(int n_rows, double seconds); // on an empty pool; the fastest of several counts
+    // A step of n_rows rows has taken so long, n_drafts of them draft tokens. Single slow steps are forgiven. Steps without draft tokens show
+    // by how much the texts of the day lengthen a step, whatever its rows: their K and V are read once. Steps with draft tokens show what more
+    // rows cost.
+    void   add(int n_rows, int n_drafts, double seconds);
+    double of(int n_rows) const; // 0: nothing is known
 
 private:
     struct Point {
         int    n_rows  = 0;
-        double seconds = 0;
+        double seconds = 0; // without texts_
     };
-    std::vector<Point> points_; // ascending
+    std::vector<Point> points_;    // ascending
+    double             texts_ = 0; // seconds
+    bool               tried_ = false;
 };
 
 class Drafting {
@@ -131,6 +135,7 @@ module :private;
 namespace quire {
 
 constexpr double usual_hits = 0.6; // of a sequence whose guesses were never judged
+constexpr double settled    = 0.1; // the weight of a guess in the hits of a sequence that had many
 constexpr double gain = 1.02; // so much faster a step with drafts has to be, because costs and chances are estimates
 
 std::string fault_of(const DraftOptions& o) {
@@ -147,16 +152,18 @@ std::string fault_of(const DraftOptions& o) {
     return "";
 }
 
-void StepCost::add(int n_rows, double seconds) {
-    const auto at = std::ranges::lower_bound(points_, n_rows, {}, &Point::n_rows);
-    if (at == points_.end() || at->n_rows != n_rows) {
-        points_.insert(at, {n_rows, seconds});
-        return;
-    }
-    at->seconds *= 1 + 0.1 * std::clamp(seconds / at->seconds - 1, -0.5, 0.5);
+void StepCost::add(int n_rows, int n_drafts, double seconds) {
+    constexpr double least = 1e-9; // a step costs something
+    auto             at    = std::ranges::lower_bound(points_, n_rows, {}, &Point::n_rows);
+    if (at == points_.end() || at->n_rows != n_rows)
+        at = points_.insert(at, {n_rows, std::max((tried_ ? of(n_rows) : seconds) - texts_, least)});
+    const double known = of(n_rows), more = 0.1 * std::clamp(seconds - known, -0.5 * known, 0.5 * known);
+    if (n_drafts > 0) at->seconds = std::max(at->seconds + more, least);
+    else texts_ = std::max(texts_ + more, -0.5 * points_[0].seconds); // trials may be longer than steps
 }
 
 void StepCost::add_trial(int n_rows, double seconds) {
+    tried_ = true;
     if (!points_.empty() && points_.back().n_rows == n_rows)
         points_.back().seconds = std::min(points_.back().seconds, seconds);
     else points_.push_back({n_rows, seconds});
@@ -165,21 +172,23 @@ void StepCost::add_trial(int n_rows, double seconds) {
 double StepCost::of(int n_rows) const {
     if (points_.empty()) return 0;
     auto above = std::ranges::lower_bound(points_, n_rows, {}, &Point::n_rows);
-    if (above == points_.begin()) return above->seconds;
+    if (above == points_.begin()) return texts_ + above->seconds;
     if (above == points_.end()) {
-        if (points_.size() == 1) return points_[0].seconds;
+        if (points_.size() == 1) return texts_ + points_[0].seconds;
         above--; // beyond: as between the last two
     }
     const Point& below = above[-1];
-    return below.seconds + (above->seconds - below.seconds) * (n_rows - below.n_rows) / (above->n_rows - below.n_rows);
+    return texts_ + below.seconds +
+           (above->seconds - below.seconds) * (n_rows - below.n_rows) / (above->n_rows - below.n_rows);
 }
 
 void judge_guess(Sequence& s, std::size_t n_known) {
     for (std::size_t i = 0; i < s.guess.size() && n_known + i < s.tokens.size(); i++) {
-        const bool hit  = s.guess[i] == s.tokens[n_known + i];
-        double&    hits = int(i) < s.n_forced ? s.forced_hits : s.hits;
-        // Its first guess says most: a sequence whose guesses are all wrong stops after one or two, which is what short answers pay.
-        const double weight = hits < 0 ? 0.5 : 0.1;
+        const bool hit    = s.guess[i] == s.tokens[n_known + i];
+        const bool forced = int(i) < s.n_forced;
+        double&    hits   = forced ? s.forced_hits : s.hits;
+        // The mean of a first assumption and of all guesses, later of the last ones: a sequence whose guesses are wrong stops after one or two.
+        const double weight = forced ? settled : std::max(settled, 1.0 / (2 + s.n_judged++));
         hits                = (1 - weight) * (hits < 0 ? usual_hits : hits) + weight * hit;
         if (!hit) break;
     }
@@ -233,10 +242,11 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
     int n_rows = 0;
     for (const auto& group : running)
         if (group->prompt_done) n_rows += int(group->sequences.size());
-    // The device waits for the guesses of many sequences. Where none pays, one step in eight learns whether that changes.
+    // The device waits for the guesses of many sequences. Where none pays, one step in eight learns whether that changes. The first guess of a
+    // sequence is compared with its tokens and does not run: many wrong ones would cost more than a step.
     constexpr int many = 16, unguessed = 7;
     const bool    skips = n_unguessed_ > 0 && n_rows >= many;
-    bool          asks  = false;
+    bool          asks = false, learns = false;
     for (const auto& group : running)
         for (const auto& s : group->sequences) {
             s->guess.clear();
@@ -255,11 +265,16 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         auto n = std::size_t(most_drafts);
         for (const auto& s : group->sequences) n = std::min(n, s->guess.size());
         if (int(n) < least_for(group->request)) n = 0;
+        bool judged = true;
+        for (const auto& s : group->sequences) judged = judged && (s->hits >= 0 || s->n_forced > 0);
+        const bool runs = judged || n_rows < many;
+        learns          = learns || (n > 0 && !runs);
         for (const auto& s : group->sequences) {
             s->guess.resize(n);
             if (options_.always) s->n_drafts = int(n);
             double chance = 1;
-            for (int i = 1; i <= int(n); i++) choices_.push_back({s.get(), i, chance *= hits_of(*group, i - 1)});
+            for (int i = 1; runs && i <= int(n); i++)
+                choices_.push_back({s.get(), i, chance *= hits_of(*group, i - 1)});
         }
     }
     if (!options_.always) choose_paying(n_rows);
@@ -271,7 +286,7 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         for (const auto& s : group->sequences) s->n_drafts = n, any = any || n > 0;
     }
     const bool tries = n_idle_ > rest_; // the model, for a few steps
-    if (!skips) n_unguessed_ = asks && !any && !options_.always && !tries ? unguessed : 0;
+    if (!skips) n_unguessed_ = asks && !any && !options_.always && !tries && !learns ? unguessed : 0;
     return any;
 }
 
@@ -283,7 +298,7 @@ void Drafting::guess_by_model(int n_rows) {
         if (w.sequence->hits >= 0) hits += w.sequence->hits, n++;
     if (n > 0) usual_ += 0.1 * (hits / n - usual_);
     for (const WantedGuess& w : wanted_)
-        if (w.n > 0 && w.sequence->hits < 0) w.sequence->hits = usual_;
+        if (w.n > 0 && w.sequence->hits < 0) w.sequence->hits = usual_, w.sequence->n_judged = int(1 / settled);
     for (WantedGuess& w : wanted_) w.hits = hits_of(*w.group);
     if (!options_.always) want_paying(n_rows);
     if (std::ranges::any_of(wanted_, [](const WantedGuess& w) { return w.n > 0; })) model_->guess(wanted_);
@@ -326,6 +341,10 @@ void Drafting::want_paying(int n_rows) {
 void Drafting::choose_paying(int n_rows) {
     if (choices_.empty() || cost_.of(n_rows) <= 0) return;
     if (room(n_rows) == 0) return;
+    // Mostly none pays, not even if all of them cost no more than one.
+    double possible = n_rows;
+    for (const Choice& c : choices_) possible += c.chance;
+    if (possible / cost_.of(n_rows + 1) <= gain * n_rows / cost_.of(n_rows)) return;
     std::ranges::sort(choices_, [](const Choice& a, const Choice& b) {
         return std::tuple(-a.chance, a.number) < std::tuple(-b.chance, b.number);
     });

@@ -301,7 +301,7 @@ double DraftModel::run() {
             next_.push_back(runs_[i]);
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (plan_.n_tokens() == plan_.n_seqs()) cost_.add(plan_.n_seqs(), seconds);
+    if (plan_.n_tokens() == plan_.n_seqs()) cost_.add(plan_.n_seqs(), plan_.n_seqs(), seconds);
     return seconds;
 }
 

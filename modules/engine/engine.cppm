@@ -688,8 +688,8 @@ void Engine::Impl::measure_steps() {
 }
 
 void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
-    int  prefill = 0;
-    bool decode  = true; // the step has nothing else
+    int  prefill = 0, drafts = 0;
+    bool decode = true; // the step has nothing else
     for (const Scheduled& item : scheduled) {
         const SequenceGroup& g = *item.group;
         if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
@@ -699,13 +699,14 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
         const bool decodes = g.prompt_done && known <= item.sequence->n_new;
         (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(known);
         decode = decode && decodes;
+        drafts += item.n_drafts;
         if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
     }
     pace.ran(plan.n_tokens(), seconds);
     stats.steps++;
     stats.compute_seconds += seconds;
     // A step that is mostly prefill shows the cost of computing a token again.
-    if (decode) drafting.cost().add(plan.n_tokens(), seconds);
+    if (decode) drafting.cost().add(plan.n_tokens(), drafts, seconds);
     if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
         track(stats.costs.seconds_per_token, seconds / plan.n_tokens());
         scheduler.set_costs(stats.costs);

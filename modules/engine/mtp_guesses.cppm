@@ -176,7 +176,8 @@ void MtpGuesses::guess_next(std::span<const Scheduled> texts, int number, MoveTi
                                                  : next_token(rows.subspan(i * size, size), items_[i]));
         to_keep_.push_back({std::int32_t(i), own_row(items_[i]), true});
     }
-    cost_.add(int(items_.size()), std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    const int n = int(items_.size());
+    cost_.add(n, n, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 void MtpGuesses::fill(std::span<const Scheduled> items, StepPlan& plan) {

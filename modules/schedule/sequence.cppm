@@ -46,7 +46,8 @@ struct Sequence {
     int                       n_drafts = 0;
     int                       n_right  = 0; // of these, as far as the step's results have been read
     Polymorphic<TokenGuesser> guesser;
-    double                    hits = -1; // how many of its guesses come true, 0..1, lately; -1: not known
+    double                    hits     = -1; // how many of its guesses come true, 0..1, lately; -1: not known
+    int                       n_judged = 0;  // guessed tokens that `hits` knows
     // The first tokens of the guess have to come, if the model writes the forced text in the usual tokens; and how many of these come true.
     int    n_forced    = 0;
     double forced_hits = 1;
