@@ -133,7 +133,7 @@ double middle(std::vector<double> v) {
     return v[v.size() / 2];
 }
 
-// Alternates decoding without guesses and with them.
+// Alternates decoding without guesses and with them, and which of the two comes first: a GPU at its power limit slows down with time.
 Result<Measured> measure(Engine& engine, Guesses& guesses, std::span<const std::vector<Token>> prompts,
                          const SpeculateArguments& a) {
     const bool          ends = !a.texts.empty();
@@ -141,10 +141,12 @@ Result<Measured> measure(Engine& engine, Guesses& guesses, std::span<const std::
     Measured            m{.sequences = int(prompts.size())};
     const auto          before = engine.stats().memory;
     for (int round = 0; round < a.rounds; round++) {
-        guesses.on                    = false;
-        const Result<Decoded> without = decode(engine, prompts, a.n_tokens, ends, false);
-        guesses.on                    = true;
-        const Result<Decoded> with    = decode(engine, prompts, a.n_tokens, ends);
+        std::optional<Result<Decoded>> runs[2]; // without, with
+        for (const int turn : {0, 1}) {
+            guesses.on = turn != round % 2;
+            runs[int(guesses.on)].emplace(decode(engine, prompts, a.n_tokens, ends, guesses.on));
+        }
+        const Result<Decoded>&without = *runs[0], &with = *runs[1];
         if (!without || !with) return std::unexpected(without ? with.error() : without.error());
         std::size_t differ = 0;
         for (std::size_t i = 0; i < prompts.size(); i++) differ += with->answers[i] != without->answers[i];
