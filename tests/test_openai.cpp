@@ -676,8 +676,9 @@ TEST_CASE("a chunk with nothing but text has the bytes of its JSON", "[openai]")
                                 Choice c;
                                 c.index = index;
                                 append(c.parts, kind, text);
-                                const Usage usage{3, 2, 1};
-                                CHECK(stream->piece(c, usage) == event(render_chunk(head, c, usage)));
+                                for (const Usage& usage : {Usage{3, 2, 1}, Usage{3, 12, 1, 4}, Usage{40, 13, 32, 5, 16},
+                                                           Usage{40, 14, 32, 5, 32, 16}})
+                                    CHECK(stream->piece(c, usage) == event(render_chunk(head, c, usage)));
                             }
                 }
     for (const char* text : {"", "a", "\xff", "\"", "\xf0\x9f\x98\x80"})

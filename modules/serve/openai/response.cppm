@@ -255,6 +255,28 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, con
     return json_dump(std::move(chunk));
 }
 
+// The bytes of usage_json() for chunk after chunk. The details of the prompt are rendered anew only where they change.
+class UsageText {
+public:
+    std::string text(const Usage& u) {
+        const std::array prompt{u.cached_tokens, u.loaded_tokens, u.disk_tokens};
+        if (details_.empty() || prompt != prompt_) {
+            prompt_  = prompt;
+            details_ = json_dump(usage_json(u)["prompt_tokens_details"]);
+        }
+        std::string out =
+            cat(R"({"prompt_tokens":)", u.prompt_tokens, R"(,"completion_tokens":)", u.completion_tokens,
+                R"(,"total_tokens":)", u.prompt_tokens + u.completion_tokens, R"(,"prompt_tokens_details":)", details_);
+        if (u.reasoning_tokens > 0)
+            out += cat(R"(,"completion_tokens_details":{"reasoning_tokens":)", u.reasoning_tokens, "}");
+        return out += "}";
+    }
+
+private:
+    std::array<int, 3> prompt_{};
+    std::string        details_;
+};
+
 // A chunk that was rendered once, around its numbers and its text: nothing but text, or a piece of the arguments of a call.
 class TextChunk {
 public:
@@ -276,19 +298,25 @@ public:
             at = found + place.size();
         }
         behind_ = any.substr(at);
+        if (!head.continuous_usage) return;
+        const std::size_t usage = behind_.find(usage_key) + usage_key.size(); // the chunk's last key
+        end_                    = behind_.substr(usage + json_dump(usage_json({})).size());
+        behind_.resize(usage);
     }
-    std::string chunk(int index, std::string_view text) const {
-        return cat(pieces_[0], "\"index\":", index, pieces_[1], json_quoted(text), behind_);
+    // `usage`: its bytes, where each chunk has it.
+    std::string chunk(int index, std::string_view text, std::string_view usage) const {
+        return cat(pieces_[0], "\"index\":", index, pieces_[1], json_quoted(text), behind_, usage, end_);
     }
-    std::string arguments(int index, int call, std::string_view text) const {
+    std::string arguments(int index, int call, std::string_view text, std::string_view usage) const {
         return cat(pieces_[0], "\"index\":", index, pieces_[1], "\"index\":", call, pieces_[2], json_quoted(text),
-                   behind_);
+                   behind_, usage, end_);
     }
 
 private:
-    static constexpr int     mark = -101;
-    std::vector<std::string> pieces_; // in front of each number and of the text
-    std::string              behind_;
+    static constexpr int              mark      = -101;
+    static constexpr std::string_view usage_key = "\"usage\":";
+    std::vector<std::string>          pieces_;       // in front of each number and of the text
+    std::string                       behind_, end_; // the text; the usage
 };
 
 class OpenAiRenderer : public AnswerRenderer {
@@ -357,21 +385,23 @@ private:
     // A text alone is put into a chunk that was rendered before.
     std::string chunk(const Choice& c, const Usage& usage) {
         const bool plain = c.parts.size() == 1 && c.finish_reason.empty() && c.logprobs.empty() &&
-                           c.token_ids.empty() && c.prompt_token_ids.empty() && !c.timings && !head_.continuous_usage;
+                           c.token_ids.empty() && c.prompt_token_ids.empty() && !c.timings;
         if (!plain) return event(render_chunk(head_, c, usage));
         auto& text = c.parts[0].kind == AnswerPart::Kind::reasoning ? reasoning_ : content_;
         if (!text) text.emplace(head_, c.parts[0].kind);
-        return text->chunk(c.index, c.parts[0].text);
+        return text->chunk(c.index, c.parts[0].text, bytes_of(usage));
     }
 
     std::string arguments(const Choice& c, int index, const ToolCall& call, const Usage& usage) {
-        if (head_.continuous_usage) return event(render_arguments(head_, c, index, call, usage));
         if (!arguments_) arguments_.emplace(head_, AnswerPart::Kind::call);
-        return arguments_->arguments(c.index, index, call.arguments);
+        return arguments_->arguments(c.index, index, call.arguments, bytes_of(usage));
     }
+
+    std::string bytes_of(const Usage& usage) { return head_.continuous_usage ? usage_.text(usage) : ""; }
 
     ResponseHead             head_;
     std::optional<TextChunk> content_, reasoning_, arguments_;
+    UsageText                usage_;
     std::map<int, Timings>   timings_; // of each answer, the last ones
 };
 
