@@ -15,6 +15,9 @@ struct RequestBounds {
     std::span<const Token> end_tokens = {};
 };
 
+// The most tokens of a prompt: the context also has the first token to generate.
+constexpr int longest_prompt(int context, bool generates) { return context - int(generates); }
+
 // A field of a request, by its name in the APIs, and why it cannot be had.
 struct FieldFault {
     std::string_view field;
@@ -152,7 +155,7 @@ Result<void> check_request(const Request& request, const RequestBounds& b) {
     if (auto fault = find_fault(request, b)) return std::unexpected(std::move(fault->error));
     const auto n = request.prompt.size();
     if (n == 0) return fail("the prompt has no tokens; at least one is needed");
-    if (n + std::size_t(request.generates()) > std::size_t(b.context))
+    if (n > std::size_t(longest_prompt(b.context, request.generates())))
         return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
                          request.generates() ? "with the one to generate " : "", "that is more than the context of ",
                          b.context);

@@ -10,6 +10,7 @@ import quire.constraint.compile;
 import quire.constraint.memory;
 import quire.core.base;
 export import quire.core.json;
+import quire.schedule.request_check;
 export import quire.serve.api.error;
 export import quire.serve.api.generation_settings;
 export import quire.serve.api.limits;
@@ -222,7 +223,8 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
             const ApiError overflow =
                 context_overflow(options.limits.context, std::int64_t(refusal.n_tokens), completion, param);
             error.code = overflow.code;
-            if (std::int64_t(refusal.n_tokens) + std::min(completion, 1) > options.limits.context) error = overflow;
+            if (std::int64_t(refusal.n_tokens) > longest_prompt(options.limits.context, completion > 0))
+                error = overflow;
             break;
         }
         case Refused::full:

@@ -53,9 +53,9 @@ Parsed<std::vector<Token>> encode_infill(const ApiContext& api, const Generation
     const auto ok = infill.trim ? api.encoder.check_split(bytes, "input_prefix")
                                 : api.encoder.check_size(bytes, completion, "prompt");
     if (!ok) return std::unexpected(ok.error());
-    const int context = api.options.limits.context, reserve = std::min(r.max_tokens.value_or(context), context / 4);
+    const int context = api.options.limits.context;
     return infill_tokens(api.service.tokenizer(), api.options.middle, infill, prompt,
-                         infill.trim ? context - std::max(reserve, 1) : 0);
+                         infill.trim ? context - answer_reserve(r, context) : 0);
 }
 
 Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationRequest& r, const std::string& param,
@@ -69,9 +69,7 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         const Conversation*  chat = &r.conversation;
         Parsed<Conversation> trimmed;
         if (r.trim) {
-            // For the answer; a longer answer ends at the end of the context.
-            const int context = api.options.limits.context;
-            const int reserve = std::min(std::max(r.max_tokens.value_or(context), 1), context / 4);
+            const int reserve = answer_reserve(r, api.options.limits.context);
             trimmed           = api.encoder.trim(r.conversation, r.add_special_tokens, reserve);
             if (!trimmed) return std::unexpected(trimmed.error());
             chat          = &*trimmed;
@@ -102,7 +100,7 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         out.tokens.push_back(std::move(*ids));
     }
     if (r.truncate_prompt == 0) return out;
-    const int  most = api.options.limits.context - (r.max_tokens == 0 ? 0 : 1);
+    const int  most = longest_prompt(api.options.limits.context, r.max_tokens != 0);
     const auto keep = std::size_t(r.truncate_prompt > 0 ? r.truncate_prompt : most);
     for (std::size_t i = 0; i < out.tokens.size(); i++) {
         std::vector<Token>& ids = out.tokens[i];

@@ -6,6 +6,7 @@ import quire.constraint.compile;
 import quire.core.base;
 export import quire.core.json;
 export import quire.schedule.request;
+export import quire.schedule.request_check; // longest_prompt
 export import quire.text.templates.chat_template;
 
 export namespace quire {
@@ -76,6 +77,8 @@ struct GenerationRequest {
     std::vector<std::string>       unknown;    // unknown fields, for the log
 };
 
+// The tokens that a shortened prompt leaves to its answer at least. A longer answer ends at the end of the context.
+int answer_reserve(const GenerationRequest& from, int context);
 // Sets max_tokens and min_tokens of `request`, which has its prompt, to the numbers of `from`, or to the room that the context has.
 void limit_tokens(const GenerationRequest& from, int context, Request& request);
 
@@ -85,8 +88,12 @@ module :private;
 
 namespace quire {
 
+int answer_reserve(const GenerationRequest& from, int context) {
+    return std::max(std::min(from.max_tokens.value_or(context), context / 4), 1);
+}
+
 void limit_tokens(const GenerationRequest& from, int context, Request& request) {
-    const int prompt   = int(std::min<std::size_t>(request.prompt.size(), std::size_t(context) - 1));
+    const int prompt   = std::min(int(request.prompt.size()), longest_prompt(context, true));
     request.max_tokens = from.max_tokens.value_or(context);
     if (!request.can_shift())
         request.max_tokens = std::min(request.max_tokens, context - prompt); // room for at least 1
