@@ -43,7 +43,7 @@ struct KvLayer {
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
     int   value_dim = 0;       // head_dim, unless latent
     int   group = 0, part = 0; // which of a plan's block tables and slots lead to the layer's blocks (GroupPlan::parts)
-    int   v_part         = 0;  // likewise, to those of V and its scales: `part`, or the one behind it
+    int   v_part         = 0;  // the part whose tables and slots lead to V and its scales: `part`, or the next one
     std::size_t stride   = 0;  // on a GPU a multiple of 256 and of a row of every array
     DType       v_type   = DType::F16;
     std::byte * k_scales = nullptr, *v_scales = nullptr; // float32, not aligned; null: numbers
@@ -144,7 +144,7 @@ public:
     virtual ~Backend() = default;
 
     virtual std::string describe() const = 0; // one line for a person: device, instruction set, threads
-    virtual std::string numerics() const = 0; // of these what the bits of its results depend on
+    virtual std::string numerics() const = 0; // the part of describe() on which the bits of the results depend
 
     // The choices that were made by measuring on this machine, for a person; empty if there are none.
     virtual std::string tuning() const { return {}; }
@@ -179,7 +179,7 @@ public:
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
     // Sets the program of every step, its values, and the KV cache and the state of each layer. All four outlive the last step. Layers
-    // whose blocks have other parts share arrays. `states`: by layer, or empty where no layer has a state.
+    // in different parts of an entry have the same arrays. `states`: by layer, or empty where no layer has a state.
     virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers,
                          std::span<const StateLayer> states) = 0;
     // How the steps run, for a person: a line for each operation or kernel.

@@ -138,8 +138,9 @@ public:
     inline int state_at(TableId table) const { return tables_.at(table).state_at; } // tokens that it has seen
     // Lets others find the state, if it stands at the end of a block that they can find. False: it does not.
     bool keep_state(TableId table, std::span<const Token> tokens) { return quire::keep_state(tables_, table, tokens); }
-    // The table holds the state, which stands at the end of a block, until the next note_last(), also when later steps have written theirs beside
-    // it. keep_last() lets others find it, before the table is closed; false: there is none, or they find it already, or no block before it.
+    // note_last(): the table keeps its present state, which stands at the end of a block, until the next note_last(). Later steps write to other
+    // units. keep_last() lets others find the kept state, before the table is closed; false: there is none, or others find it already, or the block
+    // before it cannot be found.
     void note_last(TableId table) { tables_.note_last(table); }
     bool keep_last(TableId table, std::span<const Token> tokens) { return quire::keep_last(tables_, table, tokens); }
     // Gives back these states of all tables, but not a state that is its table's state still. False: there is none.

@@ -7,9 +7,9 @@
 //
 // The unit of the least value is forgotten first. The value of a unit is set when it is saved or comes back: it is that of the unit that was
 // forgotten last, plus uses/√(1 + depth). The uses are how often it came back, plus 1, at most 16; the depth is the number of blocks before
-// its own in its text. So values rise with time, and what is not used goes. Of what is used equally the ends of texts go first, because
-// a unit has no use without those before it; where more texts are in use than there is room for, some beginnings stay, where by recency
-// alone each text would be forgotten just before it is used again. All units of a lane have equally many bytes, and a token costs about the
+// its own in its text. So values rise with time, and what is not used goes. Of units that are used equally, the end of a text goes
+// first: the end is useless without the units before it. Where the texts in use need more than the room, some beginnings stay; by recency alone
+// each text would be forgotten just before its next use. All units of a lane have equally many bytes, and a token costs about the
 // same to compute wherever it stands, so these two are no part of the value.
 export module quire.paging.host_tier;
 
@@ -33,7 +33,7 @@ struct HostTierOptions {
     bool     has_states = false; // the last lane is that of the recurrent states
 };
 
-// A unit with what identifies it in every process: what goes to files, and comes from them.
+// A unit with its identity in every process. Files keep such units.
 struct HostUnit {
     BlockId              unit   = -1;
     int                  lane   = 0;
@@ -97,13 +97,13 @@ public:
     bool has_late() const { return !late_.empty(); } // units that files could not take, and will be offered again
     // Saves a unit that is here once more, for files that may lack it.
     void save_again(BlockId unit);
-    // Texts are used again: their units go to files that have refused or lost them. Nothing else offers these once more, so that no engine
-    // without requests is busy with a full disk.
+    // Texts are used again: their units go to files that have refused or lost them. Only a use offers these units again, so that an idle
+    // engine does not write to a full disk.
     void offer(std::span<const Prefix> texts);
     // The serials and lanes of units that files have no longer.
     void files_lost(std::vector<std::pair<std::uint64_t, int>> gone);
-    // The units for files that were saved since the last call and that no file has: lent, so that they stay what they are. Some
-    // come later, while a quarter of the pool is lent. Their content is there once the moves that were taken have run.
+    // The units for files that were saved since the last call and that no file has: lent, so that no step
+    // overwrites them. While a quarter of the pool is lent, other units wait. Their content is there once the moves that were taken have run.
     std::vector<HostUnit> take_saved();
     // Lends room for a unit of the lane of `wanted`, and fills in its unit and blocks. False: there is none.
     bool lend(HostUnit& wanted);
@@ -124,7 +124,7 @@ public:
 
     void pause(bool on) { paused_ = on; } // save() keeps nothing
 
-    // See PrefixCache. The changes begin with the units that were adopted, once.
+    // As PrefixCache::log_changes(). The first changes are the units that were adopted.
     void log_changes(bool on);
     // A block that files have from now on, or no longer.
     void log_files(CacheChange change) {

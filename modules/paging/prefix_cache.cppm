@@ -60,7 +60,7 @@ struct KnownText {
     int n_blocks() const { return int(texts.size()); }
 };
 
-// The most of `n` leading entries that a text can go on behind: each lane has the entries that the token behind them sees. `has(entry, lane)`
+// The largest m <= n such that a text can go on behind its first m entries: each lane has the entries that the next token sees. `has(entry, lane)`
 // says which units are there; those of the first lane are.
 template <class Has>
 int most_usable(std::span<const Lane> lanes, int block_size, int n, Has&& has) {
@@ -96,7 +96,7 @@ public:
     Prefix prefix_of(const FoundUnit& entry) const {
         return entry.block >= 0 ? prefix_of(entry.block) : host_.prefix_of(entry.on_host);
     }
-    // Of a found entry of the first lane: what is there in a lane.
+    // The unit of `lane` that belongs to a found entry of the first lane.
     FoundUnit unit_of(const FoundUnit& entry, int lane) const;
     // The block at the end of a prefix, or -1.
     BlockId block_of(const Prefix& prefix) const;
@@ -104,7 +104,7 @@ public:
     bool is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
     KnownText known(const CacheNamespace& space, std::span<const Token> tokens) const;
-    // Saves the units of these blocks in host memory, and units that files may lack for files as well.
+    // Saves the units of these blocks in host memory. Units that the files may lack are saved for the files, too.
     void save(const CacheNamespace& space, std::span<const Token> tokens);
     // The serials from here on are new.
     void begin_serials(std::uint64_t first) { last_serial_ = std::max(last_serial_, first - 1); }

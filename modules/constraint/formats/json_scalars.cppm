@@ -32,7 +32,7 @@ struct JsonShapes {
     RegexId growth;       // of a number, not below 0; `nothing` where numbers are written plainly
     RegexId number;
     RegexId integer;        // "-?12", and with `point_zero` 12.0 also
-    RegexId plain_integer;  // without it, and without -0
+    RegexId plain_integer;  // an integer without the form 12.0, and without -0
     RegexId character;      // of a string, in its shortest form
     RegexId any_character;  // with every escape that JSON has
     RegexId text, any_text; // any number of these

@@ -82,7 +82,7 @@ public:
     // Waits until the model is loaded. Error: there is no such model; it is not loaded and must not be loaded; it cannot be loaded; too many
     // wait; the client has gone.
     Parsed<Lease> acquire(const ModelWanted& wanted);
-    // All loaded models, to look at.
+    // A lease of each loaded model, to read its state.
     std::vector<Lease> loaded();
 
     // Begins to load a model, or to let it go when its requests are answered. Error: no such model, or it is (not) loaded already.

@@ -71,8 +71,8 @@ public:
         at_                         = to + mark.size();
         return part;
     }
-    // The text up to the first `mark` that one of `next` follows, perhaps behind white space, and behind that mark: so a mark within the
-    // text is text. Nothing: there is none so far.
+    // Finds the first `mark` with one of `next` behind it; white space may stand between. Returns the text before the mark, and goes behind the
+    // mark. A mark without such a follower is text. Nothing: there is no such mark so far.
     std::optional<std::string_view> before(std::string_view mark, std::span<const std::string> next) {
         for (std::size_t to = at_; (to = text_.find(mark, to)) != std::string_view::npos; to++) {
             const std::string_view rest = without_white_begin(text_.substr(to + mark.size()));
@@ -84,7 +84,7 @@ public:
         }
         return std::nullopt;
     }
-    // Likewise; where the text ends without any such, up to the first mark.
+    // As before(). If the text ends without such a mark, the first mark counts.
     std::optional<std::string_view> until(std::string_view mark, std::span<const std::string> next) {
         if (const auto part = before(mark, next)) return part;
         return end_ ? until(mark) : (more(), std::nullopt);

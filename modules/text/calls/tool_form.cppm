@@ -39,7 +39,7 @@ struct CallForm {
     ToolForm                         kind;
     std::shared_ptr<const CallMarks> marks;         // of `marked`
     bool                             spaced = true; // white space between text and calls is none of the text
-    std::optional<ElementMarks>      element;       // of an answer's text, or its header; they are none of it
+    std::optional<ElementMarks>      element; // of an answer's text, or its header; the marks are no part of the text
 };
 
 // Renders conversations with calls of tools. A template that shows tools and writes no calls may say in words how they are written.
