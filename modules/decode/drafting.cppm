@@ -136,7 +136,11 @@ namespace quire {
 
 constexpr double usual_hits = 0.6; // of a sequence whose guesses were never judged
 constexpr double settled    = 0.1; // the weight of a guess in the hits of a sequence that had many
-constexpr double gain = 1.02; // so much faster a step with drafts has to be, because costs and chances are estimates
+constexpr int    many       = 16;  // rows of a step from which on few guesses are not worth a wait
+
+// So much faster a step with drafts has to be, because costs and chances are estimates. Of many sequences those with the best chances run, which
+// are mostly estimated too high.
+constexpr double gain_of(int n_rows) { return n_rows >= many ? 1.05 : 1.02; }
 
 std::string fault_of(const DraftOptions& o) {
     if (o.most < 1 || o.most > most_drafts) return cat(o.most, " draft tokens in a step are not in 1..", most_drafts);
@@ -244,8 +248,8 @@ bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, i
         if (group->prompt_done) n_rows += int(group->sequences.size());
     // The device waits for the guesses of many sequences. Where none pays, one step in eight learns whether that changes. The first guess of a
     // sequence is compared with its tokens and does not run: many wrong ones would cost more than a step.
-    constexpr int many = 16, unguessed = 7;
-    const bool    skips = n_unguessed_ > 0 && n_rows >= many;
+    constexpr int unguessed = 7;
+    const bool    skips     = n_unguessed_ > 0 && n_rows >= many;
     bool          asks = false, learns = false;
     for (const auto& group : running)
         for (const auto& s : group->sequences) {
@@ -313,7 +317,7 @@ void Drafting::want_paying(int n_rows) {
     });
     const int n = int(std::ranges::find(wanted_, 0, &WantedGuess::n) - wanted_.begin());
     if (n == 0 || cost_.of(n_rows) <= 0) return;
-    double best   = gain * n_rows / cost_.of(n_rows);
+    double best   = gain_of(n_rows) * n_rows / cost_.of(n_rows);
     int    n_best = 0, k_best = 0;
     for (int k = options_.least; k <= options_.most; k++) {
         double tokens = n_rows;
@@ -344,11 +348,11 @@ void Drafting::choose_paying(int n_rows) {
     // Mostly none pays, not even if all of them cost no more than one.
     double possible = n_rows;
     for (const Choice& c : choices_) possible += c.chance;
-    if (possible / cost_.of(n_rows + 1) <= gain * n_rows / cost_.of(n_rows)) return;
+    if (possible / cost_.of(n_rows + 1) <= gain_of(n_rows) * n_rows / cost_.of(n_rows)) return;
     std::ranges::sort(choices_, [](const Choice& a, const Choice& b) {
         return std::tuple(-a.chance, a.number) < std::tuple(-b.chance, b.number);
     });
-    double      tokens = n_rows, best = gain * tokens / cost_.of(n_rows);
+    double      tokens = n_rows, best = gain_of(n_rows) * tokens / cost_.of(n_rows);
     std::size_t n_best = 0;
     for (std::size_t i = 0; i < std::min(choices_.size(), std::size_t(room(n_rows))); i++) {
         tokens += choices_[i].chance;
