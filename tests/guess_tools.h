@@ -45,6 +45,7 @@ private:
 Token best(std::span<const float> row);
 
 // Compares a layer's logits with those that an independent computation has recorded in a file, in one step and in two; `most_error`: of a logit.
-void check_recorded(GuessedText& text, const std::string& path, float most_error = 1e-3f);
+// The file's likeliest token is -1 where two are about as likely. Returns the largest error.
+float check_recorded(GuessedText& text, const std::string& path, float most_error = 1e-3f);
 
 } // namespace quire::testing

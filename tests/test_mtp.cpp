@@ -37,6 +37,14 @@ TEST_CASE("an MTP layer's logits are those of the reference, also of guesses beh
     check_recorded(text, QUIRE_ROOT "/tests/data/mtp/tiny-mtp.json");
 }
 
+// `make test-families` runs this test on each of its models, and nothing else does.
+TEST_CASE("an MTP layer's logits are those of transformers' parts", "[.families]") {
+    const char* folder = std::getenv("QUIRE_MTP_FOLDER");
+    if (!folder) SKIP("QUIRE_MTP_FOLDER names no folder");
+    GuessedText text(std::string(folder) + "/model.gguf");
+    std::ofstream(std::string(folder) + "/difference") << check_recorded(text, std::string(folder) + "/mtp.json");
+}
+
 TEST_CASE("an MTP layer's logits are those of the full reference") {
     if (!has_reference("models/qwen35-mtp-F16.gguf")) return;
     GuessedText text(reference("models/qwen35-mtp-F16.gguf"));

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Models of random shapes and weights: quire's logits against transformers'.
 
-usage: compare.py INSPECT LLAMA SEED [NAME...]; INSPECT: quire's program; LLAMA: the folder of llama.cpp's converter, which writes the GGUF
-files; NAME: only these families, in all their forms ("Gemma4"), or in one ("Gemma4/experts"). Prints a line for each model, and exits with 1
-where a logit is further away than rounding explains.
+usage: compare.py INSPECT TESTS LLAMA SEED [NAME...]; INSPECT: quire's program; TESTS: the program of its tests; LLAMA: the folder of llama.cpp's
+converter, which writes the GGUF files; NAME: only these families, in all their forms ("Gemma4"), or in one ("Gemma4/experts"). Prints a line for
+each model, and exits with 1 where a logit is further away than rounding explains.
+
+A form "mtp" has a layer for multi-token prediction, whose guesses are compared, too. transformers leaves such layers out: class Mtp puts one
+together from a decoder layer, norms and an output of the model's own classes.
 
 Float32 weights and a float32 KV cache on both sides. Heads, head sizes, experts, windows and periods are drawn, so that none is a multiple of
 another by habit.
 """
-import json, os, random, shutil, subprocess, sys, tempfile, traceback
+import copy, json, os, random, shutil, subprocess, sys, tempfile, traceback
 from pathlib import Path
 
-INSPECT, LLAMA, SEED = os.path.abspath(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+INSPECT, TESTS, LLAMA, SEED = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 sys.path[:0] = [LLAMA, LLAMA + "/gguf-py"]
 
 import gguf
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from conversion import get_model_class
@@ -25,6 +29,9 @@ LENGTHS = (1, 2, 17, 64, 130, 300, 700)
 MORE_LENGTHS = {"Llama4/long": (8300,)}  # an attention's chunk has 8,192 tokens
 VOCABULARY = 320
 CONTEXT = 1024
+GUESSED_LENGTHS = (1, 2, 17, 64, 130, 300)  # of texts that an MTP layer goes on with
+CHAIN = 3  # tokens guessed one behind the other
+CLOSE = 1e-3  # two logits that rounding may exchange
 
 torch.set_grad_enabled(False)
 transformers.logging.set_verbosity_error()
@@ -170,7 +177,11 @@ ADDED = {"HunYuanMoEV1": hunyuan_names,
          "GraniteMoeHybrid": lambda given: {"layer_types": given["layer_types"]}}
 
 # Of families that the converter knows by another class.
-CONVERTED_AS = {"Mistral/3": "Mistral3ForConditionalGeneration"}
+CONVERTED_AS = {"Mistral/3": "Mistral3ForConditionalGeneration",
+                # DeepSeek-V3's own class drops the MTP layer; the other one writes the architecture of both.
+                "DeepseekV3/mtp": "Glm4MoeLiteForCausalLM",
+                "DeepseekV3/yarn/mtp": "Glm4MoeLiteForCausalLM",
+                "Glm4/mtp": "GlmOcrForConditionalGeneration"}
 
 # A family: the prefix of its classes, the form behind a slash, and the members of its config.
 FAMILIES = {
@@ -267,6 +278,9 @@ FAMILIES = {
                              conv_kernel=s.draw.choice((2, 3, 4)), tie_word_embeddings=s.tied, bos_token_id=None, eos_token_id=None,
                              pad_token_id=None),
 }
+# Families whose published files hold MTP layers.
+FAMILIES |= {f"{name}/mtp": FAMILIES[name]
+             for name in ("DeepseekV3", "DeepseekV3/yarn", "Glm4MoeLite", "Glm4Moe", "Glm4", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")}
 
 
 def randomise(model, seed):
@@ -284,12 +298,81 @@ def randomise(model, seed):
         else:
             x *= 0.2
         tensor.data.copy_(torch.from_numpy(x.astype(np.float16).astype(np.float32)))
-    model.tie_weights()
 
 
-def write_gguf(name, model, given, folder, path):
+class Mtp(torch.nn.Module):
+    """The last layer of a model, taken away from it, for multi-token prediction (DeepSeek-V3's report, section 2.2).
+
+    The layer's row of position p reads the embedding of token p and the model's state of position p - 1 behind its output norm, as vLLM and
+    SGLang have it for DeepSeek-V3, GLM-4.5 and Qwen3-Next, and sees the rows 1 to p. A guess behind a guess reads the layer's own state behind
+    its norm. `own`: the layer has an embedding and an output of its own.
+    """
+
+    def __init__(self, model, own, seed):
+        super().__init__()
+        size = model.config.hidden_size
+        self.enorm, self.hnorm, self.norm = (copy.deepcopy(model.model.norm) for _ in range(3))
+        self.eh_proj = torch.nn.Linear(2 * size, size, bias=False)
+        if own:
+            self.embed_tokens, self.head = torch.nn.Embedding(VOCABULARY, size), torch.nn.Linear(size, VOCABULARY, bias=False)
+        randomise(self, seed)
+        parts = dict(self.named_parameters())  # before the model's own ones
+        self.model, self.layer = model, copy.deepcopy(model)
+        self.own = parts
+        if own:
+            self.layer.lm_head = self.head
+        else:
+            self.embed_tokens = model.model.embed_tokens
+        self.layer.model.norm = self.norm
+        for part, kept in ((model, slice(0, -1)), (self.layer, slice(-1, None))):
+            part.model.layers = part.model.layers[kept]
+            if getattr(part.config, "layer_types", None):
+                part.config.layer_types = part.config.layer_types[kept]
+            part.config.num_hidden_layers = len(part.model.layers)
+
+    def rows(self, tokens, states):
+        return self.eh_proj(torch.cat((self.enorm(self.embed_tokens(tokens)), self.hnorm(states)), dim=-1))
+
+    def guesses(self, ids):
+        """The likeliest tokens behind each token but the first, -1 where two are about as likely; the logits behind the last token, and behind
+        guesses that follow."""
+        tokens = torch.tensor([ids])
+        rows = self.rows(tokens[:, 1:], self.model.model(tokens[:, :-1], use_cache=False).last_hidden_state)
+        chain = []
+        while True:
+            states = self.layer.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+            logits = self.layer.lm_head(states)
+            if not chain:
+                best = logits[0].topk(2)
+                top = [int(tokens[0]) if values[0] - values[1] > CLOSE else -1 for values, tokens in zip(best.values, best.indices)]
+            chain.append(logits[0, -1])
+            if len(chain) == CHAIN:
+                return top, chain
+            rows = torch.cat((rows, self.rows(chain[-1].argmax()[None, None], states[:, -1:])), dim=1)
+
+    def save(self, folder, name):
+        """Puts the layer into the folder of the model with all its layers, under published names."""
+        file, config = Path(folder, "model.safetensors"), Path(folder, "config.json")
+        members = json.loads(config.read_text())
+        n = members["num_hidden_layers"] = members["num_hidden_layers"] - 1
+        if members.get("layer_types"):
+            members["layer_types"].pop()
+        qwen = name.startswith("Qwen")
+        members["mtp_num_hidden_layers" if qwen else "num_nextn_predict_layers"] = 1
+        config.write_text(json.dumps(members))
+        layer = f"model.layers.{n}."
+        names = ({"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm", "eh_proj": "mtp.fc"} if qwen else
+                 {part: layer + ("shared_head." if part in ("norm", "head") else "") + part
+                  for part in ("enorm", "hnorm", "norm", "head", "eh_proj", "embed_tokens")})
+        tensors = {key.replace(layer, "mtp.layers.0.") if qwen else key: tensor for key, tensor in safetensors.torch.load_file(file).items()}
+        for key, tensor in self.own.items():
+            part, _, kind = key.rpartition(".")
+            tensors[f"{names[part]}.{kind}"] = tensor.data.contiguous()
+        safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+
+
+def write_gguf(name, model, given, folder, path, mtp=None, types=gguf.LlamaFileType.ALL_F32):
     """By llama.cpp's converter, with a vocabulary that no text needs."""
-    model.save_pretrained(folder)
     config = Path(folder, "config.json")
     members = None  # the converter asks transformers, which leaves out or fills in what it does not know
     if added := ADDED.get(name) or ADDED.get(name.split("/")[0]):
@@ -299,8 +382,11 @@ def write_gguf(name, model, given, folder, path):
     # Gemma's converter counts its entries.
     Path(folder, "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCABULARY)}}, "added_tokens": []}))
     converter = get_model_class(CONVERTED_AS.get(name, type(model).__name__))
-    converter.no_mtp = True
-    converter = converter(Path(folder), gguf.LlamaFileType.ALL_F32, Path(path), hparams=members)
+    converter.no_mtp = mtp is None
+    if mtp:
+        mtp.save(folder, name)
+        members = json.loads(config.read_text())
+    converter = converter(Path(folder), types, Path(path), hparams=members)
     converter = getattr(converter, "impl", converter)
 
     def set_vocab():
@@ -327,13 +413,34 @@ def logits_of(path, ids, folder):
     return np.fromfile(raw, dtype=np.float32)
 
 
-def compare(name, seed, folder):
-    """The largest difference over all lengths."""
-    shape = Shape(random.Random(f"{name} {seed}"))
+def cases(mtp, ids, lengths):
+    """What quire's test of MTP layers reads."""
+    for n in lengths:
+        top, chain = mtp.guesses(ids[:n + 1])
+        yield {"tokens": ids[:n + 1], "top": top, "logits": [[round(x, 5) for x in row.tolist()] for row in chain]}
+
+
+def difference_of_guesses(mtp, ids, folder):
+    """The test of quire that drives an MTP layer reads the model and what is expected, and writes the largest difference."""
+    Path(folder, "mtp.json").write_text(json.dumps(list(cases(mtp, ids, GUESSED_LENGTHS))))
+    done = subprocess.run([TESTS, "[.families]"], capture_output=True, text=True, env=os.environ | {"QUIRE_MTP_FOLDER": folder})
+    difference = Path(folder, "difference")
+    if not difference.exists() or done.returncode != 0 and float(difference.read_text()) <= TOLERANCE:
+        raise RuntimeError(done.stdout.strip()[-500:])  # another failure: a likeliest token, a file that quire refuses
+    return float(difference.read_text())
+
+
+def make(name, given, seed, folder, own=False, types=gguf.LlamaFileType.ALL_F32):
+    """A model with these members in its config, which is also the file model.gguf in the folder; and the MTP layer behind it, if its form has one,
+    whose embedding and output are its `own`."""
     # Of models that also see, the part for text.
     family = name.split("/")[0]
     kind = getattr(transformers, family + "TextConfig", None) or getattr(transformers, family + "Config")
-    given = FAMILIES[name](shape)
+    has_mtp = name.endswith("/mtp")
+    if has_mtp:
+        given = given | {"num_hidden_layers": given["num_hidden_layers"] + 1}
+        if "layer_types" in given:
+            given["layer_types"] = given["layer_types"] + ["full_attention"]
     config = kind(**given)
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
@@ -343,18 +450,31 @@ def compare(name, seed, folder):
         if hasattr(part, "time_step_limit"):
             part.time_step_limit = (0.0, float("inf"))
     randomise(model, seed)
+    model.tie_weights()
+    model.save_pretrained(folder + "/model")
+    mtp = Mtp(model, own, seed + 1) if has_mtp else None
+    write_gguf(name, model, given, folder + "/model", folder + "/model.gguf", mtp, types)
+    return model, mtp
+
+
+def compare(name, seed, folder):
+    """The largest difference over all lengths."""
+    shape = Shape(random.Random(f"{name} {seed}"))
+    given = FAMILIES[name](shape)
+    # Qwen's published layers share the model's embedding and output.
+    model, mtp = make(name, given, seed, folder, not name.startswith("Qwen") and shape.draw.random() < 0.5)
     path = folder + "/model.gguf"
-    write_gguf(name, model, given, folder + "/model", path)
     lengths = LENGTHS + MORE_LENGTHS.get(name, ())
     ids = np.random.default_rng(seed).integers(1, VOCABULARY, max(lengths)).tolist()
     # Each length on its own: a rope may depend on it.
-    return max(float(np.abs(logits_of(path, ids[:n], folder)[:VOCABULARY] - model(torch.tensor([ids[:n]])).logits[0, -1].numpy()).max())
-               for n in lengths)
+    worst = max(float(np.abs(logits_of(path, ids[:n], folder)[:VOCABULARY] - model(torch.tensor([ids[:n]])).logits[0, -1].numpy()).max())
+                for n in lengths)
+    return max(worst, difference_of_guesses(mtp, ids, folder)) if mtp else worst
 
 
 def main():
     wrong = 0
-    wanted = sys.argv[4:]
+    wanted = sys.argv[5:]
     if unknown := set(wanted) - {*FAMILIES} - {name.split("/")[0] for name in FAMILIES}:
         sys.exit(f"no such families: {' '.join(sorted(unknown))}")
     for name in FAMILIES:
