@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the two commands as a new user would: tests/bare.sh RELEASE (12 or 13) creates a Debian of that release with only git
+# Runs the two commands as a new user would: tests/bare.sh RELEASE [KERNELS [PID]] (12 or 13) creates a Debian of that release with only git
 # and make (debootstrap, a chroot), on 13 with sudo, clones the last commit into it, and runs there
 #   as a user without rights     make chat: must name what is missing and stop
 #   as root on 12, on 13 as a user with sudo
@@ -8,6 +8,8 @@
 #                                make chat without a network, make test; on 13 this, too, without a network
 # The products of `make package` and `make dist` are then tried in the same Debian with nothing installed: the archive without a network, and
 # the package, which is installed and removed. The archive stays in dist/bare-RELEASE; 13 tries that of 12, too, if it is there.
+# On 13 the Dockerfile's steps run in these two systems (tests/dockerfile_steps.py --in). KERNELS is a folder with libquire_cuda.a and
+# libcudart_static.a, which process PID may still be making: archive and package are then made and tried once more, with these kernels.
 # The mirror, the name servers and the certificates are those of the machine at hand. Needs root, debootstrap and about 4 GB
 # in TMPDIR (/var/tmp). Exit status: 0 passed or skipped (only without root or debootstrap), 1 failed.
 set -euo pipefail
@@ -17,8 +19,9 @@ release=${1:-}
 case $release in
     12) codename=bookworm packages=git,make ;;
     13) codename=trixie packages=git,make,sudo ;;
-    *) echo "usage: tests/bare.sh 12|13" >&2; exit 2 ;;
+    *) echo "usage: tests/bare.sh 12|13 [KERNELS [PID]]" >&2; exit 2 ;;
 esac
+kernels=${2:-} kernels_made_by=${3:-}
 skip() { echo "SKIP bare $release: $*"; exit 0; }
 fail() { echo "FAILED bare $release: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || skip "a chroot takes root"
@@ -36,7 +39,8 @@ root=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-bare-$release.XXXXXX")
 chmod 755 "$root" # a user has to be able to enter
 log=$root.log
 clean=$root.clean # the same system as it is at first
-trap 'rm -rf --one-file-system "$root" "$root.clean"; rm -f "$root.log"' EXIT
+image=$root.image # once more, for the Dockerfile
+trap 'rm -rf --one-file-system "$root" "$root.clean" "$root.image"; rm -f "$root.log"' EXIT
 
 SECONDS=0
 stamp() { printf 'bare %s  %2d:%02d  %s\n' "$release" $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
@@ -74,6 +78,7 @@ debootstrap --variant=minbase --include="$packages" "$codename" "$root" "$mirror
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/unsafe-io" # dpkg need not wait for the disk: nobody keeps this system
 cp -a "$root" "$clean"
+[ "$release" != 13 ] || cp -a "$clean" "$image"
 mkdir "$clean/root/quire"
 # pip there trusts whom pip here trusts (the proxy of a company, for one), also after ca-certificates wrote its own bundle.
 certificates=
@@ -145,4 +150,32 @@ root=$clean step "nothing installed: the package" yes root "apt-get -q update &&
     quire-server --version && quire-chat --models | grep -q quire-14m && echo 'What is a quire?' | quire-chat -st"
 answer
 root=$clean step "the package is removed" no root "apt-get -q purge -y quire && ! ls -d /usr/*/quire /usr/bin/quire* /etc/quire"
+if [ "$release" = 13 ]; then
+    # The image has no git, and its folder is /quire: make goes on there with what is compiled.
+    step "no git any more" no root "rm -rf ~reader/quire/.git && apt-get -q purge -y git"
+    ln -s "${home#/}/quire" "$root/quire"
+    stamp "the Dockerfile's steps, with the packages and the compiled programs of this system"
+    tests/dockerfile_steps.py --in "$root" "$image" >"$log" 2>&1 || { why; fail "the Dockerfile's steps"; }
+    tail -n 2 "$log"
+fi
+if [ -n "$kernels" ]; then
+    stamp "the rest of the kernels"
+    [ -z "$kernels_made_by" ] || tail --pid="$kernels_made_by" -f /dev/null
+    mkdir "$root/kernels"
+    cp "$kernels/libquire_cuda.a" "$kernels/libcudart_static.a" "$root/kernels/" || fail "no kernels in $kernels"
+    step "make package, dist with kernels" no root "cd $home/quire && cmake --preset release -DQUIRE_CUDA=/kernels/libquire_cuda.a && \
+        make package dist SETUP=:"
+    tail -n 1 "$log"
+    rm -rf "$clean/root/quire" && mkdir "$clean/root/quire"
+    cp "$root$home"/quire/build/release/package/*.deb "$root$home"/quire/dist/*.tar.gz "$clean/root/quire/"
+    # Without a driver the programs run on the CPU, and say why it is not a GPU where one is asked for.
+    root=$clean step "nothing installed, no driver: the archive with kernels" no root "tar -xzf *.tar.gz && cd */ && \
+        ! ./chat --device cuda -st -p Hello && echo 'What is a quire?' | ./chat -st"
+    says '^chat: no GPU to run on: no NVIDIA driver'
+    answer
+    root=$clean step "nothing installed, no driver: the package with kernels" yes root "apt-get -q install -y --no-install-recommends ./*.deb && \
+        ! quire-chat --device cuda -st -p Hello && echo 'What is a quire?' | quire-chat -st"
+    says '^chat: no GPU to run on: no NVIDIA driver'
+    answer
+fi
 stamp "passed"

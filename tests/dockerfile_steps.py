@@ -2,7 +2,10 @@
 """Runs the Dockerfile's steps without a container engine: each stage is a new Debian in a chroot, made by debootstrap. Then the image's
 entry point runs as the image's user, without a network, until its health check passes and it answers a question.
 
-tests/dockerfile_steps.py [MIRROR]      needs root, debootstrap, 4 GB in TMPDIR (/var/tmp) and some eight minutes
+tests/dockerfile_steps.py [MIRROR]         needs root, debootstrap, 4 GB in TMPDIR (/var/tmp) and some eight minutes
+tests/dockerfile_steps.py --in BUILT NEW   the stages are these two systems of that release, which are there: tests/bare.sh calls it so. Every
+                                           instruction runs. In BUILT the packages of the build are installed, and the stage's folder is a copy of
+                                           the last commit that is compiled: make finds that nothing is left to compile.
 
 It knows the instructions that the Dockerfile has and fails at any other. Exit status: 0 passed, 1 failed."""
 
@@ -36,10 +39,8 @@ def instructions(text):
 
 
 class Stage:
-    def __init__(self, image, folder, mirror):
+    def __init__(self, folder):
         self.root, self.cwd, self.user, self.env, self.health, self.entry = folder, "/", "0", {}, None, None
-        subprocess.run(["debootstrap", "--variant=minbase", RELEASES[image], folder, mirror], check=True, stdout=subprocess.DEVNULL)
-        shutil.copy("/etc/resolv.conf", folder + "/etc/resolv.conf")
 
     def inside(self, command, network):
         """The command line that runs a shell command in this stage."""
@@ -51,6 +52,20 @@ class Stage:
 
     def path(self, name):
         return self.root + os.path.join(self.cwd, name)
+
+
+def made(image, folder, mirror):
+    """A new system in the folder."""
+    subprocess.run(["debootstrap", "--variant=minbase", RELEASES[image], folder, mirror], check=True, stdout=subprocess.DEVNULL)
+    shutil.copy("/etc/resolv.conf", folder + "/etc/resolv.conf")
+    return folder
+
+
+def given(image, folder):
+    """The system in the folder, if its release is that of the image."""
+    with open(folder + "/etc/os-release") as file:
+        assert f"VERSION_CODENAME={RELEASES[image]}\n" in file, f"{folder} is no {RELEASES[image]}"
+    return folder
 
 
 def machines_mirror():
@@ -74,7 +89,8 @@ def copy(sources, target):
             shutil.copy(source, target)
 
 
-def build(work, mirror):
+def build(work, system):
+    """Runs the Dockerfile; system(image, number) is the folder of a stage's system."""
     context = os.path.join(work, "context")
     os.mkdir(context)
     files = subprocess.run(["git", "-C", ROOT, "archive", "HEAD"], check=True, stdout=subprocess.PIPE).stdout
@@ -84,7 +100,7 @@ def build(work, mirror):
         print(f"{name} {rest}"[:150], flush=True)
         if name == "FROM":
             image, *label = rest.split()
-            stage = stages[label[1] if label else ""] = Stage(image, os.path.join(work, f"stage{len(stages)}"), mirror)
+            stage = stages[label[1] if label else ""] = Stage(system(image, len(stages)))
         elif name == "RUN":
             subprocess.run(stage.inside(rest, True), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         elif name == "COPY":
@@ -129,5 +145,10 @@ wait $!"""
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp"), prefix="quire-image-") as folder:
         os.chmod(folder, 0o755)
-        run(build(folder, sys.argv[1] if len(sys.argv) > 1 else machines_mirror()))
+        if sys.argv[1:2] == ["--in"]:
+            systems = sys.argv[2:4]
+            run(build(folder, lambda image, number: given(image, systems[number])))
+        else:
+            mirror = sys.argv[1] if len(sys.argv) > 1 else machines_mirror()
+            run(build(folder, lambda image, number: made(image, os.path.join(folder, f"stage{number}"), mirror)))
     print("Dockerfile: its steps build, its server is healthy and answers")
