@@ -178,6 +178,23 @@ TEST_CASE("a full context says so", "[chat]") {
     CHECK(n > 8);
     CHECK(has(longer.err, " tokens with the chat template, and 7 fit into the context.\n"));
     CHECK(lines(longer.err) == 1);
+    // A script sees it without -st, too: no input, a piped text that -p asks about, a file.
+    const std::string eight = temporary();
+    std::ofstream(eight) << "a question of more than eight tokens, surely";
+    for (const auto& [more, input] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+             {{"-p", "a question of more than eight tokens, surely"}, ""},
+             {{"-p", "Hi"}, "a question of more than eight tokens, surely\n"},
+             {{"-f", eight}, ""}}) {
+        std::vector<std::string> small{"-m", model(), "-c", "8"};
+        small.insert(small.end(), more.begin(), more.end());
+        const Finished taken_back = run_program("chat", small, input);
+        CHECK(taken_back.code == 1);
+        CHECK(taken_back.out.empty());
+        CHECK(taken_back.err.starts_with("The message is too long and is taken back: it has "));
+        CHECK(lines(taken_back.err) == 1);
+    }
+    unlink(eight.c_str());
+    CHECK(run_program("chat", {"-m", model(), "-c", "40", "-n", "1", "-p", "Hi"}, "").code == 0);
     longer =
         run_program("chat", {"-m", model(), "-c", "40", "-n", "1"},
                     "Hi\na question of more than forty tokens, surely, since it goes on and on and on and on and on, "

@@ -145,6 +145,7 @@ int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::option
     if (first) {
         const bool answered = chat.say(std::move(*first));
         if (a.single_turn) return answered ? 0 : 1;
+        if (script && !answered) code = 1;
     }
     while (std::optional<std::string> line = read_message(reader)) {
         const std::string bare = without_blanks_around(*line);
