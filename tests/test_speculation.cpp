@@ -723,6 +723,20 @@ TEST_CASE("bench speculate --check: guesses of no kind change an answer") {
     CHECK(n_cached > 0); // of a hybrid, with the recurrent state there
 }
 
+TEST_CASE("bench speculate --check: all kinds of guesses have equal shares of few requests, too") {
+    for (const auto& [asked, each] : {std::pair("1", 4), {"100", 20}}) { // rounded up
+        const Finished f = run_program("bench", {"speculate", "-m", model("llama3-gqa-Q8_0.gguf"), "--device", "cpu",
+                                                 "-t", "1", "-k", "4", "--check", asked, "--json"});
+        INFO(f.out << f.err);
+        CHECK(f.code == 0);
+        std::istringstream lines(f.out);
+        int                n_kinds = 0;
+        for (std::string line; std::getline(lines, line); n_kinds++)
+            CHECK(line.contains("\"requests\":" + std::to_string(each) + ","));
+        CHECK(n_kinds == 6);
+    }
+}
+
 TEST_CASE("bench speculate --check names the guesses of a layer behind the model") {
     const Finished f =
         run_program("bench", {"speculate", "-m", QUIRE_ROOT "/tests/data/mtp/tiny-mtp-F16.gguf", "--device", "cpu",

@@ -179,9 +179,9 @@ int run(int argc, char** argv) {
     add_number(*speculate_command, "-n,--n-gen", speculation.n_tokens, 3, 1 << 20, "tokens in each answer");
     add_number(*speculate_command, "--rounds", speculation.rounds, 1, 100,
                "of the two by turns; the middle one counts");
-    add_number(
-        *speculate_command, "--check", speculation.check, 1, 1 << 24,
-        "instead of a measurement: so many random requests of all methods, which guesses of all kinds must not change");
+    add_number(*speculate_command, "--check", speculation.check, 1, 1 << 24,
+               "instead of a measurement: so many random requests of all methods, or a few more, which guesses of all "
+               "kinds must not change");
     speculate_command->add_flag("--processor-time", speculation.processor_time,
                                 "measure the processor's time of one thread, for a machine that has other work");
     speculate_command->add_flag("--json", speculation.json, "print JSON instead of a Markdown table");
