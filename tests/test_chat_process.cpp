@@ -514,7 +514,7 @@ TEST_CASE("no line is wider than a narrow terminal", "[chat]") {
     CHECK(c.end() == 0);
     CHECK(wide_line(c.all, 40).empty());
     for (const std::vector<std::string>& words : {std::vector<std::string>{"--models"},
-                                                  {"--nonsense-that-is-no-flag-of-this-program"},
+                                                  {"--nonsense-that-is-no-flag-at-all"},
                                                   {"-m", "/nonexistent/model.gguf", "-ngl", "99", "--no-mmap"},
                                                   {"/nonexistent/model.gguf"},
                                                   {"--port", "x", "--kv-type", "none"}}) {

@@ -311,7 +311,7 @@ int run(int argc, char** argv) {
     app.add_flag("--raw", a.raw, "use prompts unchanged, without the model's chat template");
     app.add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(within(0, 1024));
     try {
-        app.parse(argc, argv);
+        parse_words(app, argc, argv);
         if (app.count("--demo") > 0 && a.demo.empty()) a.demo = "all";
         const int sources = !a.prompts.empty() + !a.trace_file.empty() + !a.url.empty() + !a.demo.empty();
         if (sources != 1) throw CLI::ValidationError("give one of -p, --trace, --url or --demo");

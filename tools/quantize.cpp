@@ -83,8 +83,7 @@ int run(int argc, char** argv, std::string& written) {
         ->check(within(0, 1024))
         ->default_val(0);
     try {
-        app.parse(argc, argv);
-        refuse_empty(app);
+        parse_words(app, argc, argv);
         if (o.out == "-") throw CLI::ValidationError("OUT is no -: a GGUF file is not written to standard output");
     } catch (const CLI::ParseError& e) {
         return exit_code_of(app, e, "quantize");

@@ -162,7 +162,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--cache-reuse", 1, "0", Fate::ignored, ""},
     {talkers, "--rope-scale --rope-freq-scale", 1, "1", Fate::ignored, ""},
     {talkers, "--adaptive-target", 1, "-1", Fate::ignored, ""},
-    {chat, "--sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
+    {chat, "--sleep-idle-seconds", 1, "", Fate::ignored, ""}, // the variable may be the server's
     {talkers, "--rope-scaling", 1, "none", Fate::ignored, ""},
     {talkers, "--dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
     {chat, "--reasoning-format", 1, "none", Fate::ignored, ""}, // the server has the flag

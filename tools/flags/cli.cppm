@@ -55,6 +55,9 @@ std::vector<std::string> flag_names(const CLI::App& app);
 using MeantFlag = std::function<std::string(const std::string& word)>;
 // The fault in the words of `app`, as one sentence. Without `meant` a mistyped flag was meant to be one of the app's own.
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error, const MeantFlag& meant = {});
+// app.parse() and refuse_empty(), for a program with flags of its own alone. CLI11 would take -hf for -h and -f: a dash with several letters is
+// refused, but for one letter and a number behind it.
+void parse_words(CLI::App& app, int argc, char** argv);
 // For a program that has met `error`: prints the help, or the sentence behind the program's name. Returns the exit code.
 int exit_code_of(const CLI::App& app, const CLI::ParseError& error, const char* program, const MeantFlag& meant = {});
 // For main(), where std::bad_alloc arrives: prints a sentence behind the program's name. Returns the exit code.
@@ -132,6 +135,48 @@ std::string likely_word(const CLI::App& app, const std::string& word, const Mean
     return likely_name(word, known);
 }
 
+// "quantize [OPTIONS] IN OUT TYPE", of the command that was parsed.
+std::string usage_of(const CLI::App& app, std::string name) {
+    if (const std::vector<CLI::App*> parsed = app.get_subcommands(); !parsed.empty())
+        return usage_of(*parsed.front(), cat(name, " ", parsed.front()->get_name()));
+    const auto* formatter = dynamic_cast<CLI::Formatter*>(app.get_formatter().get());
+    std::string text      = formatter ? formatter->make_usage(&app, name) : name;
+    for (char& c : text)
+        if (c == '\n') c = ' ';
+    const std::size_t first = std::min(text.find(name), text.size());
+    return text.substr(first, text.find_last_not_of(' ') + 1 - first);
+}
+
+// Of a word that the app has no use for.
+std::string unexpected_sentence(const CLI::App& app, const std::string& word, const MeantFlag& meant) {
+    const std::string likely = likely_word(app, word, meant),
+                      hint   = likely.empty() ? std::string("; --help lists them") : did_you_mean(likely);
+    if (word.starts_with('-')) {
+        const std::string name = word.substr(0, word.find('='));
+        return cat("there is no flag ", is_plain_word(name) ? name : quote(name), hint);
+    }
+    const bool chooses = app.get_subcommands().empty() &&
+                         !app.get_subcommands([](const CLI::App* one) { return !one->get_name().empty(); }).empty();
+    if (chooses) return cat("there is no command ", quote(word), hint);
+    return cat(quote(word), " is one word too many; the usage is ", usage_of(app, app.get_name()));
+}
+
+void parse_words(CLI::App& app, int argc, char** argv) {
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i];
+        if (word == "--") break;
+        if (word.size() < 2 || word[0] != '-' || to_number<double>(word)) continue;
+        const std::string        name   = word[1] == '-' ? word.substr(0, word.find('=')) : word.substr(0, 2);
+        const CLI::Option* const option = app.get_option_no_throw(name);
+        const bool               takes  = option != nullptr && option->get_items_expected_min() > 0;
+        if (word[1] != '-' && name != word && !(takes && to_number<double>(word.substr(2))))
+            throw CLI::ValidationError(unexpected_sentence(app, word, {}));
+        i += takes && name == word; // a value may begin with a dash
+    }
+    app.parse(argc, argv);
+    refuse_empty(app);
+}
+
 std::string sentence_of(const CLI::App& app, const CLI::ParseError& error, const MeantFlag& meant) {
     std::string text = error.what();
     // CLI11 looks for what is missing before it looks at the words that are left.
@@ -141,7 +186,7 @@ std::string sentence_of(const CLI::App& app, const CLI::ParseError& error, const
     if (unknown && !left.empty()) {
         const auto flag = std::ranges::find_if(left, [](const std::string& word) { return word.starts_with('-'); });
         const std::string& word = flag != left.end() ? *flag : left.front();
-        text = cat("The following argument was not expected: ", word, did_you_mean(likely_word(app, word, meant)));
+        text                    = unexpected_sentence(app, word, meant);
     } else if (missing) {
         text += "; --help lists all";
     }
