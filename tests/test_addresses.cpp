@@ -16,8 +16,8 @@ TEST_CASE("a busy address is said before the model is read", "[server][addresses
     REQUIRE(taken.has_value());
     const Finished f = run_program("server", {"-m", shipped, "--device", "cpu", "--port", cat(taken->port)});
     CHECK(f.code == 1);
-    CHECK(
-        f.err.ends_with(cat(" server: cannot listen on '127.0.0.1' port ", taken->port, ": Address already in use\n")));
+    CHECK(f.err.ends_with(
+        cat(" error server: cannot listen on '127.0.0.1' port ", taken->port, ": Address already in use\n")));
     close_tcp(taken->fd);
 
     const std::string path = temporary();
@@ -25,7 +25,7 @@ TEST_CASE("a busy address is said before the model is read", "[server][addresses
     const Server   s({"--unix", path, "--port", "0"});
     const Finished other = run_program("server", {"-m", shipped, "--device", "cpu", "--unix", path});
     CHECK(other.code == 1);
-    CHECK(other.err.ends_with(cat(" server: cannot listen on '", path, "': Address already in use\n")));
+    CHECK(other.err.ends_with(cat(" error server: cannot listen on '", path, "': Address already in use\n")));
     CHECK(Client(path).get("/health").status == 200); // it was left alone
 }
 

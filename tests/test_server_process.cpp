@@ -211,9 +211,9 @@ TEST_CASE("a log can be quiet or tell everything", "[server]") {
     CHECK(std::ranges::count(quiet.err, '\n') == 1);
     const Finished odd = run_program("server", {"--log-level", "loud"});
     CHECK(odd.code == 2);
-    CHECK(odd.err == "server: --log-level: loud not in {error,warning,info,debug}\n");
-    CHECK(run_program("server", {"--log-file", "/none/log", "-m", shipped}).err ==
-          "server: cannot write the log '/none/log': No such file or directory\n");
+    CHECK(odd.err.ends_with("Z error server: --log-level: loud not in {error,warning,info,debug}\n"));
+    CHECK(has(run_program("server", {"--log-file", "/none/log", "-m", shipped}).err,
+              "Z error server: cannot write the log '/none/log': No such file or directory\n"));
 }
 
 TEST_CASE("while a model is loaded the port says so", "[server]") {
@@ -373,10 +373,11 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
         "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",
                    "f16", "--mlock", "--enforce-eager", "--enable-chunked-prefill", "--no-webui", "-to", "60"});
     CHECK(ignored.code == 1);
-    CHECK(
-        has(ignored.err,
-            "Z server: not needed here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, " // a line of the log
-            "--enforce-eager, --enable-chunked-prefill\nserver: "));
+    CHECK(has(
+        ignored.err,
+        "Z info server: not needed here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, " // a line of the log
+        "--enforce-eager, --enable-chunked-prefill\n"));
+    CHECK(has(ignored.err, "Z error server: "));
     CHECK(std::ranges::count(ignored.err, '\n') == 2);
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
              {"-dr", "x/y"}, {"--hf-repo-draft", "m"}, {"--reuse-port"}, {"-nglx"}, {"--mmproj", "f"}}) {
@@ -394,7 +395,7 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
         const Finished f = run_program("server", refused);
         CAPTURE(f.err);
         CHECK(f.code == 2);
-        CHECK(f.err.starts_with("server: " + refused[0] + ": "));
+        CHECK(has(f.err, "Z error server: " + refused[0] + ": "));
     }
     const Finished bench =
         run_program("bench", {"model", "-m", "/none.gguf", "-ngl", "99", "-fa", "1", "-mmp", "0", "-p", "8"});
@@ -417,8 +418,54 @@ TEST_CASE("wrong usage is one line", "[server]") {
         const Finished f = run_program("server", arguments);
         INFO(f.err);
         CHECK(f.code == code);
-        CHECK(has(f.err, "server: "));
+        CHECK(has(f.err, "Z error server: "));
     }
+}
+
+TEST_CASE("all lines have one form, those about flags too", "[server]") {
+    const std::string config = temporary(), form = "2026-11-25T12:00:00.000Z error server: ";
+    const auto        write = [&](const std::string& text) { std::ofstream(config) << text; };
+    write("log-json\nport = many\n");
+    using Words = std::vector<std::string>;
+    for (const Words& words : std::vector<Words>{{"--nonsense"},
+                                                 {"--config", "/nonexistent"},
+                                                 {"-hf", "no-user"},
+                                                 {"-m", "/nonexistent.gguf"},
+                                                 {"/nonexistent.gguf"},
+                                                 {"-m", shipped, "--host", ""},
+                                                 {"-m", shipped, "--host", "256.1.1.1"},
+                                                 {"-m", shipped, "--models-dir", "/tmp"}}) {
+        const Finished text = run_program("server", words);
+        INFO(text.err);
+        REQUIRE(text.err.size() > form.size());
+        for (std::size_t i = 0; i < form.size(); i++) // the time's digits differ
+            CHECK((std::isdigit(static_cast<unsigned char>(form[i]))
+                       ? std::isdigit(static_cast<unsigned char>(text.err[i])) != 0
+                       : text.err[i] == form[i]));
+        CHECK(std::ranges::count(text.err, '\n') == 1);
+        Words json = words;
+        json.emplace_back("--log-json");
+        const Finished f    = run_program("server", json);
+        const Json     line = Json::parse(f.err);
+        CHECK(f.code == text.code);
+        CHECK(line["level"] == "error");
+        CHECK(line["time"].get<std::string>().size() == form.find(' '));
+        CHECK(line["message"].get<std::string>() + "\n" == text.err.substr(form.size()));
+    }
+    // The file and the variable say in which form their own faults are written.
+    CHECK(has(Json::parse(run_program("server", {"--config", config}).err)["message"].get<std::string>(),
+              "line 2: --port: 'many'"));
+    write("log-json = off\nport = many\n");
+    CHECK(has(run_program("server", {"--config=" + config}).err, "Z error server: "));
+    CHECK(has(
+        run_program("env", {"QUIRE_LOG_JSON=1", std::string(QUIRE_BIN) + "/server", "--nonsense"}, "", "/usr/bin").err,
+        R"("level":"error")"));
+    // So have the lines of a server that serves, and of requests.
+    CHECK(has(common().errors(), "Z info server: listening on "));
+    CHECK(common().get("/version").status == 200);
+    while (!has(common().log(), "/version 200")) nap();
+    CHECK(has(common().log(), "Z info "));
+    std::filesystem::remove(config);
 }
 
 TEST_CASE("numbers of the help are plain", "[server]") {

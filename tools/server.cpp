@@ -17,6 +17,7 @@ import quire.serve.memory_reserve;
 import quire.serve.models.catalog;
 import quire.serve.status.status_api;
 import quire.tools.common.engine_flags;
+import quire.tools.common.flag_sources;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.model_source;
 import quire.tools.common.processes;
@@ -64,9 +65,28 @@ void complete_limits(Arguments& a);
 
 // For a sentence after which the program ends.
 int complain(const Error& error, int code = 1) {
-    std::fprintf(stderr, "server: %s\n", error.message.c_str());
+    say_error("server", error.message);
     return code;
 }
+
+// While it is there, errors are lines of the log; before and after it they are on standard error in the form of the log.
+class LoggedErrors {
+public:
+    explicit LoggedErrors(ServerLog& log) {
+        write_errors_by([&log](std::string_view sentence) {
+            log.say(std::string(sentence), LogLevel::error);
+            log.flush();
+        });
+    }
+    LoggedErrors(const LoggedErrors&)            = delete;
+    LoggedErrors& operator=(const LoggedErrors&) = delete;
+    ~LoggedErrors() { write_errors_by(to_standard_error); }
+
+    static void to_standard_error(std::string_view sentence) {
+        std::fprintf(stderr, "%s\n", sentence_line(sentence, LogLevel::error, json).c_str());
+    }
+    static inline bool json = false;
+};
 
 std::vector<std::string> split(const std::string& text, char at) {
     std::vector<std::string> parts;
@@ -611,7 +631,7 @@ int run(Arguments& a, int argc, char** argv, ServerLog& log) {
         Result<Engine> engine = ModelHost::load_engine(setups[0], progress, a.pool.say);
         bar.clear();
         if (!engine) return give_up(engine.error());
-        return follow(*engine, "server");
+        return follow(*engine, "server", [&log](const std::string& sentence) { log.say(sentence); });
     }
     a.pool.max_waiting           = a.max_queue;
     a.pool.describe              = props_asleep;
@@ -649,14 +669,13 @@ int run(Arguments& a, int argc, char** argv, ServerLog& log) {
     if (const auto open = std::ranges::find_if(a.hosts, [](const auto& host) { return !is_loopback(host); });
         open != a.hosts.end() && options.api_keys.empty())
         log.say(
-            cat("warning: ", *open,
+            cat(*open,
                 " can be reached from other machines, and there is no --api-key: anybody who can connect may use it"),
             LogLevel::warning);
     (*http)->open();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    if (n_models == 0)
-        log.say(cat("warning: ", no_models(a), " yet; GET /models?reload=1 looks again"), LogLevel::warning);
+    if (n_models == 0) log.say(cat(no_models(a), " yet; GET /models?reload=1 looks again"), LogLevel::warning);
     else if (a.pool.many)
         log.say(cat(n_models, n_models == 1 ? " model; GET /models lists it" : " models; GET /models lists them"));
     else
@@ -868,12 +887,15 @@ const char*        malloc_conf =
 }
 
 int main(int argc, char** argv) try {
+    LoggedErrors::json = is_given("--log-json", argc, argv);
+    write_errors_by(LoggedErrors::to_standard_error);
     Arguments a;
     CLI::App  app{"An OpenAI-compatible server for GGUF models.", "server"};
     add_flags(app, a);
     std::vector<FlagNote> notes;
     if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv, {}, {}, "", &notes)) return *code;
     complete_limits(a);
+    LoggedErrors::json = a.log.json;
     const Signals signals;
     if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (!a.batch.empty() && a.engine.processes.rank == 0) { // before a model is fetched and read, which takes long
@@ -884,12 +906,17 @@ int main(int argc, char** argv) try {
     // The log's threads are there before anything is said that a reader of it could keep waiting.
     Result<std::unique_ptr<ServerLog>> log = ServerLog::open(a.log);
     if (!log) return complain(log.error());
-    const OnHangup hangup([&] { reopen_log(a, **log); });
+    const LoggedErrors errors(**log);
+    const OnHangup     hangup([&] { reopen_log(a, **log); });
     for (const FlagNote& note : notes) (*log)->say(note.sentence, note.warning ? LogLevel::warning : LogLevel::info);
     (*log)->flush(); // before a sentence with which the program ends
     if (!a.many())
         if (const std::optional<int> code = read_source("server", a.source, a.model, a.wanted)) return *code;
     return run(a, argc, argv, **log);
 } catch (const std::bad_alloc&) {
-    return out_of_memory("server");
+    try { // what the server held is free again
+        return complain({ErrorKind::system, "there is not enough memory"});
+    } catch (const std::bad_alloc&) {
+        return out_of_memory("server");
+    }
 }

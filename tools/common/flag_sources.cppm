@@ -32,6 +32,9 @@ Result<std::vector<GivenFlag>> flags_of_environment(Program program, const OwnFl
 // Error: the line, and what is wrong with it.
 Result<std::vector<GivenFlag>> flags_of_file(const std::string& path, Program program, const OwnFlag& own);
 
+// Whether a flag without a value, "--log-json", is typed, in a variable or in the file of --config, whatever else is wrong there: for a program
+// that has to say in some form what is wrong. A pipe in place of the file is left to flags_of_file(), as a pipe can be read once.
+bool is_given(const std::string& flag, int argc, char** argv);
 // Whether a flag without a value is given by such a word; nothing: the word says neither yes nor no.
 std::optional<bool> is_yes(std::string_view text);
 // Whether a value follows the flag; nothing: there is no such flag.
@@ -181,6 +184,28 @@ FlagLine split_line(std::string_view line) {
 }
 
 std::string flag_of_line(std::string_view line) { return split_line(line).flag; }
+
+bool is_given(const std::string& flag, int argc, char** argv) {
+    const std::string variable = variable_of(flag);
+    for (const std::string& name : {variable, cat("LLAMA_ARG_", variable.substr(variable.find('_') + 1))})
+        if (const char* value = std::getenv(name.c_str()); value && is_yes(value).value_or(false)) return true;
+    const char* config = std::getenv("QUIRE_CONFIG");
+    for (int i = 1; i < argc; i++) {
+        const std::string_view word = argv[i];
+        if (word == flag) return true;
+        if (word == "--config" && i + 1 < argc) config = argv[i + 1];
+        if (word.starts_with("--config=")) config = argv[i] + word.find('=') + 1;
+    }
+    std::error_code           ignored;
+    const Result<std::string> text =
+        config && std::filesystem::is_regular_file(config, ignored) ? read_file(config) : Result<std::string>("");
+    std::istringstream lines(text ? *text : "");
+    for (std::string line; std::getline(lines, line);)
+        if (const FlagLine given = split_line(line);
+            given.flag == flag && (given.value.empty() || is_yes(given.value).value_or(false)))
+            return true;
+    return false;
+}
 
 Result<void> add_words_of_line(std::string_view line, const std::string& where, Program program, const OwnFlag& own,
                                std::vector<std::string>& words) {

@@ -3,6 +3,7 @@
 export module quire.tools.common.processes;
 
 import quire.core.base;
+import quire.tools.common.terminal;
 export import quire.engine.engine;
 
 export namespace quire {
@@ -11,8 +12,8 @@ export namespace quire {
 // that cannot be.
 Result<void> read_processes(EngineOptions& options);
 
-// For an engine that follows(): says so on standard error, and runs the messages of rank 0 until rank 0 ends. Returns the exit code.
-int follow(Engine& engine, std::string_view program);
+// For an engine that follows(): says so by `say`, or on standard error, and runs the messages of rank 0 until rank 0 ends. Returns the exit code.
+int follow(Engine& engine, std::string_view program, const std::function<void(const std::string&)>& say = {});
 
 } // namespace quire
 
@@ -44,14 +45,15 @@ Result<void> read_processes(EngineOptions& options) {
     return {};
 }
 
-int follow(Engine& engine, std::string_view program) {
-    const std::string   name(program);
-    const EngineOptions o = engine.options();
-    std::fprintf(stderr, "%s: rank %d of %d follows %s port %d\n", name.c_str(), o.processes.rank, o.processes.n,
-                 o.processes.address.c_str(), o.processes.port);
+int follow(Engine& engine, std::string_view program, const std::function<void(const std::string&)>& say) {
+    const EngineOptions o     = engine.options();
+    const std::string follows = cat("rank ", o.processes.rank, " of ", o.processes.n, " follows ", o.processes.address,
+                                    " port ", o.processes.port);
+    if (say) say(follows);
+    else say_error(program, follows);
     const Result<void> ok = engine.follow();
     if (ok) return 0;
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), ok.error().message.c_str());
+    say_error(program, ok.error().message);
     return 1;
 }
 

@@ -31,6 +31,8 @@ TerminalFacts terminal_facts();
 int           screen_columns(); // of the terminal; 80 where it does not say
 // A line on standard error: the program's name and a sentence. In a terminal it is broken at words.
 void say_error(std::string_view program, std::string_view sentence);
+// From now on say_error() calls `write` instead: a program with a log has one form for all its lines. {}: it writes the line itself again.
+void write_errors_by(std::function<void(std::string_view sentence)> write);
 
 // -- Ctrl-C: one asks, and the program looks with interrupted(). Only when it has not looked for ten seconds another one
 // ends the process, with code 130.
@@ -260,7 +262,15 @@ ScreenSize screen_size() {
 
 int screen_columns() { return screen_size().columns; }
 
+std::function<void(std::string_view)>& error_writer() {
+    static std::function<void(std::string_view)> writer;
+    return writer;
+}
+
+void write_errors_by(std::function<void(std::string_view)> write) { error_writer() = std::move(write); }
+
 void say_error(std::string_view program, std::string_view sentence) {
+    if (error_writer()) return error_writer()(sentence);
     const std::string line = cat(program, ": ", sentence);
     std::fprintf(stderr, "%s\n", (terminal_facts().err ? wrapped(line, screen_columns()) : line).c_str());
 }

@@ -56,6 +56,8 @@ bool is_probe(std::string_view path);
 
 // The line of a request, without its line break. Values of the client's are cut.
 std::string log_line(const HttpExchange& exchange, double seconds, std::size_t bytes, bool json);
+// The line of a sentence about the server, likewise.
+std::string sentence_line(std::string_view sentence, LogLevel level, bool json);
 
 } // namespace quire
 
@@ -64,6 +66,11 @@ module :private;
 namespace quire {
 
 constexpr std::size_t longest_value = 200; // bytes
+
+std::string_view name_of(LogLevel level) {
+    constexpr std::string_view names[] = {"error", "warning", "info", "debug"};
+    return names[int(level)];
+}
 
 // UTC, with milliseconds.
 std::string clock_text() {
@@ -96,16 +103,27 @@ Json note_value(const std::string& value) {
 
 std::string dropped_line(std::uint64_t n, bool json) {
     if (json) return json_dump(Json{{"time", clock_text()}, {"level", "warning"}, {"dropped_lines", n}});
-    return cat(clock_text(), " - dropped_lines=", n);
+    return cat(clock_text(), " warning - dropped_lines=", n);
 }
 
 bool is_probe(std::string_view path) { return path == "/ping" || path.starts_with("/health") || path == "/v1/health"; }
 
+LogLevel level_of(const HttpExchange& e) { return is_probe(e.request.path) ? LogLevel::debug : LogLevel::info; }
+
+std::string sentence_line(std::string_view sentence, LogLevel level, bool json) {
+    constexpr std::string_view warning = "warning: "; // other programs have no level beside the sentence
+    if (level == LogLevel::warning && sentence.starts_with(warning)) sentence.remove_prefix(warning.size());
+    const std::string time = clock_text();
+    if (json) return json_dump(Json{{"time", time}, {"level", name_of(level)}, {"message", sentence}});
+    return cat(time, ' ', name_of(level), " server: ", sentence);
+}
+
 std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, bool json) {
-    const HttpRequest& r = e.request;
+    const HttpRequest&     r     = e.request;
+    const std::string_view level = name_of(level_of(e));
     if (json) {
         Json record{{"time", clock_text()},
-                    {"level", is_probe(e.request.path) ? "debug" : "info"},
+                    {"level", level},
                     {"id", r.id},
                     {"remote", r.remote},
                     {"method", cut_short(r.method, longest_value)},
@@ -121,7 +139,7 @@ std::string log_line(const HttpExchange& e, double seconds, std::size_t bytes, b
     }
     char time[32];
     std::snprintf(time, sizeof time, "%.3f", seconds);
-    std::string line = cat(clock_text(), ' ', r.id.empty() ? "-" : r.id, ' ', r.remote, ' ',
+    std::string line = cat(clock_text(), ' ', level, ' ', r.id.empty() ? "-" : r.id, ' ', r.remote, ' ',
                            r.method.empty() ? "-" : log_value(r.method), ' ', r.path.empty() ? "-" : log_value(r.path),
                            ' ', e.response.status, ' ', static_cast<const char*>(time), "s");
     for (const auto& [key, value] : e.notes) line += cat(' ', key, '=', log_value(value));
@@ -159,17 +177,13 @@ Result<void> ServerLog::reopen() {
 }
 
 void ServerLog::add(const HttpExchange& e, double seconds, std::size_t bytes) {
-    if (options_.most < (is_probe(e.request.path) ? LogLevel::debug : LogLevel::info)) return;
+    if (level_of(e) > options_.most) return;
     out_.write(log_line(e, seconds, bytes, options_.json));
 }
 
 void ServerLog::say(const std::string& sentence, LogLevel level) {
     if (level > options_.most) return;
-    constexpr const char* names[] = {"error", "warning", "info", "debug"};
-    const std::string     time    = clock_text();
-    const std::string     line    = options_.json
-                                        ? json_dump(Json{{"time", time}, {"level", names[int(level)]}, {"message", sentence}})
-                                        : cat(time, " server: ", sentence);
+    const std::string line = sentence_line(sentence, level, options_.json);
     err_.write(line);
     if (file_ >= 0) out_.write(line);
 }
