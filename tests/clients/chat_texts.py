@@ -285,6 +285,23 @@ def formulas_are_set_and_code_is_coloured(browser, server):
         text = f"```{language}\n{CODE}```"
         check(page.run(f"drawn({json.dumps(text)}).querySelector('code').textContent") == CODE[:-1], language, "lost something")
         check(page.run(f"!!drawn({json.dumps(text)}).querySelector('code span')") == coloured, language, "is coloured" if not coloured else "has no colours")
+    # Long code is coloured in parts, while it grows, too: a comment that is open goes on in the next part. A line that is too long is not.
+    line = "int x = 1; // a remark\n"
+    long = line * 97 + "/* it begins,\n" + line * 300 + "it ends */\n" + line * 600
+    whole = f"```cpp\n{long}```"
+    for text in (whole, whole[:-3]):
+        page.run(f"window.code = drawn({json.dumps(text)}).querySelector('code'); 0")
+        check(page.run("code.textContent") == long[:-1] + "\n" * (text != whole), "long code lost something")
+        parts = page.run("[...code.children].map(part => [part.className, part.textContent.split('\\n').length - 1, part.querySelectorAll('.hljs-number').length])")
+        check(len(parts) == 10 and all(name == "part" for name, _, _ in parts), "not in parts:", parts)
+        check([n for _, _, n in parts] == [97, 0, 0, 1] + 5 * [100] + [99 if text == whole else 0], "the colours of the parts:", parts)
+    grown = page.run(f"""(() => {{ const all = {json.dumps(whole)}, e = document.createElement('div');
+        for (let at = 0; at < all.length; at += 999) drawMarkdown(e, all.slice(0, at));
+        const growing = e.querySelectorAll('.hljs-number').length;
+        drawMarkdown(e, all);
+        return [growing, e.innerHTML === drawn(all).innerHTML]; }})()""")
+    check(grown[0] > 500 and grown[1], "code that grows:", grown)
+    check(page.run("!drawn('```cpp\\n' + 'int x; '.repeat(2000) + '\\n```').querySelector('code span:not(.part)')"), "a long line has colours")
     words = page.run("(() => { const at = performance.now(); drawn('```cpp\\n' + 'plain words of a text '.repeat(2700) + '\\n```'); return performance.now() - at; })()")
     check(words < 3000, "plain words take", words, "ms")
     given(page, {"role": "user", "content": "Show me."}, {"role": "assistant", "content": MATHS})

@@ -167,13 +167,17 @@ function inline(parent, text, depth = 0, linked = false) {
   add();
 }
 
-// `growing`: its end has not come. Then a long one is not coloured again and again.
+// `growing`: its end has not come. Then a long one is not coloured again and again: a part is, when it is complete.
 function codeBlock(language, text, growing) {
   const box = element("div", "code"), head = element("div", "head"), pre = element("pre"), code = element("code");
   head.append(element("span", "", language), button("Copy", b => copyText(code.textContent, b)));
   pre.tabIndex = 0; // it may scroll
-  if (!(growing && text.length > SHORT) && !(text.length > LONGEST)) colour(code, language, text);
-  else appendLines(code, text);
+  if (text.length <= (growing ? SHORT : LONGEST)) colour(code, language, text);
+  else {
+    code.language = language;
+    appendLines(code, text);
+    if (!growing) colourPart(code, code.lastChild);
+  }
   pre.append(code);
   box.append(head, pre);
   return box;
@@ -185,7 +189,7 @@ function appendLines(code, text) {
   const lines = text.split("\n");
   let part = code.lastChild, n = part ? part.lines : PART;
   for (const [i, line] of lines.entries()) {
-    if (i && n === PART) { part.lastChild.appendData("\n"); n = 0; part = null; }
+    if (i && n === PART) { part.lastChild.appendData("\n"); colourPart(code, part); n = 0; part = null; }
     if (!part) {
       part = element("span", "part");
       part.append("");
