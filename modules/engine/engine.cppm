@@ -9,14 +9,9 @@ import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
-import quire.engine.adapter_list;
-import quire.engine.device_choice;
-import quire.engine.draft_model;
-import quire.engine.eagle_draft;
-import quire.engine.executor;
 export import quire.engine.files.disk_requests; // SegmentStats
 import quire.engine.fingerprint;
-import quire.engine.local_executor;
+import quire.engine.loading;
 import quire.engine.mtp_guesses;
 export import quire.engine.options;
 export import quire.engine.parked_cache;
@@ -25,7 +20,6 @@ import quire.engine.step_pace;
 import quire.engine.watched_files;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
-import quire.model_file.weights;
 export import quire.paging.block_hash;
 export import quire.paging.snapshot;
 export import quire.schedule.request;
@@ -63,9 +57,6 @@ struct EngineStats {
 // logits, and uses the scheduler's fork, append and free.
 using Decoding = std::function<void(Scheduler& scheduler, std::span<const Scheduled> items,
                                     std::span<const float> logits, std::vector<Output>& out)>;
-
-// The fraction 0..1 that a loader has done.
-using Progress = std::function<void(double)>;
 
 class Engine {
 public:
@@ -210,15 +201,14 @@ struct Engine::Impl {
     RequestId                                  next_id = 1;
     std::vector<AdapterUse>                    usual_adapters; // of requests that name none
 
-    Impl(EngineOptions options_, Gguf file_, std::optional<Gguf> eagle_file_, std::vector<Adapter> adapters_,
-         ModelConfig config_, Tokenizer tokenizer_, std::unique_ptr<Executor> executor_,
-         const SchedulerOptions& scheduling, Pooler pooler, std::unique_ptr<DraftModel> draft_model_)
-        : options(std::move(options_)), file(std::move(file_)), eagle_file(std::move(eagle_file_)),
-          adapter_files(std::move(adapters_)), config(std::move(config_)), tokenizer(std::move(tokenizer_)),
-          executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), options.fast_forward,
-                  options.clock),
-          draft_model(std::move(draft_model_)),
+    Impl(LoadedModel&& model, const SchedulerOptions& scheduling)
+        : options(std::move(model.options)), file(std::move(model.file)), eagle_file(std::move(model.eagle_file)),
+          adapter_files(std::move(model.adapters)), config(std::move(model.config)),
+          tokenizer(std::move(model.tokenizer)), executor(std::move(model.executor)),
+          leader(model.processes && model.processes->rank() > 0 ? std::move(model.processes) : nullptr),
+          scheduler(scheduling), decoder(scheduler, tokenizer.end_tokens(), config.vocab_size,
+                                         Pooler(config, model.tensors), options.fast_forward, options.clock),
+          draft_model(std::move(model.draft_model)),
           mtp(config.mtp || config.draft ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(),
                                                                         config.vocab_size, scheduling.max_logit_rows)
                                          : nullptr),
@@ -255,136 +245,16 @@ struct Engine::Impl {
 // A measured rate that follows slow changes and forgives a single slow step.
 void track(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
 
-Result<void> check_processes(const EngineOptions& o) {
-    const ProcessSpec& p = o.processes;
-    if (p.rank < 0 || p.rank >= p.n)
-        return fail("RANK ", p.rank, " is not in 0..", p.n - 1, " (WORLD_SIZE is ", p.n, ")");
-    if (o.tensor_parallel % p.n != 0)
-        return fail(o.tensor_parallel, " ranks (--tensor-parallel) cannot be divided among ", p.n,
-                    " processes (WORLD_SIZE)");
-    return {};
-}
-
-// The properties that must be equal in all processes that run one model together, one a line.
-std::string agreement(const Gguf& file, const EngineOptions& o) {
-    return cat("has a model file with the fingerprint ", fingerprint(file), "\nhas --tensor-parallel ",
-               o.tensor_parallel, "\nhas KV of the type ", name_of(o.kv_type), "\nhas --kv-blocks ", o.kv_blocks,
-               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --kv-host-bytes ", o.kv_host_bytes, "\nhas --block-size ",
-               o.block_size, "\nhas a context of ", o.context, "\nhas steps of ", o.max_batch_tokens,
-               " tokens\nhas steps of ", o.max_sequences, " sequences\n",
-               o.deterministic ? "is deterministic" : "is not deterministic");
-}
-
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
                             const MakeExecutor& make, const ParkedCache* parked) try {
-    EngineOptions o = wanted;
-    if (auto ok = check_options(o); !ok) return std::unexpected(ok.error());
-    if (o.reservations) o.prefix_cache = false, o.swap_blocks = 0;
-    if (!o.prefix_cache) o.kv_host_bytes = o.tier_blocks = 0;
-    if (o.reservations) o.drafts.on = o.drafts.forced = false;
-    if (!o.drafts.on) o.drafts.by_model = o.drafts.by_mtp = o.drafts.by_eagle = false;
-
-    std::optional<Cipher> cipher; // of files
-    if (!o.kv_key.empty()) {
-        Result<Cipher> key = Cipher::from_file(o.kv_key);
-        if (!key) return std::unexpected(key.error());
-        cipher = *key;
-    }
-
-    Result<Gguf> file = Gguf::open(path);
-    if (!file) return std::unexpected(file.error());
-    Result<ModelConfig> config = read_config(*file, o.drafts.by_mtp);
-    if (!config) return std::unexpected(config.error());
-    Result<ModelTensors> tensors = bind_tensors(*file, *config);
-    if (!tensors) return std::unexpected(tensors.error());
-    Result<Tokenizer> tokenizer = Tokenizer::load(*file);
-    if (!tokenizer) return std::unexpected(tokenizer.error());
-    Result<std::vector<Adapter>> adapters = read_adapters(o, *file);
-    if (!adapters) return std::unexpected(adapters.error());
-    Result<std::optional<Gguf>> eagle = open_eagle_draft(o.drafts);
-    if (!eagle) return std::unexpected(eagle.error());
-    if (*eagle) {
-        if (auto ok = add_eagle_draft(**eagle, *tokenizer, *config, *tensors); !ok) return std::unexpected(ok.error());
-        (*eagle)->prefetch();
-    }
-    file->prefetch();
-
-    if (o.max_sequences == 0) o.max_sequences = usual_sequences(o, *config);
-    int logit_rows = usual_logit_rows(o);
-    if (config->family->encoder) { // a text runs in one step, and each of its rows is wanted
-        if (o.context == 0) o.context = std::min(config->context_length, 8192);
-        o.max_batch_tokens = std::max(o.max_batch_tokens, std::max(o.context, o.max_sequences));
-        o.prefix_cache     = false;
-        o.kv_host_bytes    = 0;
-        logit_rows         = std::max(logit_rows, o.max_batch_tokens);
-    }
-    std::shared_ptr<ProcessGroup> processes;
-    if (o.processes.n > 1) {
-        if (auto ok = check_processes(o); !ok) return std::unexpected(ok.error());
-        Result<std::unique_ptr<ProcessGroup>> group =
-            ProcessGroup::rendezvous(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
-        if (!group) return std::unexpected(group.error());
-        processes = std::move(*group);
-        // A step has the rows that each process has memory for: flags of draft tokens and GPUs may differ.
-        const Result<std::uint64_t> rows = processes->all_reduce_min(std::uint64_t(logit_rows));
-        if (!rows) return std::unexpected(rows.error());
-        logit_rows = int(*rows);
-    }
-    std::unique_ptr<DraftModel> draft_model; // its memory first: the model takes what is left
-    if (o.drafts.by_model) {
-        Result<std::unique_ptr<DraftModel>> loaded = DraftModel::load(o, *file, *config, *tokenizer);
-        if (!loaded) return std::unexpected(loaded.error());
-        draft_model = std::move(*loaded);
-        o.set_aside += draft_model->host_bytes();
-    }
-    Result<std::unique_ptr<Executor>> executor =
-        make ? make(o, *config)
-             : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes, *adapters);
-    if (!executor) return std::unexpected(executor.error());
-    if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
-    o.drafts.device_samples = o.device == "cuda";
-    if (!o.pipeline) o.pipeline = o.device == "cuda";
-    if (o.fast_forward < 0) // a deterministic request does not depend on how many others there are
-        o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
-
-    SchedulerOptions scheduling;
-    scheduling.n_blocks         = o.kv_blocks;
-    scheduling.block_size       = o.block_size;
-    scheduling.context          = o.context;
-    scheduling.max_batch_tokens = o.max_batch_tokens;
-    scheduling.max_sequences    = o.max_sequences;
-    scheduling.max_logit_rows   = logit_rows;
-    scheduling.prefix_cache     = o.prefix_cache;
-    scheduling.n_swap           = o.swap_blocks;
-    scheduling.n_tier           = o.tier_blocks;
-    scheduling.for_files        = !o.keeps_files() ? ForFiles::none : cipher ? ForFiles::all : ForFiles::shared;
-    if (cipher)
-        scheduling.namespaces = [key = *cipher](std::string_view salt) {
-            const auto [low, high] = key.name_of("namespace", salt);
-            return salt.empty() ? CacheNamespace{} : CacheNamespace{low, high | 1}; // never the shared one
-        };
-    scheduling.preemption_mode     = o.preemption_mode;
-    scheduling.watermark           = o.watermark;
-    scheduling.keep_preempted      = o.keep_preempted;
-    scheduling.reservations        = o.reservations;
-    scheduling.layout              = o.layout;
-    scheduling.checkpoint_interval = o.checkpoint_interval;
-    scheduling.whole_prompts       = config->family->encoder;
-    scheduling.free_order          = o.free_order;
-    scheduling.vocab_size          = config->vocab_size;
-    scheduling.end_tokens          = tokenizer->end_tokens();
-    for (const Adapter& a : *adapters) scheduling.adapter_hashes.push_back(a.hash);
-    if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
-        return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
-    // As the program of the model was made, before a context was chosen that memory is enough for.
-    const bool long_rope = bool(tensors->rope_long) &&
-                           uses_long_rope(*config, wanted.context > 0 ? wanted.context : config->context_length);
-    const ModelConfig pooled = *config;
-    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*eagle), std::move(*adapters), std::move(*config),
-                                       std::move(*tokenizer), std::move(*executor), scheduling,
-                                       Pooler(pooled, *tensors), std::move(draft_model));
-    if (processes && processes->rank() > 0) impl->leader = std::move(processes);
-    else impl->measure_moves(), impl->measure_steps();
+    Result<LoadedModel> model = load_model(path, wanted, progress, make);
+    if (!model) return std::unexpected(model.error());
+    const SchedulerOptions scheduling = scheduling_of(*model);
+    std::optional<Cipher>  cipher     = std::move(model->cipher);
+    const bool             long_rope  = model->long_rope;
+    auto                   impl       = std::make_unique<Impl>(std::move(*model), scheduling);
+    const EngineOptions&   o          = impl->options;
+    if (!impl->leader) impl->measure_moves(), impl->measure_steps();
     impl->watch_files();
     if (const std::string part = impl->watched.torn(); !part.empty())
         return fail(part, ": it was changed in place while it was read");

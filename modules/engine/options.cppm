@@ -122,6 +122,9 @@ struct EngineOptions {
     std::function<std::chrono::steady_clock::time_point()> clock = {};
 };
 
+// The fraction 0..1 that a loader has done.
+using Progress = std::function<void(double)>;
+
 // Error: one sentence about an option, or a pair of options, that no model can run with.
 Result<void> check_options(const EngineOptions& options);
 
