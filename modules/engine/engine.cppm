@@ -4,12 +4,12 @@ export module quire.engine.engine;
 
 import quire.constraint.compile;
 import quire.core.base;
-import quire.core.hash;
 import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
 export import quire.engine.files.disk_requests; // SegmentStats
+import quire.engine.files.kv_files;
 import quire.engine.fingerprint;
 import quire.engine.loading;
 import quire.engine.mtp_guesses;
@@ -235,6 +235,7 @@ struct Engine::Impl {
     void         move_blocks();
     void         take_inbox(std::vector<Output>& out);
     Result<void> open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope);
+    std::string  kv_basis(bool long_rope, const std::function<std::uint64_t(const Gguf&)>& hash) const;
     void         measure_moves();
     void         measure_steps();
     void         count(std::span<const Scheduled> scheduled, double seconds);
@@ -261,8 +262,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (o.keeps_files()) {
         if (auto ok = impl->open_files(path, std::move(cipher), long_rope); !ok) return std::unexpected(ok.error());
     } else if (o.tier_blocks > 0 && o.processes.n == 1) {
-        impl->basis = basis_of_kv(fingerprint_now(impl->file), long_rope, o, impl->executor->numerics());
-        if (impl->eagle_file) impl->basis += cat(", draft ", fingerprint_now(*impl->eagle_file));
+        impl->basis = impl->kv_basis(long_rope, fingerprint_now);
         if (parked) impl->n_taken = take_parked(*parked, impl->basis, impl->scheduler.blocks(), *impl->executor);
     }
     return Engine(std::move(impl));
@@ -480,47 +480,29 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
 
 // -- files
 
+// See basis_of_kv(). `hash`: of the weights of a file.
+std::string Engine::Impl::kv_basis(bool long_rope, const std::function<std::uint64_t(const Gguf&)>& hash) const {
+    std::string all = basis_of_kv(hash(file), long_rope, options, executor->numerics());
+    if (eagle_file) all += cat(", draft ", hash(*eagle_file)); // blocks have its K and V, too
+    return all;
+}
+
 Result<void> Engine::Impl::open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope) {
-    if (options.processes.n > 1) return fail(path, ": --kv-dir is for a model that runs in one process");
-    if (options.tier_blocks == 0)
-        return fail("--kv-dir needs room in host memory (--kv-host-bytes) and the prefix cache");
-    if (const std::size_t block = executor->memory().kv / std::size_t(options.kv_blocks);
-        !options.kv_dir.empty() && std::uint64_t(options.kv_disk_bytes) < 2 * block)
-        return fail("--kv-disk-bytes ", options.kv_disk_bytes, " is too little for ", options.kv_dir,
-                    ": one block of K and V has ", block, " bytes");
-    Result<std::unique_ptr<SegmentFiles>> segments =
-        options.kv_files.make ? options.kv_files.make() : open_directory(options.kv_dir);
-    if (!segments) return std::unexpected(segments.error());
-    const int  threads    = options.device == "cpu" ? options.threads : physical_cores();
-    const auto weights_of = [&](const Gguf& f) {
-        const std::uint64_t hash = full_fingerprint(f, threads, options.kv_dir);
-        watched.compare_all(f, hash, threads);
-        return hash;
+    const auto hash = [&](const Gguf& f) {
+        const int           threads = options.device == "cpu" ? options.threads : physical_cores();
+        const std::uint64_t all     = full_fingerprint(f, threads, options.kv_dir);
+        watched.compare_all(f, all, threads);
+        return all;
     };
-    std::string basis = basis_of_kv(weights_of(file), long_rope, options, executor->numerics());
-    if (eagle_file) basis += cat(", draft ", weights_of(*eagle_file)); // blocks have its K and V, too
-    const std::uint64_t model = hash_bytes(basis);
-    files                     = std::make_unique<DiskRequests>(
-        SegmentOptions{std::uint64_t(options.kv_disk_bytes), model, options.block_size, std::move(cipher),
-                       options.device == "cuda" ? std::clamp(physical_cores() - 2, 1, 16) : 1},
-        std::move(*segments), options.kv_files.jobs, scheduler, *executor);
+    Result<std::unique_ptr<DiskRequests>> opened = open_kv_files(
+        path, options, std::move(cipher), [&] { return kv_basis(long_rope, hash); }, scheduler, *executor);
+    if (!opened) return std::unexpected(opened.error());
+    files = std::move(*opened);
     return {};
 }
 
 std::string Engine::files_found() const {
-    if (!impl_->files) return {};
-    const SegmentsFound& found = impl_->files->tier().found();
-    const auto           some  = [](int n, std::string_view one, std::string_view more, std::string_view what) {
-        return n == 0 ? std::string() : cat("; ", n, " ", n == 1 ? one : more, " ", what);
-    };
-    const auto          files = [&](int n, std::string_view what) { return some(n, "file", "files", what); };
-    const std::uint64_t mib   = found.bytes >> 20;
-    return cat("the KV files in ", impl_->options.kv_dir, " have ",
-               mib > 0 ? cat(mib, " MiB") : cat(found.bytes, " bytes"), " with ", found.records,
-               found.records == 1 ? " record" : " records", " for this model and these settings",
-               files(found.other, "for others"), some(found.damaged, "end", "ends", "of files damaged and dropped"),
-               files(found.old, "of an earlier version deleted"), files(found.open, "without encryption deleted"),
-               files(found.foreign, "left alone that other users own or can write"));
+    return impl_->files ? text_of(impl_->files->tier().found(), impl_->options.kv_dir) : std::string();
 }
 
 // The cost of a block that is swapped, from moving a few while the pools are empty.
