@@ -17,6 +17,7 @@ export import quire.engine.options;
 export import quire.engine.parked_cache;
 import quire.engine.ranks.process_executors;
 import quire.engine.step_pace;
+import quire.engine.trials;
 import quire.engine.watched_files;
 export import quire.model_file.config;
 export import quire.model_file.gguf;
@@ -236,8 +237,7 @@ struct Engine::Impl {
     void         take_inbox(std::vector<Output>& out);
     Result<void> open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope);
     std::string  kv_basis(bool long_rope, const std::function<std::uint64_t(const Gguf&)>& hash) const;
-    void         measure_moves();
-    void         measure_steps();
+    void         measure();
     void         count(std::span<const Scheduled> scheduled, double seconds);
     void         set_pace();
     void         sample_stats();
@@ -255,7 +255,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     const bool             long_rope  = model->long_rope;
     auto                   impl       = std::make_unique<Impl>(std::move(*model), scheduling);
     const EngineOptions&   o          = impl->options;
-    if (!impl->leader) impl->measure_moves(), impl->measure_steps();
+    if (!impl->leader) impl->measure();
     impl->watch_files();
     if (const std::string part = impl->watched.torn(); !part.empty())
         return fail(part, ": it was changed in place while it was read");
@@ -505,38 +505,15 @@ std::string Engine::files_found() const {
     return impl_->files ? text_of(impl_->files->tier().found(), impl_->options.kv_dir) : std::string();
 }
 
-// The cost of a block that is swapped, from moving a few while the pools are empty.
-void Engine::Impl::measure_moves() {
-    constexpr int n = 8;
-    BlockMoves    trial;
-    for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.host_blocks()}); i++)
-        trial.swap_out.push_back({i, i});
-    trial.swap_in = trial.swap_out;
-    if (trial.swap_out.empty()) return;
-    executor->wait_for_moves(executor->move_blocks(trial)); // the first time also brings the memory
-    const TimePoint start = now();
-    executor->wait_for_moves(executor->move_blocks(trial));
-    stats.costs.seconds_per_block = seconds_since(start) / double(2 * trial.swap_out.size());
+// The scheduler chooses by these times how to preempt, and drafting how many tokens to guess.
+void Engine::Impl::measure() {
+    const auto clock              = [this] { return now(); };
+    stats.costs.seconds_per_block = time_moves(*executor, options.kv_blocks, options.host_blocks(), clock);
     scheduler.set_costs(stats.costs);
-}
-
-// The cost of a step by its rows, from steps on empty pools.
-void Engine::Impl::measure_steps() {
     if (!drafting.on() || options.drafts.always) return;
     if (draft_model) draft_model->measure();
     if (mtp) mtp->measure(std::min(options.max_sequences, options.max_batch_tokens));
-    constexpr double long_step = 0.5; // seconds: the steps of a large model. Larger ones are judged by these.
-    double           seconds   = 0;
-    for (int n = 1; n <= std::min(rows_of_step, options.context) && seconds < long_step; n *= 2)
-        for (int i = n == 1 ? -1 : 0; i < 3; i++) { // the first step of all also brings the weights
-            if (!scheduler.plan_trial(n, plan)) return;
-            const TimePoint start = now();
-            executor->launch(plan);
-            executor->results();
-            seconds = seconds_since(start);
-            if (i >= 0) drafting.cost().add_trial(n, seconds);
-        }
-    plan.clear();
+    time_steps(*executor, scheduler, std::min(rows_of_step, options.context), drafting.cost(), clock);
 }
 
 void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
