@@ -8,7 +8,6 @@ import quire.core.thread_pool;
 import quire.decode.decoder;
 import quire.decode.drafting;
 import quire.decode.pooling;
-export import quire.engine.files.disk_requests; // SegmentStats
 import quire.engine.files.kv_files;
 import quire.engine.fingerprint;
 import quire.engine.loading;
@@ -16,6 +15,7 @@ import quire.engine.mtp_guesses;
 export import quire.engine.options;
 export import quire.engine.parked_cache;
 import quire.engine.ranks.process_executors;
+export import quire.engine.step_counts;
 import quire.engine.step_pace;
 import quire.engine.trials;
 import quire.engine.watched_files;
@@ -29,30 +29,6 @@ import quire.step.message;
 export import quire.text.tokens.tokenizer;
 
 export namespace quire {
-
-// Counters since the start, for timings and tests.
-struct EngineStats {
-    std::uint64_t   steps          = 0;
-    std::uint64_t   planned_ahead  = 0; // of these, planned while the previous one ran
-    std::uint64_t   prefill_tokens = 0; // prompt tokens computed (not found in the cache)
-    std::uint64_t   cached_tokens  = 0; // prompt tokens found in the cache
-    std::uint64_t   loaded_tokens  = 0; // of these, tokens that were in host memory
-    std::uint64_t   decode_tokens  = 0;
-    std::uint64_t   preemptions    = 0;
-    SchedulerStats  memory; // forks, copies, swaps, sharing
-    PreemptionCosts costs;  // as measured
-    double          move_seconds = 0, compute_seconds = 0;
-    std::uint64_t   swapped_out = 0, swapped_in = 0; // blocks
-    // After the last step.
-    int           running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
-    int           blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
-    int           host_cached = 0; // blocks of the prefix cache in host memory
-    HostTierStats host;            // since the start
-    SegmentStats  disk;            // since the start
-    std::uint64_t disk_tokens = 0; // of the loaded ones, prompt tokens that files had
-    std::uint64_t disk_bytes  = 0; // of the files
-    int           step_tokens = 0; // of the last step
-};
 
 // The caller's own decoding method, in place of sampling and beams: it gets the sequences that ran and the requested rows of
 // logits, and uses the scheduler's fork, append and free.
@@ -170,13 +146,13 @@ struct Engine::Impl {
     Scheduler                     scheduler;
     std::unique_ptr<DiskRequests> files; // behind the scheduler's prefix cache; null: none
     Decoder                       decoder;
+    StepCounts                    counts;
     std::unique_ptr<DraftModel>   draft_model; // null: none
     std::unique_ptr<MtpGuesses>   mtp;         // likewise
     Drafting                      drafting;
     Decoding                      decoding;        // the caller's, if any
     std::optional<Decoding>       new_decoding;    // from the next step on
     StepPlan                      plan, next_plan; // of the step at hand; prepared for the one after it
-    EngineStats                   stats;
     // The step that runs (empty: none does), and the time of its launch.
     std::span<const Scheduled> running;
     TimePoint                  since;
@@ -209,7 +185,7 @@ struct Engine::Impl {
           leader(model.processes && model.processes->rank() > 0 ? std::move(model.processes) : nullptr),
           scheduler(scheduling), decoder(scheduler, tokenizer.end_tokens(), config.vocab_size,
                                          Pooler(config, model.tensors), options.fast_forward, options.clock),
-          draft_model(std::move(model.draft_model)),
+          counts(scheduler), draft_model(std::move(model.draft_model)),
           mtp(config.mtp || config.draft ? std::make_unique<MtpGuesses>(*executor, scheduler.blocks(),
                                                                         config.vocab_size, scheduling.max_logit_rows)
                                          : nullptr),
@@ -238,13 +214,8 @@ struct Engine::Impl {
     Result<void> open_files(const std::string& path, std::optional<Cipher> cipher, bool long_rope);
     std::string  kv_basis(bool long_rope, const std::function<std::uint64_t(const Gguf&)>& hash) const;
     void         measure();
-    void         count(std::span<const Scheduled> scheduled, double seconds);
     void         set_pace();
-    void         sample_stats();
 };
-
-// A measured rate that follows slow changes and forgives a single slow step.
-void track(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
                             const MakeExecutor& make, const ParkedCache* parked) try {
@@ -289,7 +260,7 @@ std::shared_ptr<const TokenTrie> Engine::token_trie() const {
 }
 
 EngineOptions Engine::options() const { return impl_->options; }
-EngineStats   Engine::stats() const { return impl_->stats; }
+EngineStats   Engine::stats() const { return impl_->counts.stats(); }
 MemoryUse     Engine::slot_use() const { return impl_->scheduler.memory_use(); }
 void          Engine::check_invariants() const {
     impl_->scheduler.check_invariants();
@@ -507,39 +478,12 @@ std::string Engine::files_found() const {
 
 // The scheduler chooses by these times how to preempt, and drafting how many tokens to guess.
 void Engine::Impl::measure() {
-    const auto clock              = [this] { return now(); };
-    stats.costs.seconds_per_block = time_moves(*executor, options.kv_blocks, options.host_blocks(), clock);
-    scheduler.set_costs(stats.costs);
+    const auto clock = [this] { return now(); };
+    counts.begin(time_moves(*executor, options.kv_blocks, options.host_blocks(), clock));
     if (!drafting.on() || options.drafts.always) return;
     if (draft_model) draft_model->measure();
     if (mtp) mtp->measure(std::min(options.max_sequences, options.max_batch_tokens));
     time_steps(*executor, scheduler, std::min(rows_of_step, options.context), drafting.cost(), clock);
-}
-
-void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
-    int  prefill = 0, drafts = 0;
-    bool decode = true; // the step has nothing else
-    for (const Scheduled& item : scheduled) {
-        const SequenceGroup& g = *item.group;
-        if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
-            stats.cached_tokens += std::uint64_t(g.n_cached), stats.loaded_tokens += std::uint64_t(g.n_loaded),
-                stats.disk_tokens += std::uint64_t(std::min(g.n_from_disk, g.n_loaded));
-        const int  known   = item.n_tokens - item.n_drafts;
-        const bool decodes = g.prompt_done && known <= item.sequence->n_new;
-        (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(known);
-        decode = decode && decodes;
-        drafts += item.n_drafts;
-        if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
-    }
-    pace.ran(plan.n_tokens(), seconds);
-    stats.steps++;
-    stats.compute_seconds += seconds;
-    // A step that is mostly prefill shows the cost of computing a token again.
-    if (decode) drafting.cost().add(plan.n_tokens(), drafts, seconds);
-    if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
-        track(stats.costs.seconds_per_token, seconds / plan.n_tokens());
-        scheduler.set_costs(stats.costs);
-    }
 }
 
 // How long the next step is to take. A text that the draft model reads beside it takes half of that.
@@ -553,37 +497,11 @@ void Engine::Impl::set_pace() {
     scheduler.limit_step(pace.tokens());
 }
 
-void Engine::Impl::sample_stats() {
-    const BlockManager& b = scheduler.blocks();
-    stats.memory          = scheduler.stats();
-    stats.preemptions     = stats.memory.preemptions;
-    stats.running         = scheduler.n_running();
-    stats.waiting         = scheduler.n_waiting();
-    stats.swapped         = stats.waiting > 0 ? scheduler.n_swapped() : 0;
-    stats.blocks_used     = b.n_used();
-    stats.blocks_cached   = b.n_cached_free();
-    stats.blocks_pinned   = b.n_pinned();
-    stats.swap_used       = b.n_swap() - b.n_swap_free();
-    stats.host_cached     = b.n_on_host();
-    stats.host            = b.host_stats();
-    stats.step_tokens     = plan.n_tokens();
-    if (!files) return;
-    stats.disk       = files->tier().stats();
-    stats.disk_bytes = files->tier().bytes();
-    stats.waiting += files->n_waiting();
-}
-
 void Engine::Impl::move_blocks() {
     if (plan.moves.empty()) return;
     const TimePoint start = now();
     moved                 = executor->move_blocks(plan.moves);
-    const double seconds  = seconds_since(start);
-    stats.move_seconds += seconds;
-    stats.swapped_out += plan.moves.swap_out.size();
-    stats.swapped_in += plan.moves.swap_in.size();
-    if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
-        n >= 4 && plan.moves.copies.empty() && options.device == "cpu") // on a GPU the moves are not done yet
-        track(stats.costs.seconds_per_block, seconds / double(n));
+    counts.add_moves(plan.moves, seconds_since(start), options.device == "cpu"); // on a GPU they are not done yet
 }
 
 // Begins a step, if anything can run. The sampling tasks are listed while the model runs already.
@@ -595,7 +513,7 @@ void Engine::Impl::begin() {
     if (mtp) mtp->follow(scheduler.running());
     const bool drafts = !decoding && drafting.choose(scheduler.running(), options.context, rows_of_step);
     if (std::exchange(prepared, false) && !drafts) running = scheduler.adopt(next_plan);
-    if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
+    if (!running.empty()) std::swap(plan, next_plan), counts.add_planned_ahead();
     else running = scheduler.schedule(plan);
     move_blocks();
     if (files) files->moves_taken();
@@ -629,7 +547,11 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     if (files && files->brings()) check_files(true); // what is written stays
     if (files) files->moves_done();
     if (mtp) mtp->ran(ran);
-    count(ran, seconds_since(since));
+    const double seconds = seconds_since(since);
+    pace.ran(plan.n_tokens(), seconds);
+    int n_drafts = 0;
+    for (const Scheduled& item : ran) n_drafts += item.n_drafts;
+    if (counts.add_step(ran, plan.n_tokens(), seconds)) drafting.cost().add(plan.n_tokens(), n_drafts, seconds);
     scheduler.commit();
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
     else decoder.deliver(ran, results, out);
@@ -676,7 +598,7 @@ bool Engine::step(std::vector<Output>& out) {
     if (e.running.empty() && (reads || late) && e.scheduler.idle()) e.files->wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
-    e.sample_stats();
+    e.counts.sample(e.plan.n_tokens(), e.files.get());
     const bool saves =
         e.files && e.scheduler.blocks().host().has_saved(); // the next step's moves bring it to the files
     const bool busy = ran || !e.scheduler.idle() || reads || saves || late;
