@@ -1,11 +1,9 @@
-// quire.serve.models.model_pool: the models that a server offers: which of them are loaded, for whom one is loaded, which one leaves. One
-// thread loads and lets go; requests wait for it. **Owns** the loaded models and that thread.
+// quire.serve.models.model_pool: which of a server's models are loaded, for whom one is loaded, which one leaves. One thread loads and lets go;
+// requests wait for it. **Owns** the entries of the models, and that thread.
 export module quire.serve.models.model_pool;
 
 import quire.core.base;
-export import quire.serve.models.model_events;
-export import quire.serve.models.model_host;
-export import quire.serve.models.model_view;
+export import quire.serve.models.entries;
 import quire.compute.memory;
 import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
@@ -44,7 +42,7 @@ struct ModelWanted {
 
 // Any thread, where nothing else is said.
 class ModelPool {
-    struct Entry;
+    using Entry = ModelEntry;
 
 public:
     // `setups`: at least one, with different names.
@@ -92,19 +90,16 @@ public:
     // its requests are answered. `gone`: the client has hung up. Error: the list cannot be made; nothing has changed.
     std::optional<ApiError> reload(const std::function<bool()>& gone);
 
-    bool                     many() const { return options_.many; }
-    const PoolOptions&       options() const { return options_; }
-    SharedContext&           shared() { return shared_; }
-    std::vector<std::string> names() const; // of all models
-    std::vector<ModelView>   views() const;
-    // Nothing: there is no such model.
-    std::optional<ModelView> view(const std::string& name) const;
-    // Whether a request for `name` finds its model loaded.
-    bool is_loaded(const std::string& name) const;
-    // The error for a name that no model has.
-    ApiError unknown(const std::string& name) const;
-    // Facts about a model, loaded or not; read once from its file, as long as that does not change. Null: the file cannot be read.
-    std::shared_ptr<const ModelCard> card(const std::string& id);
+    bool               many() const { return options_.many; }
+    const PoolOptions& options() const { return options_; }
+    SharedContext&     shared() { return shared_; }
+    // See ModelEntries.
+    std::vector<std::string>         names() const { return entries_.names(); }
+    std::vector<ModelView>           views() const { return entries_.views(); }
+    std::optional<ModelView>         view(const std::string& name) const { return entries_.view(name); }
+    bool                             is_loaded(const std::string& name) const { return entries_.is_loaded(name); }
+    ApiError                         unknown(const std::string& name) const { return entries_.unknown(name); }
+    std::shared_ptr<const ModelCard> card(const std::string& id) { return entries_.card(id); }
 
     ModelEvents& events() { return events_; } // until the pool is drained
 
@@ -116,43 +111,37 @@ public:
     std::string failure() const; // of the engine of the one model
 
 private:
-    using Lock = std::unique_lock<std::mutex>;
+    using Lock = ModelEntries::Lock;
 
-    std::shared_ptr<Entry> find(const std::string& name) const; // with the mutex
-    std::shared_ptr<Entry> entry_of(ModelSetup setup);
-    void                   take_list(std::vector<ModelSetup>&& setups);
-    void                   remove(Entry& e);
-    void                   drop_removed();
-    bool                   has_place(const Entry& e) const;
-    void                   run();
-    void                   load(Lock& lock, Entry& e);
-    Parsed<void>           make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
-    std::optional<Error>   check_file(Entry& e, ModelSetup& setup);
-    Parsed<void>           load_now(Lock& lock, Entry& e, const Progress& progress);
-    void                   let_go(Lock& lock, Entry& e);
-    std::size_t            parked_bytes() const;
-    bool                   drop_parked(Lock& lock, const Entry* but);
-    void                   make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& needs, bool last);
-    void                   set_status(Entry& e, ModelStatus status);
-    void                   add_event(const Entry& e, Json data);
-    void                   engine_failed(Entry& e);
-    std::optional<double>  seconds_to_sleep(TimePoint now);
-    std::optional<double>  left_awake(const Entry& e, TimePoint now) const;
-    ModelView              view_of(const Entry& e) const;
+    bool                  has_place(const Entry& e) const;
+    void                  run();
+    void                  load(Lock& lock, Entry& e);
+    Parsed<void>          make_room(Lock& lock, Entry& e, const ModelSetup& setup, EngineOptions& engine);
+    std::optional<Error>  check_file(Entry& e, ModelSetup& setup);
+    Parsed<void>          load_now(Lock& lock, Entry& e, const Progress& progress);
+    void                  let_go(Lock& lock, Entry& e);
+    std::size_t           parked_bytes() const;
+    bool                  drop_parked(Lock& lock, const Entry* but);
+    void                  make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& needs, bool last);
+    void                  set_status(Entry& e, ModelStatus status);
+    void                  add_event(const Entry& e, Json data);
+    void                  engine_failed(Entry& e);
+    std::optional<double> seconds_to_sleep(TimePoint now);
 
     const PoolOptions options_;
     SharedContext&    shared_;
     ModelEvents       events_;
     Relisting         relisting_;
 
-    mutable std::mutex mutex_; // of all below, and of the entries
-    // Removed entries stand behind the others until they have left. The loading thread alone drops an entry that has a host or loads.
-    std::vector<std::shared_ptr<Entry>> entries_;
-    std::condition_variable             changed_, work_;
-    std::uint64_t                       last_use_ = 0, last_load_order_ = 0;
-    int                                 n_waiting_ = 0;
-    bool                                draining_ = false, stopping_ = false;
-    std::thread                         thread_;
+    ModelEntries entries_;
+
+    // With the mutex of the entries.
+    std::condition_variable changed_, work_;
+    std::uint64_t           last_use_ = 0, last_load_order_ = 0;
+    int                     n_waiting_ = 0;
+    bool                    draining_ = false, stopping_ = false;
+
+    std::thread thread_;
 };
 
 } // namespace quire
@@ -162,31 +151,6 @@ module :private;
 namespace quire {
 
 constexpr auto look_time = std::chrono::seconds(1); // for clients that look at a model which leaves
-
-struct ModelPool::Entry {
-    ModelSetup                         setup;           // never changes
-    bool                               removed = false; // not listed any more
-    ModelStatus                        status  = ModelStatus::unloaded;
-    std::unique_ptr<ModelHost>         host;
-    std::shared_ptr<const ParkedCache> parked;         // of its last host
-    std::size_t                        host_bytes = 0; // of the host tier that this had
-    std::shared_ptr<const ModelCard>   card;
-    std::string                        asleep;
-    int                                users = 0, lookers = 0; // leases
-    int                      waiting    = 0; // requests that wait for a lease: it does not sleep before they have one
-    bool                     leaving    = false;         // no new lease; goes when there is none
-    bool                     to_sleep   = false;         // and then sleeps
-    bool                     cancelled  = false;         // its load is to end
-    std::uint64_t            load_order = 0;             // to be loaded, the smallest first; 0: not
-    std::uint64_t            last_use = 0, failures = 0; // the number of its last use; failed loads so far
-    TimePoint                idle_since{};
-    std::optional<ApiError>  failure;              // of the last load, or of the engine
-    std::optional<FileStamp> unusable, unreadable; // the file that could not be loaded; that has no card
-    std::vector<HttpPeer*>   watching;             // the clients of the lookers
-    std::optional<double> keep; // seconds that it stays awake without a request, where one has said so; < 0: for ever
-    // The scales that POST /lora-adapters has set for its last host; nothing: the scales are those of the flags.
-    std::optional<std::vector<AdapterUse>> scales;
-};
 
 // An id in a sentence of the log: in quotes where it could end the line or be taken for other words.
 std::string log_name(const std::string& id) {
@@ -229,7 +193,7 @@ ModelPool::Lease::Lease(Lease&& other) noexcept
 
 ModelPool::Lease::~Lease() {
     if (!pool_) return;
-    const std::scoped_lock lock(pool_->mutex_);
+    const Lock lock = pool_->entries_.lock();
     (answers_ ? entry_->users : entry_->lookers)--;
     if (peer_) entry_->watching.erase(std::ranges::find(entry_->watching, peer_));
     if (answers_) {
@@ -241,8 +205,8 @@ ModelPool::Lease::~Lease() {
 }
 
 void ModelPool::Lease::keep(double seconds) const {
-    const std::scoped_lock lock(pool_->mutex_);
-    entry_->keep = seconds;
+    const Lock lock = pool_->entries_.lock();
+    entry_->keep    = seconds;
     pool_->work_.notify_all();
 }
 
@@ -250,24 +214,22 @@ void ModelPool::Lease::keep(double seconds) const {
 
 ModelPool::ModelPool(std::vector<ModelSetup> setups, PoolOptions options, SharedContext& shared)
     : options_(std::move(options)), shared_(shared),
-      relisting_(options_.list, [this](std::vector<ModelSetup>&& list) { take_list(std::move(list)); }) {
+      relisting_(options_.list,
+                 [this](std::vector<ModelSetup>&& list) {
+                     entries_.take_list(std::move(list));
+                     changed_.notify_all(); // requests that wait for a model look for its name again
+                     work_.notify_all();    // the loading thread drops models that are gone
+                 }),
+      entries_(options_.many, options_.strict, events_, [this](Entry& e) { engine_failed(e); }) {
     for (ModelSetup& setup : setups) {
-        Entry& e = *entries_.emplace_back(entry_of(std::move(setup)));
+        Entry& e = entries_.add(std::move(setup));
         if (options_.many && e.setup.load_at_start) e.load_order = ++last_load_order_;
     }
 }
 
-std::shared_ptr<ModelPool::Entry> ModelPool::entry_of(ModelSetup setup) {
-    auto e   = std::make_shared<Entry>();
-    e->setup = std::move(setup);
-    if (options_.many) e->setup.service.failed = [this, e = e.get()] { engine_failed(*e); };
-    return e;
-}
-
-ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared) : shared_(shared), relisting_({}, {}) {
-    entries_.push_back(std::make_shared<Entry>());
-    Entry& e = *entries_.back();
-    e.setup  = host->setup();
+ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared)
+    : shared_(shared), relisting_({}, {}), entries_(false, false, events_, {}) {
+    Entry& e = entries_.add(host->setup());
     e.host   = std::move(host);
     e.status = ModelStatus::loaded;
     e.card   = std::make_shared<ModelCard>(card_of(e.host->api()));
@@ -275,15 +237,15 @@ ModelPool::ModelPool(std::unique_ptr<ModelHost> host, SharedContext& shared) : s
 
 ModelPool::~ModelPool() {
     {
-        const std::scoped_lock lock(mutex_);
-        stopping_ = true;
+        const Lock lock = entries_.lock();
+        stopping_       = true;
         work_.notify_all();
         changed_.notify_all();
         events_.end();
     }
     if (thread_.joinable()) thread_.join();
-    for (const auto& e : entries_) { // while an engine that fails may still say so
-        Lock                             lock(mutex_);
+    for (const auto& e : entries_.all()) { // while an engine that fails may still say so
+        Lock                             lock = entries_.lock();
         const std::unique_ptr<ModelHost> host = std::move(e->host);
         lock.unlock();
     }
@@ -293,27 +255,8 @@ void ModelPool::start() {
     thread_ = std::thread([this] { run(); });
 }
 
-std::shared_ptr<ModelPool::Entry> ModelPool::find(const std::string& name) const {
-    if (!options_.many && (!options_.strict || name.empty())) return entries_[0];
-    const std::string bare = without_latest(name);
-    for (const std::string* wanted : {&name, &bare})
-        for (const auto& e : entries_)
-            if (!e->removed && e->setup.answers_to(*wanted)) return e;
-    return nullptr;
-}
-
-ApiError ModelPool::unknown(const std::string& name) const {
-    if (options_.many && name.empty())
-        return {400, "the request names no model; GET /models lists the models", "model", "model_missing"};
-    return {404,
-            cat("the model ", quote(name), " does not exist; ",
-                options_.many ? std::string("GET /models lists the models")
-                              : cat("the one here is ", quote(entries_[0]->setup.id))),
-            "model", "model_not_found"};
-}
-
 Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
-    Lock                        lock(mutex_);
+    Lock                        lock = entries_.lock();
     std::shared_ptr<Entry>      found;
     std::uint64_t               failures = 0;
     bool                        counted  = false;
@@ -324,7 +267,7 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
     });
     while (true) {
         if (!found || found->removed) { // perhaps another file has its name now
-            found = find(wanted.name);
+            found = entries_.find(wanted.name);
             if (!found) return std::unexpected(unknown(wanted.name));
             failures = found->failures;
         }
@@ -363,17 +306,17 @@ Parsed<ModelPool::Lease> ModelPool::acquire(const ModelWanted& wanted) {
 }
 
 std::vector<ModelPool::Lease> ModelPool::loaded() {
-    std::vector<Lease>     out;
-    const std::scoped_lock lock(mutex_);
-    out.reserve(entries_.size());
-    for (const auto& e : entries_)
+    std::vector<Lease> out;
+    const Lock         lock = entries_.lock();
+    out.reserve(entries_.all().size());
+    for (const auto& e : entries_.all())
         if (e->host && !e->leaving) out.emplace_back(*this, e, false);
     return out;
 }
 
 std::optional<ApiError> ModelPool::load(const std::string& name) {
-    const std::scoped_lock       lock(mutex_);
-    const std::shared_ptr<Entry> e = find(name);
+    const Lock                   lock = entries_.lock();
+    const std::shared_ptr<Entry> e    = entries_.find(name);
     if (!e) return unknown(name);
     if (e->load_order != 0 || (e->status == ModelStatus::loading && !e->cancelled) ||
         (e->status == ModelStatus::loaded && !e->leaving))
@@ -384,8 +327,8 @@ std::optional<ApiError> ModelPool::load(const std::string& name) {
 }
 
 std::optional<ApiError> ModelPool::unload(const std::string& name) {
-    const std::scoped_lock       lock(mutex_);
-    const std::shared_ptr<Entry> e = find(name);
+    const Lock                   lock = entries_.lock();
+    const std::shared_ptr<Entry> e    = entries_.find(name);
     if (!e) return unknown(name);
     if (e->status == ModelStatus::unloaded && e->load_order == 0)
         return ApiError{400, cat("the model ", quote(e->setup.id), " is not loaded"), "model", "model_not_loaded"};
@@ -414,69 +357,27 @@ std::optional<ApiError> ModelPool::reload(const std::function<bool()>& gone) {
                     "reload_failed"};
 }
 
-// An entry stays where name, path, file and flags are as they were.
-void ModelPool::take_list(std::vector<ModelSetup>&& setups) {
-    std::map<std::string, std::shared_ptr<Entry>> made; // outside the lock; by path and name
-    const auto                          key = [](const ModelSetup& setup) { return cat(setup.path, '\0', setup.id); };
-    std::vector<std::shared_ptr<Entry>> listed, gone;
-    for (ModelSetup& setup : setups) listed.push_back(entry_of(std::move(setup)));
-    const std::scoped_lock lock(mutex_);
-    for (const auto& e : entries_)
-        if (!e->removed) made.emplace(key(e->setup), e);
-    for (auto& e : listed)
-        if (const auto old = made.find(key(e->setup));
-            old != made.end() && old->second->setup.version == e->setup.version) {
-            e = old->second;
-            made.erase(old);
-        }
-    for (const auto& [path, e] : made) {
-        remove(*e);
-        const std::string& id = e->setup.id;
-        if (!std::ranges::any_of(listed, [&](const auto& one) { return one->setup.id == id; }))
-            events_.add(Json{{"model", id}, {"event", "model_remove"}});
-    }
-    for (const auto& e : entries_)
-        if (e->removed) gone.push_back(e);
-    entries_ = std::move(listed);
-    entries_.insert(entries_.end(), gone.begin(), gone.end());
-    events_.add(Json{{"model", "*"}, {"event", "models_reload"}});
-    work_.notify_all(); // the loading thread drops models that are gone
-}
-
-// The requests that wait for it look for its name again.
-void ModelPool::remove(Entry& e) {
-    e.removed    = true;
-    e.load_order = 0;
-    e.cancelled  = e.status == ModelStatus::loading;
-    if (e.host) e.leaving = true, e.to_sleep = false;
-    changed_.notify_all();
-}
-
-void ModelPool::drop_removed() {
-    std::erase_if(entries_, [](const auto& e) { return e->removed && !e->host && e->status != ModelStatus::loading; });
-}
-
 // Whether no removed model of its name is there: both would have the same files of KV.
 bool ModelPool::has_place(const Entry& e) const {
     return !std::ranges::any_of(
-        entries_, [&](const auto& one) { return one->removed && one->setup.id == e.setup.id && one->host; });
+        entries_.all(), [&](const auto& one) { return one->removed && one->setup.id == e.setup.id && one->host; });
 }
 
 // -- the loading thread
 
 void ModelPool::run() {
-    Lock lock(mutex_);
+    Lock lock = entries_.lock();
     while (!stopping_) {
-        drop_removed();
+        entries_.drop_removed();
         const auto at =
-            std::ranges::find_if(entries_, [](const auto& e) { return e->leaving && e->host && e->users == 0; });
-        if (at != entries_.end()) {
+            std::ranges::find_if(entries_.all(), [](const auto& e) { return e->leaving && e->host && e->users == 0; });
+        if (at != entries_.all().end()) {
             const std::shared_ptr<Entry> leaver = *at; // the list may change meanwhile
             let_go(lock, *leaver);
             continue;
         }
         std::shared_ptr<Entry> next;
-        for (const auto& e : entries_)
+        for (const auto& e : entries_.all())
             if (e->load_order != 0 && !e->host && (!next || e->load_order < next->load_order) && has_place(*e))
                 next = e;
         if (next) {
@@ -489,20 +390,13 @@ void ModelPool::run() {
     }
 }
 
-// The seconds until a model sleeps, if no request asks it from now on. Nothing: it never sleeps.
-std::optional<double> ModelPool::left_awake(const Entry& e, TimePoint now) const {
-    const double keep = e.keep.value_or(options_.sleep_seconds);
-    if (keep < 0) return std::nullopt;
-    return keep - (e.users > 0 ? 0 : std::chrono::duration<double>(now - e.idle_since).count());
-}
-
 // Marks the models that have been idle for long enough. The seconds until the next one may be; nothing: one is marked.
 std::optional<double> ModelPool::seconds_to_sleep(TimePoint now) {
     double next = 3600;
     bool   any  = false;
-    for (const auto& e : entries_) {
+    for (const auto& e : entries_.all()) {
         if (!e->host || e->leaving || e->users > 0 || e->waiting > 0) continue;
-        const std::optional<double> left = left_awake(*e, now);
+        const std::optional<double> left = e->left_awake(now);
         if (left && *left <= 0) any = e->leaving = e->to_sleep = true;
         else if (left) next = std::min(next, *left + 0.001);
     }
@@ -512,7 +406,7 @@ std::optional<double> ModelPool::seconds_to_sleep(TimePoint now) {
 void ModelPool::load(Lock& lock, Entry& e) {
     int          shown = -1;
     Parsed<void> done  = load_now(lock, e, [&](double fraction) {
-        const std::scoped_lock inner(mutex_);
+        const Lock inner = entries_.lock();
         if (stopping_ || e.cancelled) throw LoadCancelled();
         if (const int tenths = int(fraction * 10); tenths > shown) {
             shown = tenths;
@@ -540,7 +434,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     std::vector<std::shared_ptr<Entry>> there;
     std::vector<Resident>               residents;
     std::size_t used = 0, host = 0; // bytes of all loaded models; of their pools, whose pages may not be there yet
-    for (const auto& one : entries_) {
+    for (const auto& one : entries_.all()) {
         if (!one->host) continue;
         there.push_back(one);
         residents.push_back({one->host->bytes(), one->last_use, one->users > 0});
@@ -568,7 +462,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     }
     make_host_room(lock, e, needs, true); // of what these have parked, too
     // The models that are loaded later have to find room, too.
-    const int n    = options_.most > 0 ? std::min(options_.most, int(entries_.size())) : int(entries_.size());
+    const int n = options_.most > 0 ? std::min(options_.most, int(entries_.all().size())) : int(entries_.all().size());
     const int left = std::max(n - int(there.size() - leave->size()), 1);
     share_memory(engine, needs, {options_.bytes, n, left, host});
     return {};
@@ -579,7 +473,7 @@ std::optional<Error> ModelPool::check_file(Entry& e, ModelSetup& setup) {
     const FileStamp stamp = stamp_of(setup.path);
     Result<void>    ok    = setup.read_file();
     if (ok) ok = setup.check_file();
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = entries_.lock();
     e.unusable.reset();
     if (ok) return std::nullopt;
     // A fault of another file goes when that does.
@@ -671,7 +565,7 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     }
     e.load_order = 0;
     e.host       = std::move(host);
-    e.keep.reset();
+    e.keep       = options_.sleep_seconds;
     e.leaving = e.to_sleep = false;
     e.last_use             = ++last_use_;
     e.idle_since           = std::chrono::steady_clock::now();
@@ -682,8 +576,8 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
 }
 
 Result<void> ModelPool::load_first(const Progress& progress) {
-    Lock         lock(mutex_);
-    Entry&       e    = *entries_[0];
+    Lock         lock = entries_.lock();
+    Entry&       e    = *entries_.all()[0];
     Parsed<void> done = load_now(lock, e, progress);
     if (!done) return fail_with(ErrorKind::system, done.error().message);
     return {};
@@ -714,7 +608,7 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
     e.scales     = std::move(scales);
     e.host_bytes = most;
     // All models together have as much as the one with the largest host tier.
-    for (const auto& one : entries_) most = std::max(most, one->host_bytes);
+    for (const auto& one : entries_.all()) most = std::max(most, one->host_bytes);
     while (e.parked && parked_bytes() > most && drop_parked(lock, &e)) {}
     const ModelStatus status = e.to_sleep ? ModelStatus::sleeping : ModelStatus::unloaded;
     e.leaving = e.to_sleep = false;
@@ -727,7 +621,7 @@ void ModelPool::let_go(Lock& lock, Entry& e) {
 
 std::size_t ModelPool::parked_bytes() const {
     std::size_t sum = 0;
-    for (const auto& one : entries_)
+    for (const auto& one : entries_.all())
         if (one->parked) sum += one->parked->bytes();
     return sum;
 }
@@ -736,7 +630,7 @@ std::size_t ModelPool::parked_bytes() const {
 // back.
 bool ModelPool::drop_parked(Lock& lock, const Entry* but) {
     Entry* oldest = nullptr;
-    for (const auto& one : entries_)
+    for (const auto& one : entries_.all())
         if (one->parked && one.get() != but && (!oldest || one->last_use < oldest->last_use)) oldest = one.get();
     if (!oldest) return false;
     std::shared_ptr<const ParkedCache> parked = std::move(oldest->parked);
@@ -755,7 +649,7 @@ void ModelPool::make_host_room(Lock& lock, const Entry& e, const MemoryNeeds& ne
 
 // On the engine's thread: it has given every request an error, and takes no step any more.
 void ModelPool::engine_failed(Entry& e) {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = entries_.lock();
     if (!e.host) return;
     e.leaving = true;
     e.failure = ApiError{503, cat("the engine has failed: ", e.host->service().failure()), "", "engine_failed"};
@@ -776,110 +670,39 @@ void ModelPool::add_event(const Entry& e, Json data) {
     events_.add(Json{{"model", e.setup.id}, {"event", "model_status"}, {"data", std::move(data)}});
 }
 
-ModelView ModelPool::view_of(const Entry& e) const {
-    ModelView view;
-    view.id    = e.setup.id;
-    view.names = e.setup.names();
-    for (const AdapterOption& adapter : e.setup.engine.adapters)
-        if (!e.setup.has_alias(adapter.name)) view.adapters.emplace(adapter.name, adapter.path);
-    view.status = e.status;
-    view.file   = std::filesystem::path(e.setup.path).filename().string();
-    view.card   = e.card;
-    if (e.failure) view.failure = e.failure->message;
-    if (e.status == ModelStatus::sleeping) view.asleep = e.asleep;
-    if (e.host) {
-        view.in_flight = e.host->service().in_flight();
-        view.device    = e.host->service().engine_options().device;
-        view.sleeps_in = left_awake(e, std::chrono::steady_clock::now());
-    }
-    return view;
-}
-
-std::vector<ModelView> ModelPool::views() const {
-    const std::scoped_lock lock(mutex_);
-    std::vector<ModelView> out;
-    for (const auto& e : entries_)
-        if (!e->removed) out.push_back(view_of(*e));
-    return out;
-}
-
-std::optional<ModelView> ModelPool::view(const std::string& name) const {
-    const std::scoped_lock       lock(mutex_);
-    const std::shared_ptr<Entry> e = find(name);
-    if (!e) return std::nullopt;
-    return view_of(*e);
-}
-
-bool ModelPool::is_loaded(const std::string& name) const {
-    const std::scoped_lock       lock(mutex_);
-    const std::shared_ptr<Entry> e = find(name);
-    return e && e->host && !e->leaving && e->status == ModelStatus::loaded;
-}
-
-std::vector<std::string> ModelPool::names() const {
-    const std::scoped_lock   lock(mutex_);
-    std::vector<std::string> out;
-    for (const auto& e : entries_)
-        for (std::string& name : e->removed ? std::vector<std::string>() : e->setup.names())
-            out.push_back(std::move(name));
-    return out;
-}
-
-std::shared_ptr<const ModelCard> ModelPool::card(const std::string& id) {
-    std::shared_ptr<Entry>   e;
-    std::optional<FileStamp> unreadable;
-    {
-        const std::scoped_lock lock(mutex_);
-        e = find(id);
-        if (!e) return nullptr;
-        if (e->card) return e->card;
-        unreadable = e->unreadable;
-    }
-    const ModelSetup& setup = e->setup;
-    const FileStamp   stamp = stamp_of(setup.path);
-    if (unreadable && *unreadable == stamp) return nullptr;
-    Result<ModelCard> read = read_card(setup.path, setup.engine.context, setup.endpoints.limits.samplers, setup.given);
-    std::shared_ptr<const ModelCard> card;
-    if (read) card = std::make_shared<const ModelCard>(std::move(*read));
-    const std::scoped_lock lock(mutex_);
-    if (!read && lasts(read.error(), setup.path)) e->unreadable = stamp;
-    if (!e->card) e->card = std::move(card);
-    return e->card;
-}
-
 // -- the end
 
 void ModelPool::drain() {
-    const std::scoped_lock lock(mutex_);
-    draining_ = true;
-    for (const auto& e : entries_)
+    const Lock lock = entries_.lock();
+    draining_       = true;
+    for (const auto& e : entries_.all())
         if (e->host) e->host->service().drain();
     changed_.notify_all();
     events_.end();
 }
 
 bool ModelPool::draining() const {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = entries_.lock();
     return draining_;
 }
 
 int ModelPool::in_flight() const {
-    const std::scoped_lock lock(mutex_);
-    int                    n = 0;
-    for (const auto& e : entries_)
+    const Lock lock = entries_.lock();
+    int        n    = 0;
+    for (const auto& e : entries_.all())
         if (e->host) n += e->host->service().in_flight();
     return n;
 }
 
 void ModelPool::cancel_all() {
-    const std::scoped_lock lock(mutex_);
-    for (const auto& e : entries_)
+    const Lock lock = entries_.lock();
+    for (const auto& e : entries_.all())
         if (e->host) e->host->service().cancel_all();
 }
 
 std::string ModelPool::failure() const {
-    const std::scoped_lock lock(mutex_);
-    return !options_.many && entries_[0]->host ? entries_[0]->host->service().failure() : "";
+    const Lock lock = entries_.lock();
+    return !options_.many && entries_.all()[0]->host ? entries_.all()[0]->host->service().failure() : "";
 }
 
 } // namespace quire
