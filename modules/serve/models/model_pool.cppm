@@ -9,6 +9,7 @@ import quire.engine.load_estimate;
 import quire.serve.memory_reserve;
 import quire.serve.models.file_stamp;
 import quire.serve.models.leaving;
+import quire.serve.models.load_host;
 import quire.serve.models.memory_share;
 import quire.serve.models.relisting;
 
@@ -157,20 +158,6 @@ std::string log_name(const std::string& id) {
     const bool plain =
         std::ranges::all_of(id, [](unsigned char c) { return c > ' ' && c != 0x7f && c != '"' && c != '\''; });
     return plain ? id : quote(id, 256);
-}
-
-// The scales of all adapters in requests that name none; nothing: they are those of the flags.
-std::optional<std::vector<AdapterUse>> changed_scales(const Service& service) {
-    const std::vector<AdapterOption>& given = service.engine_options().adapters;
-    const std::vector<AdapterOption>  now   = service.engine().adapters();
-    std::vector<AdapterUse>           uses;
-    bool                              changed = false;
-    for (std::size_t i = 0; i < now.size(); i++) {
-        if (now[i].scale != (given[i].usual ? given[i].scale : 0)) changed = true;
-        uses.push_back({int(i), now[i].scale});
-    }
-    if (!changed) return std::nullopt;
-    return uses;
 }
 
 // Ends a load from inside.
@@ -462,7 +449,7 @@ Parsed<void> ModelPool::make_room(Lock& lock, Entry& e, const ModelSetup& setup,
     }
     make_host_room(lock, e, needs, true); // of what these have parked, too
     // The models that are loaded later have to find room, too.
-    const int n = options_.most > 0 ? std::min(options_.most, int(entries_.all().size())) : int(entries_.all().size());
+    const int all = int(entries_.all().size()), n = options_.most > 0 ? std::min(options_.most, all) : all;
     const int left = std::max(n - int(there.size() - leave->size()), 1);
     share_memory(engine, needs, {options_.bytes, n, left, host});
     return {};
@@ -494,21 +481,7 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
     };
     const bool at_start = !options_.many && !thread_.joinable(); // the error goes to the log alone
     const auto fault    = [&](const Error& error) {
-        if (at_start) return ApiError{500, error.message, "", ""};
-        // Clients are not told where the files are.
-        std::string              message = error.message;
-        std::vector<std::string> paths{setup.path, setup.engine.drafts.model, setup.engine.kv_key};
-        for (const AdapterOption& adapter : setup.engine.adapters) paths.push_back(adapter.path);
-        for (const std::string& path : paths) {
-            const std::string name   = std::filesystem::path(path).filename().string(),
-                              folder = path.substr(0, path.size() - name.size());
-            if (folder.size() < 2) continue; // "/" tells nothing, and stands in many sentences
-            for (std::size_t at = 0; (at = message.find(folder, at)) != std::string::npos;)
-                message.erase(at, folder.size());
-        }
-        const bool no_room = error.kind == ErrorKind::limit;
-        return ApiError{no_room ? 503 : 500, cat("the model ", quote(setup.id), " cannot be loaded: ", message),
-                        "model", no_room ? "no_room" : "model_not_loaded"};
+        return at_start ? ApiError{500, error.message, "", ""} : load_fault(setup, error);
     };
     Parsed<void>                                 done;
     std::unique_ptr<ModelHost>                   host;
@@ -526,24 +499,17 @@ Parsed<void> ModelPool::load_now(Lock& lock, Entry& e, const Progress& progress)
             lock.lock();
             parked = e.parked;
             lock.unlock();
-            Result<std::unique_ptr<ModelHost>> loaded = ModelHost::load(setup, shared_, progress, say, parked.get());
+            Result<LoadedHost> loaded = load_host(setup, shared_, progress, say, parked.get(), scales);
             if (loaded) {
-                host = std::move(*loaded);
-                if (scales) // before a request comes
-                    if (const auto ok = host->service().set_adapters(*scales); !ok) say(ok.error().message, true);
+                host = std::move(loaded->host);
                 lock.lock();
+                e.card = std::move(loaded->card);
                 e.parked.reset();
                 lock.unlock();
                 parked.reset(); // without the lock: to give back much memory takes a while
             } else {
                 done = std::unexpected(fault(loaded.error()));
             }
-        }
-        if (host) {
-            say(host->description(), false);
-            auto card = std::make_shared<const ModelCard>(card_of(host->api()));
-            lock.lock();
-            e.card = std::move(card);
         }
     } catch (const std::bad_alloc&) {
         done = std::unexpected(fault({ErrorKind::limit, "there is not enough memory"}));
