@@ -20,6 +20,7 @@ export import quire.schedule.request_check; // FieldFault
 export import quire.schedule.reservation;   // MakeReservations, MemoryUse
 export import quire.schedule.sequence;      // Sequence, SequenceGroup
 import quire.schedule.step_ahead;
+export import quire.schedule.step_end; // StepStats
 export import quire.step.plan;
 
 export namespace quire {
@@ -60,17 +61,11 @@ struct Ended {
     std::string  message;
 };
 
-struct SchedulerStats : PreemptionStats {
-    std::uint64_t copied_blocks   = 0; // copy-on-write
-    std::uint64_t forks           = 0;
-    std::uint64_t released_blocks = 0;                   // behind the sliding windows of their layers
-    std::uint64_t context_shifts  = 0;                   // sequences that forgot tokens
-    std::uint64_t checkpoints     = 0;                   // recurrent states that were kept
-    std::uint64_t drafts          = 0;                   // sequences with draft tokens, summed over the steps
-    std::uint64_t draft_tokens = 0, accepted_tokens = 0; // that ran; of these, tokens that were right
-    // Of the tokens that were right: how many stood first of their step's draft tokens, second, …
-    std::array<std::uint64_t, most_drafts> accepted_at{};
-    SharingStats                           sharing; // of all requests together, each step
+struct SchedulerStats : PreemptionStats, StepStats {
+    std::uint64_t copied_blocks  = 0; // copy-on-write
+    std::uint64_t forks          = 0;
+    std::uint64_t context_shifts = 0; // sequences that forgot tokens
+    SharingStats  sharing;            // of all requests together, each step
 };
 
 class Scheduler {
@@ -105,9 +100,9 @@ public:
     // While a step runs: the group's sequences get no token from it. Their last tokens run again when none of the sequences waits.
     void put_off(const SequenceGroup& group);
     // After commit(): draft tokens 1 .. n of the item are right. The results of the step for them are valid.
-    void accept(const Scheduled& item, int n);
+    void accept(const Scheduled& item, int n) { step_end_.accept(item, n); }
     // No more draft tokens of the item are right, or can be checked: what was computed for the others is taken back.
-    void end_drafts(const Scheduled& item);
+    void end_drafts(const Scheduled& item) { step_end_.end_drafts(item); }
 
     // -- decoding methods use fork, append and free (the paper, section 5.2), between commit() and the next schedule()
 
@@ -174,7 +169,6 @@ private:
     void          to_queue(std::size_t i);
     bool          queue_waits() const;
     void          give_back(const SequenceGroup& group, Sequence& sequence);
-    void          note_state(const SequenceGroup& group, const Sequence& sequence, int n);
     void          end(const SequenceGroup& group, FinishReason reason, std::string message = {});
     void          take_moves(BlockMoves& moves);
     void          measure_sharing(SequenceGroup& group);
@@ -191,10 +185,11 @@ private:
     BlockSupply                   supply_;
     StepShares                    shares_; // of the step at hand
     StepAhead                     ahead_;
+    SchedulerStats                stats_;
+    StepEnd                       step_end_; // of the step that has run
     std::vector<Scheduled>        scheduled_;
     std::vector<Ended>            ended_;
     PreemptionCosts               costs_;
-    SchedulerStats                stats_;
     std::uint64_t                 step_ = 0, n_arrived_ = 0;
     int                           most_step_tokens_ = 0; // see limit_step()
     // The first request of the queue if it could not be admitted, and how much was free then.
@@ -236,7 +231,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
       demand_(blocks_, checkpoints_, options.max_batch_tokens, int(double(blocks_.n_blocks()) * options.watermark)),
       supply_(blocks_, demand_, reservations_.get()),
       shares_(options.max_sequences, options.max_logit_rows, options.whole_prompts, checkpoints_),
-      ahead_(blocks_, demand_, limit_, checkpoints_, options.max_sequences) {
+      ahead_(blocks_, demand_, limit_, checkpoints_, options.max_sequences),
+      step_end_(blocks_, checkpoints_, demand_.window(), stats_) {
     if (reservations_) options_.prefix_cache = false;
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
@@ -586,58 +582,8 @@ void Scheduler::put_off(const SequenceGroup& group) {
         if (item.group == &group && std::exchange(item.samples, false)) item.again = true;
 }
 
-void Scheduler::accept(const Scheduled& item, int n) {
-    Sequence& s = *item.sequence;
-    for (int i = s.n_right; i < n; i++) stats_.accepted_at[std::size_t(i)]++;
-    const int more     = n - std::exchange(s.n_right, n);
-    const int computed = item.first + item.n_tokens - item.n_drafts + n;
-    item.group->n_accepted += more;
-    stats_.accepted_tokens += std::uint64_t(more);
-    if (blocks_.blocks_per_unit() > 0) {
-        if (n < item.n_drafts) return; // the state has seen the wrong ones, too
-        blocks_.advance(s.table, computed);
-    }
-    s.n_computed = computed;
-    blocks_.publish(s.table, s.tokens, computed);
-    if (blocks_.blocks_per_unit() > 0) note_state(*item.group, s, computed);
-}
-
-// The state of a sequence has seen n tokens, and its blocks are published: others may find it, now or when the answer ends.
-void Scheduler::note_state(const SequenceGroup& group, const Sequence& s, int n) {
-    if (checkpoints_.wanted(n, group.request) && blocks_.keep_state(s.table, s.tokens)) stats_.checkpoints++;
-    else if (checkpoints_.may_end(n, group.request)) blocks_.note_last(s.table);
-}
-
-void Scheduler::end_drafts(const Scheduled& item) {
-    Sequence& s = *item.sequence;
-    s.n_drafts  = 0;
-    if (s.table < 0) return; // the sequence has ended
-    s.n_new = int(s.tokens.size()) - s.n_computed;
-    blocks_.truncate(s.table, int(s.tokens.size()));
-}
-
 void Scheduler::commit() {
-    blocks_.commit();
-    const bool states = blocks_.blocks_per_unit() > 0;
-    for (const Scheduled& item : scheduled_) {
-        Sequence& s = *item.sequence;
-        // The state has seen all tokens of the step: these run again together, from the state before them.
-        // So do these where draft tokens ran behind them, unless accept() says that all were right.
-        const bool stays = states && (item.again || item.n_drafts > 0);
-        s.n_computed     = stays ? item.first : item.first + item.n_tokens - item.n_drafts - int(item.again);
-        s.n_new          = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
-        if (states && !stays) blocks_.advance(s.table, s.n_computed);
-        s.n_right = 0;
-        item.group->n_drafted += item.n_drafts;
-        stats_.drafts += std::uint64_t(item.n_drafts > 0);
-        stats_.draft_tokens += std::uint64_t(item.n_drafts);
-        if (item.again && item.n_drafts > 0) s.n_drafts = 0, blocks_.truncate(s.table, int(s.tokens.size()));
-        blocks_.publish(s.table, s.tokens, s.n_computed);
-        if (states && !stays) note_state(*item.group, s, s.n_computed);
-        // The next query is at n_computed. A pinned prefix is kept whole.
-        if (demand_.window() > 0 && !item.group->request.pin)
-            stats_.released_blocks += std::uint64_t(blocks_.release_behind(s.table, s.n_computed));
-    }
+    step_end_.commit(scheduled_);
     std::uint64_t entries = 0;
     for (const Group& group : running()) {
         for (const auto& s : group->sequences) entries += std::uint64_t(blocks_.n_held(s->table));
