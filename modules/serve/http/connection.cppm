@@ -87,6 +87,8 @@ struct Connection : HttpPeer {
     }
 
     void close_tls() const { SSL_shutdown(ssl); }
+    // Whether TLS has bytes that the socket does not have any more.
+    bool has_decrypted() const { return ssl && SSL_pending(ssl) > 0; }
 
     enum class Io { done, again, again_out, end };
     // At most n bytes, without waiting.

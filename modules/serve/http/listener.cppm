@@ -1,7 +1,6 @@
-// quire.serve.http.listener: opens the Unix socket on which a server waits for clients, and makes its TLS context. Owns nothing.
+// quire.serve.http.listener: opens the Unix socket on which a server waits for clients. Owns nothing.
 module;
 
-#include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -19,9 +18,6 @@ export namespace quire {
 Result<Listener> listen_unix(const std::string& path);
 // The error of listen_unix(), as far as it can be seen without taking the path.
 Result<void> can_listen_unix(const std::string& path);
-
-// Of two PEM files. The caller frees it.
-Result<SSL_CTX*> tls_context(const std::string& cert, const std::string& key);
 
 } // namespace quire
 
@@ -78,21 +74,6 @@ Result<Listener> listen_unix(const std::string& path) {
         return fail_with(ErrorKind::system, "cannot listen on ", quote(path), ": ", why);
     }
     return Listener{fresh, 0};
-}
-
-Result<SSL_CTX*> tls_context(const std::string& cert, const std::string& key) {
-    std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
-    if (!context) return fail_with(ErrorKind::system, "no TLS in this OpenSSL");
-    SSL_CTX_set_min_proto_version(context.get(), TLS1_2_VERSION);
-    SSL_CTX_set_options(context.get(), SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
-    SSL_CTX_set_mode(context.get(),
-                     SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-    if (SSL_CTX_use_certificate_chain_file(context.get(), cert.c_str()) != 1)
-        return fail("cannot use ", quote(cert), " as a TLS certificate (PEM)");
-    if (SSL_CTX_use_PrivateKey_file(context.get(), key.c_str(), SSL_FILETYPE_PEM) != 1 ||
-        SSL_CTX_check_private_key(context.get()) != 1)
-        return fail("cannot use ", quote(key), " as the key (PEM) of ", quote(cert));
-    return context.release();
 }
 
 } // namespace quire

@@ -6,7 +6,6 @@ module;
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/ssl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -24,6 +23,7 @@ export import quire.serve.http.exchange;
 import quire.serve.http.listener;
 import quire.serve.http.request_reader;
 import quire.serve.http.router;
+import quire.serve.http.tls;
 import quire.serve.http.workers;
 import quire.serve.memory_reserve;
 
@@ -119,8 +119,7 @@ constexpr const char* crowded_message = "too many large requests at once";
 struct HttpServer::Impl {
     HttpOptions                 options;
     std::unique_ptr<HttpRouter> router;
-    std::mutex                  tls_mutex; // guards `tls`
-    SSL_CTX*                    tls      = nullptr;
+    ServerTls                   tls;
     std::atomic<bool>           stopping = false;
 
     // Of the epoll thread.
@@ -146,11 +145,9 @@ struct HttpServer::Impl {
     ~Impl() {
         if (epoll >= 0) close(epoll);
         if (wake >= 0) close(wake);
-        if (tls) SSL_CTX_free(tls);
     }
 
     void add_listener(int fd);
-    bool make_tls(Connection& c);
     void run();
     void accept_all(int listener);
     void pause_listeners();
@@ -275,7 +272,7 @@ void HttpServer::Impl::accept_all(int listener) {
             getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
                         NI_NUMERICHOST | NI_NUMERICSERV);
             c->remote = cat(host, ':', port);
-            if (!make_tls(*c)) continue;
+            if (!tls.begin(*c)) continue;
         }
         const auto at_limit = [&] { return int(connections.size()) - n_spare >= options.limits.connections; };
         if (at_limit()) resume_answered(); // one of them may be idle now
@@ -290,17 +287,6 @@ void HttpServer::Impl::accept_all(int listener) {
         if (c->spare) n_spare++;
         else if (full) refuse(c, {503, full_message});
     }
-}
-
-// Where the server speaks TLS, the connection does. False: there is no memory for it.
-bool HttpServer::Impl::make_tls(Connection& c) {
-    const std::scoped_lock lock(tls_mutex);
-    if (!tls) return true;
-    c.ssl = SSL_new(tls);
-    if (!c.ssl) return false;
-    SSL_set_fd(c.ssl, c.fd);
-    SSL_set_accept_state(c.ssl);
-    return true;
 }
 
 // Without descriptors a listener would report one waiting client for ever: pauses all listeners for a moment.
@@ -500,7 +486,7 @@ void HttpServer::Impl::resume(const ConnectionPtr& c, bool go_on) {
     c->searched = 0;
     c->count(c->in.capacity());
     watch(*c, EPOLLIN | EPOLLRDHUP);
-    if (c->ssl ? SSL_pending(c->ssl) > 0 : false) return receive(c);
+    if (c->has_decrypted()) return receive(c);
     if (!c->in.empty()) advance(c);
 }
 
@@ -606,18 +592,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     return server;
 }
 
-Result<void> HttpServer::reload_tls() {
-    Impl&              s    = *impl_;
-    const std::string &cert = s.options.tls_cert, &key = s.options.tls_key;
-    if (cert.empty() && key.empty()) return {};
-    if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
-    const Result<SSL_CTX*> context = tls_context(cert, key);
-    if (!context) return std::unexpected(context.error());
-    const std::scoped_lock lock(s.tls_mutex);
-    if (s.tls) SSL_CTX_free(s.tls); // connections keep theirs
-    s.tls = *context;
-    return {};
-}
+Result<void> HttpServer::reload_tls() { return impl_->tls.read(impl_->options.tls_cert, impl_->options.tls_key); }
 
 void HttpServer::hold(HttpHandler handler) { impl_->router->hold(std::move(handler)); }
 
