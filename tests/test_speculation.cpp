@@ -598,6 +598,27 @@ TEST_CASE("the first guesses of many sequences do not run; those behind them run
     }
 }
 
+TEST_CASE("of many sequences the lucky ones are not taken for better ones") {
+    const bool differ = GENERATE(false, true);
+    Drafting   drafting({.on = true, .most = 1, .guesser = [](const Request&) { return OneToken(7); }});
+    drafting.cost().add_trial(32, 1);
+    drafting.cost().add_trial(64, 1.5); // pays where 6 of 10 are right, not where 5 are
+    std::vector<std::unique_ptr<SequenceGroup>> running;
+    for (int i = 0; i < 32; i++) {
+        SequenceGroup& group = *running.emplace_back(std::make_unique<SequenceGroup>());
+        group.request        = greedy({1, 2}, 90);
+        group.prompt_done    = true;
+        Sequence& s          = *group.sequences.emplace_back(std::make_unique<Sequence>());
+        s.tokens             = {1, 2};
+        s.n_judged           = 20;
+        s.hits               = differ ? (i < 16 ? 0.05 : 0.95) : (i < 16 ? 0.4 : 0.6); // by chance, of one in two
+    }
+    CHECK(drafting.choose(running, 100, 1000) == differ);
+    int n = 0;
+    for (const auto& group : running) n += group->sequences[0]->n_drafts;
+    CHECK(n == (differ ? 16 : 0));
+}
+
 TEST_CASE("bench speculate measures decoding with draft tokens and without") {
     const std::string        file = model("llama3-gqa-Q8_0.gguf");
     std::vector<std::string> words{"speculate", "-m",       file, "--device", "cpu", "-t",

@@ -97,19 +97,28 @@ public:
     StepCost& cost() { return cost_; }
 
 private:
+    // Of many sequences those with the best hits run, and hits measured with few guesses would mostly be too high for these. So the hits of
+    // each are drawn to the mean of all, by the part of their variance that so few guesses explain (Efron and Morris 1975).
+    struct Shrinkage {
+        double mean = 0, own = 1;
+        double of(double hits) const { return mean + own * (hits - mean); }
+    };
     // A draft token that could run.
     struct Choice {
         Sequence* sequence = nullptr;
         int       number   = 0; // of its sequence, from 1
         double    chance   = 0; // that it and those before it are right
     };
-    int  most_for(const SequenceGroup& group, const Sequence& sequence, int context) const;
-    int  least_for(const Request& request) const; // fewer tokens do not run
-    void guess(const SequenceGroup& group, Sequence& sequence, int most);
-    bool guess_forced(const SequenceGroup& group, Sequence& sequence, int most) const;
-    void guess_by_model(int n_rows);
-    void want_paying(int n_rows);
-    void choose_paying(int n_rows);
+    static Shrinkage shrinkage_of(std::span<const std::unique_ptr<SequenceGroup>> running);
+    int              most_for(const SequenceGroup& group, const Sequence& sequence, int context) const;
+    int              least_for(const Request& request) const; // fewer tokens do not run
+    // The chance that token number i of the guesses of all sequences of a group comes true.
+    double hits_of(const SequenceGroup& group, int i = most_drafts) const;
+    void   guess(const SequenceGroup& group, Sequence& sequence, int most);
+    bool   guess_forced(const SequenceGroup& group, Sequence& sequence, int most) const;
+    void   guess_by_model(int n_rows);
+    void   want_paying(int n_rows);
+    void   choose_paying(int n_rows);
     // Draft tokens of a step with so many other rows.
     int room(int n_rows) const { return std::max(most_rows_ - n_rows, 0); }
 
@@ -117,6 +126,7 @@ private:
     BatchGuesser*            model_;
     ForcedTokens             forced_;
     StepCost                 cost_;
+    Shrinkage                shrinkage_;
     std::vector<Choice>      choices_;     // scratch
     std::vector<WantedGuess> wanted_;      // likewise, for the model
     double                   usual_ = 0.6; // hits of a sequence that the model has not guessed for
@@ -136,11 +146,8 @@ namespace quire {
 
 constexpr double usual_hits = 0.6; // of a sequence whose guesses were never judged
 constexpr double settled    = 0.1; // the weight of a guess in the hits of a sequence that had many
-constexpr int    many       = 16;  // rows of a step from which on few guesses are not worth a wait
-
-// So much faster a step with drafts has to be, because costs and chances are estimates. Of many sequences those with the best chances run, which
-// are mostly estimated too high.
-constexpr double gain_of(int n_rows) { return n_rows >= many ? 1.05 : 1.02; }
+constexpr int    many       = 16;  // sequences
+constexpr double gain = 1.02; // so much faster a step with drafts has to be, because costs and chances are estimates
 
 std::string fault_of(const DraftOptions& o) {
     if (o.most < 1 || o.most > most_drafts) return cat(o.most, " draft tokens in a step are not in 1..", most_drafts);
@@ -231,16 +238,29 @@ bool Drafting::guess_forced(const SequenceGroup& group, Sequence& s, int most) c
     return s.n_forced > 0;
 }
 
-// That token number i of the guesses of all sequences of a group comes true.
-double hits_of(const SequenceGroup& group, int i = most_drafts) {
+double Drafting::hits_of(const SequenceGroup& group, int i) const {
     double hits = 1;
-    for (const auto& s : group.sequences) hits *= i < s->n_forced ? s->forced_hits : s->hits < 0 ? usual_hits : s->hits;
+    for (const auto& s : group.sequences)
+        hits *= i < s->n_forced ? s->forced_hits : s->hits < 0 ? usual_hits : shrinkage_.of(s->hits);
     return hits;
+}
+
+Drafting::Shrinkage Drafting::shrinkage_of(std::span<const std::unique_ptr<SequenceGroup>> running) {
+    double n = 0, sum = 0, squares = 0, weights = 0;
+    for (const auto& group : running)
+        for (const auto& s : group->sequences)
+            if (s->hits >= 0)
+                n++, sum += s->hits, squares += s->hits * s->hits,
+                    weights += std::max(settled / (2 - settled), 1.0 / (2 + s->n_judged));
+    if (n < many) return {};
+    const double mean = sum / n, variance = squares / n - mean * mean, by_chance = mean * (1 - mean) * weights / n;
+    return {mean, variance > by_chance ? 1 - by_chance / variance : 0};
 }
 
 bool Drafting::choose(std::span<const std::unique_ptr<SequenceGroup>> running, int context, int most_rows) {
     if (!on() && (!options_.forced || options_.device_samples)) return false;
     most_rows_ = most_rows;
+    shrinkage_ = shrinkage_of(running);
     choices_.clear();
     wanted_.clear();
     int n_rows = 0;
@@ -317,7 +337,7 @@ void Drafting::want_paying(int n_rows) {
     });
     const int n = int(std::ranges::find(wanted_, 0, &WantedGuess::n) - wanted_.begin());
     if (n == 0 || cost_.of(n_rows) <= 0) return;
-    double best   = gain_of(n_rows) * n_rows / cost_.of(n_rows);
+    double best   = gain * n_rows / cost_.of(n_rows);
     int    n_best = 0, k_best = 0;
     for (int k = options_.least; k <= options_.most; k++) {
         double tokens = n_rows;
@@ -348,11 +368,11 @@ void Drafting::choose_paying(int n_rows) {
     // Mostly none pays, not even if all of them cost no more than one.
     double possible = n_rows;
     for (const Choice& c : choices_) possible += c.chance;
-    if (possible / cost_.of(n_rows + 1) <= gain_of(n_rows) * n_rows / cost_.of(n_rows)) return;
+    if (possible / cost_.of(n_rows + 1) <= gain * n_rows / cost_.of(n_rows)) return;
     std::ranges::sort(choices_, [](const Choice& a, const Choice& b) {
         return std::tuple(-a.chance, a.number) < std::tuple(-b.chance, b.number);
     });
-    double      tokens = n_rows, best = gain_of(n_rows) * tokens / cost_.of(n_rows);
+    double      tokens = n_rows, best = gain * tokens / cost_.of(n_rows);
     std::size_t n_best = 0;
     for (std::size_t i = 0; i < std::min(choices_.size(), std::size_t(room(n_rows))); i++) {
         tokens += choices_[i].chance;
