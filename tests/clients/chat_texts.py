@@ -356,7 +356,7 @@ def measure_frames(browser, server):
     page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
     for what, lines in LONG.items():
         best = None
-        for _ in range(8):  # the machine may be busy with something else
+        for _ in range(4):  # the machine may be busy with something else
             work = frames_of(page, server, lines)
             p95 = work[len(work) * 95 // 100]
             best = min(best or p95, p95)

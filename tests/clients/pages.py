@@ -32,15 +32,17 @@ def run_look(look, words):
             if words and not any(word in test.__name__ for word in words) or hasattr(test, "once") and look != LOOKS[0]:
                 continue
             name = test.__name__.replace("_", " ")
-            begun = time.monotonic()
-            try:
-                test(browser, server) if test.__code__.co_argcount == 2 else test(browser)
-                print("passed:", name, f"({time.monotonic() - begun:.1f} s)", flush=True)
-            except (AssertionError, TimeoutError, RuntimeError) as e:
-                passed = False
-                print(f"FAILED: {name}: {type(e).__name__}: {e}", flush=True)
-                browser.close()
-                browser = Browser(look=look)  # nothing that the test left is met by what follows
+            for last in (False, True):  # other work on the machine can delay what a browser draws: a test has two attempts
+                begun = time.monotonic()
+                try:
+                    test(browser, server) if test.__code__.co_argcount == 2 else test(browser)
+                    print("passed:", name, *["at the second attempt"] * last, f"({time.monotonic() - begun:.1f} s)", flush=True)
+                    break
+                except (AssertionError, TimeoutError, RuntimeError) as e:
+                    passed &= not last
+                    print(f"{'FAILED' if last else 'once more'}: {name}: {type(e).__name__}: {e}", flush=True)
+                    browser.close()
+                    browser = Browser(look=look)  # nothing that the attempt left is met by what follows
     finally:
         browser.close()
         server.close()
