@@ -20,7 +20,7 @@ Result<LoadedHost> load_host(const ModelSetup& setup, SharedContext& shared, con
 // The scales of all adapters in requests that name none; nothing: they are those of the flags.
 std::optional<std::vector<AdapterUse>> changed_scales(const Service& service);
 
-// What clients are told of an error with which the model was not loaded: not where its files are.
+// The error with which a model was not loaded, in words for clients: without the places of its files.
 ApiError load_fault(const ModelSetup& setup, const Error& error);
 
 } // namespace quire
